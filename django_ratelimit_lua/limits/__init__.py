@@ -1,0 +1,1 @@
+"""Rates, limits, calls and decisions: arithmetic and words, without Django and without Redis."""

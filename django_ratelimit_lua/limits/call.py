@@ -1,0 +1,129 @@
+"""One call of the Lua program: described once, performed by any runner, sync or async.
+
+The layout of keys, arguments and reply is written in the header of `lua/program.lua`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+from typing import Literal
+
+from .decision import Decision, LimitState
+from .limit import Limit
+from .rate import SECOND, LimitError
+
+Operation = Literal["hit", "peek", "refund", "reset"]
+
+_RECORD = Struct("<12d")
+_STALE = 2
+_HEADER = 5
+_PER_LIMIT = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """So many units for one identity (by its digest) under one limit."""
+
+    limit: Limit
+    digest: bytes
+    cost: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cost, bool) or not isinstance(self.cost, int) or not 0 <= self.cost <= 2**53:
+            raise LimitError(f"Limit {self.limit.name!r}: cost is {self.cost!r}: must be a whole number from 0")
+
+
+class StaleRules(Exception):
+    """The caller decided by rules of another revision than the current one; nothing was counted."""
+
+    def __init__(self, current: int) -> None:
+        super().__init__(f"the current rules revision is {current}")
+        self.current = current
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Charges decided together, all or nothing.
+
+    - `prefix`: what every key begins with; `now`: microseconds since 1970, or None for the server's clock;
+    - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
+    - `partial`: grant as many units as there are;
+    - `revision`, `fence`: the rules revision the caller goes by and the key that holds the current one.
+    """
+
+    charges: Sequence[Charge]
+    operation: Operation = "hit"
+    prefix: bytes = b"rl:"
+    now: int | None = None
+    max_wait_us: int | None = None
+    partial: bool = False
+    revision: int | None = None
+    fence: bytes = b""
+
+    def keys(self) -> list[bytes]:
+        """The keys of the limits; the fence's key comes last, if there is one. Raises `LimitError` for a double."""
+        prefix = self.prefix
+        keys = [b"%b{%b}:%b" % (prefix, charge.digest, charge.limit.key_part) for charge in self.charges]
+        if len(keys) > 1 and len(set(keys)) < len(keys):
+            names = ", ".join(charge.limit.name for charge in self.charges)
+            raise LimitError(f"Two limits of one call share a counter; give them different names: {names}")
+        if self.revision is not None:
+            keys.append(self.fence)
+        return keys
+
+    def args(self) -> list[bytes]:
+        """The arguments, as bytes."""
+        args = [
+            self.operation.encode(),
+            b"" if self.revision is None else b"%d" % self.revision,
+            b"" if self.now is None else b"%d" % self.now,
+            b"1" if self.partial else b"0",
+        ]
+        now = time.time_ns() // 1000 if self.now is None else self.now
+        for charge in self.charges:
+            limit = charge.limit
+            # A peek without a cost asks what a hit of one unit would be told.
+            cost = charge.cost or (1 if self.operation == "peek" else 0)
+            max_wait = limit.max_wait_us if self.max_wait_us is None else self.max_wait_us
+            args.append(limit.algorithm.encode())
+            args.append(
+                _RECORD.pack(cost, limit.mode == "shadow", limit.count_denied, max_wait, *limit.numbers(now))
+            )
+        return args
+
+    def read(self, reply: bytes) -> tuple[Decision, int]:
+        """The decision, and how many keys of a foreign type had to be cleared. Raises `StaleRules`."""
+        numbers = _doubles(len(reply) // 8).unpack(reply)
+        status = numbers[0]
+        if status == _STALE:
+            raise StaleRules(int(numbers[1]))
+        states = []
+        at = _HEADER
+        for charge in self.charges:
+            verdict, used, remaining, retry, reset, wait = numbers[at : at + _PER_LIMIT]
+            at += _PER_LIMIT
+            limit = charge.limit
+            states.append(
+                LimitState(
+                    limit.name,
+                    verdict == 1,
+                    limit.rate.limit,
+                    int(used),
+                    int(remaining),
+                    None if retry < 0 else retry / SECOND,
+                    reset / SECOND,
+                    wait / SECOND,
+                    limit.mode == "shadow",
+                )
+            )
+        granted = int(numbers[2]) if self.operation == "hit" else 0
+        return Decision(status == 1, tuple(states), granted, numbers[4] / SECOND), int(numbers[3])
+
+
+@lru_cache(maxsize=64)
+def _doubles(count: int) -> Struct:
+    return Struct(f"<{count}d")

@@ -1,0 +1,93 @@
+"""The answer to one request: frozen, returned, never left on a shared object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["redis", "fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """One limit's part of a decision. Times are seconds from the moment of the decision.
+
+    - `allowed`: this limit's own verdict; a limit in shadow mode may say no to a request that is allowed;
+    - `limit`: the rate's units; `used`: units counted against it; `remaining`: units that could go right now;
+    - `retry_after`: when the same hit would be allowed if nothing else happened; 0.0 where it was; None: never;
+    - `reset_after`: when the limit is wholly unused again if nothing else happens;
+    - `wait`: how long this limit alone would hold the hit.
+    """
+
+    name: str
+    allowed: bool
+    limit: int
+    used: int
+    remaining: int
+    retry_after: float | None
+    reset_after: float
+    wait: float
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a hit may go, and every number behind that. True in a boolean context if it may.
+
+    >>> refused = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
+    >>> unused = LimitState("sms", True, 100, 1, 99, 0.0, 60.0, 0.0)
+    >>> decision = Decision(False, (refused, unused))
+    >>> bool(decision), decision.denied_by, decision.retry_after, decision.remaining
+    (False, ('mail',), 12.0, 0)
+
+    - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
+    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead);
+    - `source`: "redis", or "fallback" where the store could not be asked and a policy answered.
+    """
+
+    allowed: bool
+    limits: tuple[LimitState, ...] = ()
+    granted: int = 0
+    wait: float = 0.0
+    source: Source = "redis"
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    @property
+    def enforced(self) -> tuple[LimitState, ...]:
+        """The limits that can refuse: all but those in shadow mode."""
+        return tuple(state for state in self.limits if not state.shadow)
+
+    @property
+    def denied_by(self) -> tuple[str, ...]:
+        """The names of the limits that refused."""
+        return tuple(state.name for state in self.enforced if not state.allowed)
+
+    @property
+    def remaining(self) -> int | None:
+        """Units that could go right now under every limit; None where no limit was asked."""
+        return min((state.remaining for state in self.enforced), default=None)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the same hit would be allowed if nothing else happened; 0.0 if it was; None: never."""
+        if self.allowed:
+            return 0.0
+        waits = [state.retry_after for state in self.enforced if not state.allowed]
+        return None if None in waits else max((wait for wait in waits if wait is not None), default=None)
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until every limit is wholly unused again if nothing else happens."""
+        return max((state.reset_after for state in self.enforced), default=0.0)
+
+    def merged(self, later: Decision) -> Decision:
+        """What two decisions about one request amount to together."""
+        return Decision(
+            allowed=self.allowed and later.allowed,
+            limits=self.limits + later.limits,
+            granted=max(self.granted, later.granted),
+            wait=max(self.wait, later.wait),
+            source="fallback" if "fallback" in (self.source, later.source) else "redis",
+        )

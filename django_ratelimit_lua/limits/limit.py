@@ -1,0 +1,169 @@
+"""A limit: a rate, an algorithm and its options, under a name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Literal, get_args
+
+from . import algorithms, calendar
+from .rate import SECOND, LimitError, Rate
+
+Mode = Literal["enforce", "shadow"]
+Align = Literal["clock", "day", "week", "month"]
+_LONGEST_ID = 64
+_PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
+
+
+def wait_us(seconds: float | timedelta, what: str) -> int:
+    """A wait in microseconds. Raises `LimitError` for what is no time from 0 to ten years."""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds * SECOND <= Rate.LONGEST_US:
+        raise LimitError(f"{what} is {seconds!r}: must be a number of seconds from 0 to {Rate.LONGEST_US // SECOND}")
+    return round(seconds * SECOND)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Limit:
+    """A rate under a name, with the algorithm that keeps it.
+
+    >>> Limit("search", "100/m", algorithm="token_bucket", burst=20).burst
+    20
+    >>> Limit("search", "100/m", algorithm="sliding_log", burst=20)
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option 'burst'; it takes ...
+
+    Arguments, beside the name and the rate (see `Rate.parse`):
+
+    - `algorithm`: token_bucket (= gcra), leaky_bucket, fixed_window, sliding_window or sliding_log;
+    - `burst`: units a token bucket holds when full (default: the rate's limit);
+    - `queue`: units that may wait in a leaky bucket behind the one being served (default: the rate's limit - 1);
+    - `segments`: parts of a sliding window (default 10): it forgets at most one part late;
+    - `align`: a fixed window starts at its first hit (None), at multiples of the period since 1970 UTC ("clock"),
+      or with each "day", "week" (Monday) or "month" in `time_zone` (an IANA name, default "UTC");
+    - `max_wait`: seconds a hit may be reserved ahead instead of being refused;
+    - `count_denied`: refused hits count too;
+    - `mode`: "shadow" counts and decides but never refuses.
+
+    Raises `LimitError`.
+    """
+
+    name: str
+    rate: Rate
+    algorithm: str
+    burst: int | None
+    queue: int | None
+    segments: int | None
+    align: Align | None
+    time_zone: str
+    max_wait: float | None
+    count_denied: bool
+    mode: Mode
+    key_part: bytes = field(repr=False, compare=False)
+    numbers: Callable[[int], algorithms.Numbers] = field(repr=False, compare=False)
+    max_wait_us: int = field(repr=False, compare=False)
+
+    def __init__(
+        self,
+        name: str,
+        rate: Rate | str | tuple[int, float],
+        *,
+        algorithm: str = "sliding_window",
+        burst: int | None = None,
+        queue: int | None = None,
+        segments: int | None = None,
+        align: Align | None = None,
+        time_zone: str = "UTC",
+        max_wait: float | None = None,
+        count_denied: bool = False,
+        mode: Mode = "enforce",
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise LimitError(f"A limit's name must be text, not {name!r}")
+        kind = algorithms.find(algorithm)
+        values = {
+            "name": name,
+            "rate": Rate.parse(rate),
+            "algorithm": kind.name,
+            "burst": burst,
+            "queue": queue,
+            "segments": segments,
+            "align": align,
+            "time_zone": time_zone,
+            "max_wait": max_wait,
+            "count_denied": count_denied,
+            "mode": mode,
+            "key_part": _bounded(name) + b":" + kind.suffix,
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+        self._check_options(kind)
+        object.__setattr__(self, "max_wait_us", self._max_wait_us())
+        object.__setattr__(self, "numbers", self._numbers(kind))
+
+    def _check_options(self, kind: algorithms.Algorithm) -> None:
+        where = f"Limit {self.name!r}"
+        given = {
+            "burst": self.burst is not None,
+            "queue": self.queue is not None,
+            "segments": self.segments is not None,
+            "align": self.align is not None,
+            "time_zone": self.time_zone != "UTC",
+            "max_wait": self.max_wait is not None,
+            "count_denied": bool(self.count_denied),
+        }
+        for option in (name for name, is_given in given.items() if is_given and name not in kind.options):
+            takes = ", ".join(sorted(kind.options))
+            raise LimitError(f"{where}: {kind.name} has no option {option!r}; it takes {takes}")
+        for option, least in (("burst", 1), ("queue", 0), ("segments", 1)):
+            value = getattr(self, option)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not whole or not least <= value <= Rate.MOST_UNITS):
+                raise LimitError(f"{where}: {option} is {value!r}: must be a whole number from {least}")
+        if self.segments is not None and self.segments > 1000:
+            raise LimitError(f"{where}: {self.segments} segments: at most 1000 (sliding_log is exact without segments)")
+        if self.mode not in get_args(Mode):
+            raise LimitError(f"{where}: mode is {self.mode!r}; choose one of: {', '.join(get_args(Mode))}")
+        if self.count_denied and self.max_wait is not None:
+            raise LimitError(f"{where}: count_denied and max_wait contradict each other: a hit is refused or waits")
+        self._check_calendar(where)
+
+    def _check_calendar(self, where: str) -> None:
+        if self.align is not None and self.align not in get_args(Align):
+            raise LimitError(f"{where}: align is {self.align!r}; choose None or one of: {', '.join(get_args(Align))}")
+        calendar.zone(self.time_zone)
+        if self.align not in calendar.PERIODS:
+            if self.time_zone != "UTC":
+                raise LimitError(f"{where}: time_zone needs align to be one of: {', '.join(calendar.PERIODS)}")
+            return
+        shortest, longest = calendar.PERIODS[self.align]
+        if not shortest <= self.rate.period_us <= longest:
+            example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[self.align]
+            raise LimitError(f"{where}: a rate counted by the {self.align} names that period, such as {example!r}")
+
+    def _max_wait_us(self) -> int:
+        if self.max_wait is not None:
+            return wait_us(self.max_wait, f"Limit {self.name!r}: max_wait")
+        return -1 if self.algorithm == "leaky_bucket" else 0
+
+    def _numbers(self, kind: algorithms.Algorithm) -> Callable[[int], algorithms.Numbers]:
+        numbers = kind.numbers(self, 0)
+        if self.align in calendar.PERIODS:
+            return partial(kind.numbers, self)
+        return lambda now: numbers
+
+
+def _bounded(name: str) -> bytes:
+    """The name as a key carries it: itself if it is short and plain, else its beginning and a digest."""
+    if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
+        return name.encode()
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _LONGEST_ID - 25], flags=re.ASCII)
+    return f"{readable}~{digest}".encode()

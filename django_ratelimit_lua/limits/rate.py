@@ -1,0 +1,118 @@
+"""A rate: so many units per period."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import ClassVar
+
+SECOND = 1_000_000
+"""Microseconds in a second: every time inside this package is an integer number of microseconds."""
+
+_UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), SECOND),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60 * SECOND),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600 * SECOND),
+    **dict.fromkeys(("d", "day", "days"), 86_400 * SECOND),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * SECOND),
+}
+_FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
+ACCEPTED = (
+    "write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; "
+    "units: s, sec, second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)"
+)
+
+
+class LimitError(ValueError):
+    """A rate or limit that cannot be understood or kept; the message says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`limit` units per `period_us` microseconds.
+
+    >>> Rate.parse("10/15m")
+    Rate(limit=10, period_us=900000000)
+    >>> Rate.parse((5, 0.5)).period
+    0.5
+    >>> print(Rate.parse("100/minute"))
+    100/m
+    >>> Rate.parse("5/month")
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: Rate '5/month': unknown unit 'month'; write 'N/unit' ...
+
+    A limit of 0 always refuses. Raises `LimitError` for what is out of range: limits go up to 10**12 units and
+    periods from one microsecond up to ten years.
+    """
+
+    limit: int
+    period_us: int
+
+    MOST_UNITS: ClassVar[int] = 10**12
+    LONGEST_US: ClassVar[int] = 3653 * 86_400 * SECOND
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.limit <= self.MOST_UNITS:
+            raise LimitError(f"Rate of {self.limit} units: must be from 0 to {self.MOST_UNITS}")
+        if not 1 <= self.period_us <= self.LONGEST_US:
+            raise LimitError(
+                f"Rate with a period of {self.period_us / SECOND:g} seconds: "
+                f"must be from 0.000001 to {self.LONGEST_US // SECOND} (ten years)"
+            )
+
+    @property
+    def period(self) -> float:
+        """The period in seconds."""
+        return self.period_us / SECOND
+
+    @classmethod
+    def parse(cls, value: str | tuple[int, float | timedelta] | Rate) -> Rate:
+        """Read `"N/[k]unit"` or `(count, seconds)`; the whole string must match. Raises `LimitError`."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls._parse_text(value)
+        if isinstance(value, (tuple, list)) and len(value) == 2:
+            return cls._parse_pair(*value)
+        raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); {ACCEPTED}")
+
+    @classmethod
+    def _parse_text(cls, text: str) -> Rate:
+        match = _FORM.fullmatch(text)
+        if not match:
+            raise LimitError(f"Rate {text!r}; {ACCEPTED}")
+        count, times, unit = match.groups()
+        if unit not in _UNITS:
+            raise LimitError(f"Rate {text!r}: unknown unit {unit!r}; {ACCEPTED}")
+        if len(count) > 15 or len(times) > 15:
+            raise LimitError(f"Rate {text!r} is too large: at most {cls.MOST_UNITS} units in at most ten years")
+        try:
+            return cls(int(count), int(times or 1) * _UNITS[unit])
+        except LimitError as error:
+            raise LimitError(f"Rate {text!r}: {error}") from None
+
+    @classmethod
+    def _parse_pair(cls, count: object, seconds: object) -> Rate:
+        pair = (count, seconds)
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise LimitError(f"Rate {pair!r}: the count must be a whole number; {ACCEPTED}")
+        if isinstance(seconds, timedelta):
+            period = seconds // timedelta(microseconds=1)
+        elif isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and abs(seconds) < float("inf"):
+            period = round(Fraction(seconds) * SECOND)
+        else:
+            raise LimitError(f"Rate {pair!r}: the period must be a number of seconds or a timedelta")
+        try:
+            return cls(count, period)
+        except LimitError as error:
+            raise LimitError(f"Rate {pair!r}: {error}") from None
+
+    def __str__(self) -> str:
+        for letter in "wdhms":
+            times, rest = divmod(self.period_us, _UNITS[letter])
+            if times and not rest:
+                return f"{self.limit}/{times if times > 1 else ''}{letter}"
+        return f"{self.limit}/{self.period_us}us"

@@ -1,0 +1,101 @@
+--[[
+Decides any number of limits, of any algorithms, all or nothing.
+
+KEYS[1..n]      the state of each limit
+KEYS[n+1]       the key that holds the current rules revision; only when ARGV[2] is not empty
+ARGV[1]         what to do: hit, peek or refund
+ARGV[2]         the rules revision the caller decided by; empty: do not ask (the fence)
+ARGV[3]         the time in microseconds; empty: this server's own clock
+ARGV[4]         1: grant as many units as there are, if not all; else 0
+ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
+                cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
+                limit, period in microseconds, and six numbers a to f that its algorithm's file explains
+returns         doubles in one string: status (0 denied, 1 allowed, 2 stale), the time, units granted, how many keys
+                of a foreign type were cleared, the wait; then for each limit its verdict (0 or 1), used, remaining,
+                retry_after (below 0: never), reset_after, wait. Times and waits are microseconds.
+                A stale caller gets two doubles: status 2 and the current revision.
+]]
+
+local count = #KEYS
+
+if revision ~= '' then
+  local current = rcall('GET', KEYS[count]) or '0'
+  if current ~= revision then return pack('<dd', 2, current) end
+  count = count - 1
+end
+
+if clock == '' then
+  local seconds = rcall('TIME')
+  now = seconds[1] * 1000000 + seconds[2]
+else
+  -- Nobody promises that a caller's clock and the expiry clock agree: keep the state a minute longer.
+  now, slack = tonumber(clock), 60000000
+end
+
+local charges = {}
+for i = 1, count do
+  local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', ARGV[4 + 2 * i])
+  local charge = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
+                  at = false, take = false, give = false, numbers = false, departs = false, accepts = false, allowed = true}
+  charge.at, charge.take, charge.give, charge.numbers =
+    open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f)
+  charges[i] = charge
+end
+
+-- Look: when could this charge go, and when would it be accepted? Nothing is written.
+local function look(charge)
+  local at, accepts = charge.at(charge.cost)
+  if at then
+    accepts = accepts or now
+    if charge.max_wait >= 0 and at - charge.max_wait > accepts then accepts = at - charge.max_wait end
+  end
+  charge.departs, charge.accepts, charge.allowed = at, accepts, at and accepts <= now
+end
+
+local granted, denied, departs = 0, false, now
+if op == 'hit' or op == 'peek' then
+  if partial then
+    local wanted
+    for i = 1, count do
+      local charge = charges[i]
+      if charge.shadow == 0 then
+        local _, room = charge.numbers()
+        wanted = math.min(wanted or charge.cost, charge.cost, room)
+      end
+    end
+    for i = 1, count do charges[i].cost = wanted and math.max(wanted, 1) or charges[i].cost end
+  end
+  for i = 1, count do
+    local charge = charges[i]
+    look(charge)
+    if charge.cost > granted then granted = charge.cost end
+    if charge.shadow == 0 then
+      if not charge.allowed then denied = true
+      elseif charge.departs > departs then departs = charge.departs end
+    end
+  end
+  if denied then granted, departs = 0, now end
+end
+
+-- Commit: all, or nothing. Every limit is charged at the moment the request will go.
+local answer = pack('<ddddd', denied and 0 or 1, now, granted, cleared, departs - now)
+for i = 1, count do
+  local charge = charges[i]
+  local allowed = charge.allowed
+  if op == 'refund' then
+    charge.give(charge.cost)
+  elseif op == 'hit' then
+    if not denied and allowed then
+      charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)
+    elseif charge.count_denied == 1 then
+      charge.take(charge.cost, now, true)
+      if not allowed then look(charge) end
+    end
+  end
+  local used, room, idle = charge.numbers()
+  local retry, wait = 0, 0
+  if not allowed then retry = charge.accepts and charge.accepts - now or -1
+  elseif charge.departs then wait = charge.departs - now end
+  answer = answer .. pack('<dddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait)
+end
+return answer

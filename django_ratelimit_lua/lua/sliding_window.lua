@@ -1,0 +1,90 @@
+--[[
+Sliding window in segments: the oldest, partly expired segment counts whole.
+
+record          limit, period; a: the length of a segment in microseconds
+state           clock, the last departure, then for each segment in use its end and its count, oldest first
+promise         never more than `limit` units in any period; a unit is forgotten at most one segment late
+]]
+local time, last, total, size = now, 0, 0, 0
+local ends, counts = {}, {}
+
+local state = checked(redis.pcall('GET', key), key)
+if state and #state >= 32 and #state % 16 == 0 then
+  local clock
+  clock, last = unpack('<dd', state)
+  if clock > time then time = clock end
+  -- Nothing was counted after the last departure, so no segment need end later than the one that holds it
+  -- (it would, had segments been longer before an edit).
+  local latest = clock > last and clock or last
+  latest = latest - latest % a + a
+  for offset = 17, #state, 16 do
+    local segment, units = unpack('<dd', state, offset)
+    if segment > latest then segment = latest end
+    if segment + period > time then
+      if ends[size] == segment then
+        counts[size] = counts[size] + units
+      else
+        size = size + 1
+        ends[size], counts[size] = segment, units
+      end
+      total = total + units
+    end
+  end
+end
+
+local function at(cost)
+  if cost > limit then return nil end
+  local moment, used = last > time and last or time, total
+  for i = 1, size do
+    local gone = ends[i] + period
+    if gone > moment then
+      if used + cost <= limit then break end
+      moment = gone
+    end
+    used = used - counts[i]
+  end
+  return moment > time and moment or now
+end
+
+local function save()
+  local states, from = {pack('<dd', time, last)}, last > time and last or time
+  for i = 1, size do
+    if ends[i] + period > from then states[#states + 1] = pack('<dd', ends[i], counts[i]) end
+  end
+  write(key, table.concat(states), size > 0 and ends[size] + period or time, time)
+end
+
+local function take(cost, moment)
+  if moment < time then moment = time end
+  if moment < last then moment = last end
+  local segment = moment - moment % a + a
+  if ends[size] == segment then
+    counts[size] = counts[size] + cost
+  else
+    size = size + 1
+    ends[size], counts[size] = segment, cost
+  end
+  total, last = total + cost, moment
+  save()
+end
+
+-- The latest go back first.
+local give = op == 'refund' and function(cost)
+  while size > 0 and cost > 0 do
+    local back = math.min(cost, counts[size])
+    cost, total, counts[size] = cost - back, total - back, counts[size] - back
+    if counts[size] == 0 then
+      size = size - 1
+      last = math.min(last, ends[size] or 0)
+    end
+  end
+  save()
+end
+
+local function numbers()
+  local idle = size > 0 and ends[size] + period or time
+  if last > time then return limit, 0, idle end
+  return total, total < limit and limit - total or 0, idle
+end
+
+return at, take, give, numbers

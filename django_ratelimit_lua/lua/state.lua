@@ -1,0 +1,51 @@
+--[[
+What every algorithm shares: the clock, reading and writing one limit's state, and the arithmetic of whole tokens.
+
+A state is a few doubles packed by `struct`: integers up to 2^53 survive it, and Lua's own number formatting, which loses
+the digits of a microsecond stamp, is never used. Its first number is the clock of the last write, and a limit's `time` is
+never before that: a clock that steps backwards refills nothing and forgets nothing.
+]]
+local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local rcall, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor
+local now, slack, cleared = 0, 0, 0
+
+-- A key of another type under our prefix is not ours to keep: clear it, count it, go on as if it was not there.
+local function checked(reply, key)
+  if type(reply) == 'table' and reply.err then
+    if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+    rcall('DEL', key)
+    cleared = cleared + 1
+    return false
+  end
+  return reply
+end
+
+-- Milliseconds that a state is worth keeping which is idle from then on. Expiry is garbage collection, never meaning.
+local function lifetime(idle)
+  return string.format('%d', floor((idle - now + slack) / 1000) + 1)
+end
+
+local function write(key, state, idle, time)
+  if idle > time then
+    rcall('SET', key, state, 'PX', lifetime(idle))
+  else
+    rcall('DEL', key)
+  end
+end
+
+-- How many whole tokens at a per b microseconds a span of (us + part / a) microseconds is worth.
+-- The quotient is exact below 2^53; above that it is an estimate, and the comparisons are exact.
+local function whole_tokens(us, part, a, b)
+  if us < 0 then return 0 end
+  local units = us * a + part
+  local tokens = floor(units / b)
+  if units < 9007199254740992 then return tokens end
+  local function fits(n)
+    local parts = n * (b % a)
+    local span = n * floor(b / a) + floor(parts / a)
+    return span < us or (span == us and parts % a <= part)
+  end
+  while not fits(tokens) do tokens = tokens - 1 end
+  while fits(tokens + 1) do tokens = tokens + 1 end
+  return tokens
+end
