@@ -1,0 +1,12 @@
+"""Exact, atomic rate limits for Django, decided by one Lua call in Redis."""
+
+from .callsite import ALL, UNSAFE
+from .decorators import ratelimit
+from .exceptions import LimitError, Ratelimited
+from .limiter import RateLimiter
+from .limits.decision import Decision
+from .limits.limit import Limit
+from .limits.rate import Rate
+
+__version__ = "0.1.0"
+__all__ = ["ALL", "UNSAFE", "Decision", "Limit", "LimitError", "Rate", "RateLimiter", "Ratelimited", "ratelimit"]

@@ -16,7 +16,7 @@ from .decision import Decision, LimitState
 from .limit import Limit
 from .rate import SECOND, LimitError
 
-Operation = Literal["hit", "peek", "refund", "reset"]
+Operation = Literal["hit", "peek", "refund"]
 
 _RECORD = Struct("<12d")
 _STALE = 2
@@ -86,12 +86,10 @@ class Call:
         now = time.time_ns() // 1000 if self.now is None else self.now
         for charge in self.charges:
             limit = charge.limit
-            # A peek without a cost asks what a hit of one unit would be told.
-            cost = charge.cost or (1 if self.operation == "peek" else 0)
             max_wait = limit.max_wait_us if self.max_wait_us is None else self.max_wait_us
             args.append(limit.algorithm.encode())
             args.append(
-                _RECORD.pack(cost, limit.mode == "shadow", limit.count_denied, max_wait, *limit.numbers(now))
+                _RECORD.pack(charge.cost, limit.mode != "enforce", limit.count_denied, max_wait, *limit.numbers(now))
             )
         return args
 
@@ -117,7 +115,7 @@ class Call:
                     None if retry < 0 else retry / SECOND,
                     reset / SECOND,
                     wait / SECOND,
-                    limit.mode == "shadow",
+                    limit.mode,
                 )
             )
         granted = int(numbers[2]) if self.operation == "hit" else 0

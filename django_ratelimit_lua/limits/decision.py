@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Source = Literal["redis", "fallback"]
+Mode = Literal["enforce", "advise", "shadow"]
 
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
     """One limit's part of a decision. Times are seconds from the moment of the decision.
 
-    - `allowed`: this limit's own verdict; a limit in shadow mode may say no to a request that is allowed;
+    - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; where one view has both blocking limits and
+      others with `block=False`, the latter "advise" and only set `request.limited`; in "shadow" it changes nothing;
     - `limit`: the rate's units; `used`: units counted against it; `remaining`: units that could go right now;
     - `retry_after`: when the same hit would be allowed if nothing else happened; 0.0 where it was; None: never;
     - `reset_after`: when the limit is wholly unused again if nothing else happens;
@@ -27,7 +29,12 @@ class LimitState:
     retry_after: float | None
     reset_after: float
     wait: float
-    shadow: bool = False
+    mode: Mode = "enforce"
+
+    @property
+    def enforced(self) -> bool:
+        """Whether its verdict counts for the request."""
+        return self.mode == "enforce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,8 @@ class Decision:
     (False, ('mail',), 12.0, 0)
 
     - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
-    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead);
+    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the wait
+      would have been;
     - `source`: "redis", or "fallback" where the store could not be asked and a policy answered.
     """
 
@@ -56,8 +64,8 @@ class Decision:
 
     @property
     def enforced(self) -> tuple[LimitState, ...]:
-        """The limits that can refuse: all but those in shadow mode."""
-        return tuple(state for state in self.limits if not state.shadow)
+        """The limits that can refuse the request."""
+        return tuple(state for state in self.limits if state.enforced)
 
     @property
     def denied_by(self) -> tuple[str, ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from typing import Literal, get_args
 
 from . import algorithms, calendar
+from .decision import Mode
 from .rate import SECOND, LimitError, Rate
 
-Mode = Literal["enforce", "shadow"]
 Align = Literal["clock", "day", "week", "month"]
 _LONGEST_ID = 64
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
@@ -129,8 +129,8 @@ class Limit:
                 raise LimitError(f"{where}: {option} is {value!r}: must be a whole number from {least}")
         if self.segments is not None and self.segments > 1000:
             raise LimitError(f"{where}: {self.segments} segments: at most 1000 (sliding_log is exact without segments)")
-        if self.mode not in get_args(Mode):
-            raise LimitError(f"{where}: mode is {self.mode!r}; choose one of: {', '.join(get_args(Mode))}")
+        if self.mode not in ("enforce", "shadow"):
+            raise LimitError(f"{where}: mode is {self.mode!r}; choose one of: enforce, shadow")
         if self.count_denied and self.max_wait is not None:
             raise LimitError(f"{where}: count_denied and max_wait contradict each other: a hit is refused or waits")
         self._check_calendar(where)
@@ -147,6 +147,16 @@ class Limit:
         if not shortest <= self.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[self.align]
             raise LimitError(f"{where}: a rate counted by the {self.align} names that period, such as {example!r}")
+
+    def advising(self) -> Limit:
+        """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""
+        if self.mode == "shadow":
+            return self
+        copy = object.__new__(Limit)
+        for attribute in fields(self):
+            object.__setattr__(copy, attribute.name, getattr(self, attribute.name))
+        object.__setattr__(copy, "mode", "advise")
+        return copy
 
     def _max_wait_us(self) -> int:
         if self.max_wait is not None:

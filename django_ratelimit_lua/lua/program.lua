@@ -11,7 +11,7 @@ ARGV[5..]       for each limit two arguments: the name of its algorithm, and its
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
                 limit, period in microseconds, and six numbers a to f that its algorithm's file explains
 returns         doubles in one string: status (0 denied, 1 allowed, 2 stale), the time, units granted, how many keys
-                of a foreign type were cleared, the wait; then for each limit its verdict (0 or 1), used, remaining,
+                of a foreign type were cleared, the wait (of a refusal: what it would have been); then for each limit its verdict (0 or 1), used, remaining,
                 retry_after (below 0: never), reset_after, wait. Times and waits are microseconds.
                 A stale caller gets two doubles: status 2 and the current revision.
 ]]
@@ -44,7 +44,8 @@ end
 
 -- Look: when could this charge go, and when would it be accepted? Nothing is written.
 local function look(charge)
-  local at, accepts = charge.at(charge.cost)
+  -- A cost of 0 asks what a cost of 1 would be told.
+  local at, accepts = charge.at(charge.cost > 0 and charge.cost or 1)
   if at then
     accepts = accepts or now
     if charge.max_wait >= 0 and at - charge.max_wait > accepts then accepts = at - charge.max_wait end
@@ -70,11 +71,11 @@ if op == 'hit' or op == 'peek' then
     look(charge)
     if charge.cost > granted then granted = charge.cost end
     if charge.shadow == 0 then
-      if not charge.allowed then denied = true
-      elseif charge.departs > departs then departs = charge.departs end
+      if not charge.allowed then denied = true end
+      if charge.departs and charge.departs > departs then departs = charge.departs end
     end
   end
-  if denied then granted, departs = 0, now end
+  if denied then granted = 0 end
 end
 
 -- Commit: all, or nothing. Every limit is charged at the moment the request will go.
@@ -84,7 +85,7 @@ for i = 1, count do
   local allowed = charge.allowed
   if op == 'refund' then
     charge.give(charge.cost)
-  elseif op == 'hit' then
+  elseif op == 'hit' and charge.cost > 0 then
     if not denied and allowed then
       charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)
     elseif charge.count_denied == 1 then
@@ -94,8 +95,8 @@ for i = 1, count do
   end
   local used, room, idle = charge.numbers()
   local retry, wait = 0, 0
-  if not allowed then retry = charge.accepts and charge.accepts - now or -1
-  elseif charge.departs then wait = charge.departs - now end
+  if not allowed then retry = charge.accepts and charge.accepts - now or -1 end
+  if charge.departs then wait = charge.departs - now end
   answer = answer .. pack('<dddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait)
 end
 return answer

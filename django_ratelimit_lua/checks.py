@@ -1,0 +1,57 @@
+"""System checks: what would otherwise be found in production."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+
+from . import dotted
+from .conf import NAMES, conf
+from .store import why_unusable
+
+BAD_SETTING = "django_ratelimit_lua.E001"
+BAD_CACHE = "django_ratelimit_lua.E002"
+BAD_PATH = "django_ratelimit_lua.E003"
+UNKNOWN_SETTING = "django_ratelimit_lua.W001"
+
+
+@register(Tags.caches)
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """Every setting can be taken as it is, and every name is one we know."""
+    found: list[CheckMessage] = []
+    for name in NAMES:
+        try:
+            getattr(conf, name)
+        except ImproperlyConfigured as error:
+            found.append(Error(str(error), hint="See the settings page of the documentation.", id=BAD_SETTING))
+    known = {f"RATELIMIT_{name}" for name in (*NAMES, "FAIL_OPEN")}
+    given = {name for name in dir(settings) if name.startswith("RATELIMIT_")}
+    for name in sorted(given - known):
+        hint = f"Known are: {', '.join(sorted(known))}."
+        found.append(Warning(f"{name} is not a setting of django_ratelimit_lua.", hint=hint, id=UNKNOWN_SETTING))
+    return found
+
+
+@register(Tags.caches)
+def check_cache(**kwargs: Any) -> list[CheckMessage]:
+    """The cache alias is django-redis, with a client we can use."""
+    problem = why_unusable(conf.USE_CACHE)
+    if problem is None:
+        return []
+    hint = "Point RATELIMIT_USE_CACHE at an alias whose BACKEND is 'django_redis.cache.RedisCache'."
+    return [Error(f"RATELIMIT_USE_CACHE: {problem}.", hint=hint, id=BAD_CACHE)]
+
+
+@register(Tags.caches)
+def check_paths(**kwargs: Any) -> list[CheckMessage]:
+    """Every key, rate and cost given by a dotted path can be imported."""
+    found: list[CheckMessage] = []
+    for path, purpose in dotted.known.items():
+        try:
+            dotted.find(path, purpose)
+        except ImproperlyConfigured as error:
+            found.append(Error(f"{error}.", hint="Name a callable that takes (group, request).", id=BAD_PATH))
+    return found

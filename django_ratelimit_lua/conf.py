@@ -1,0 +1,132 @@
+"""The settings, read when they are used through one typed object, so that `override_settings` works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from .dotted import find
+from .limits import algorithms
+from .limits.rate import LimitError
+
+Policy = Literal["open", "closed"]
+POLICIES = ("open", "closed")
+CLOCKS = ("redis", "client")
+
+
+def _bad(name: str, value: object, right: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"RATELIMIT_{name} is {value!r}: {right}")
+
+
+class Conf:
+    """`RATELIMIT_*`, with defaults. A property raises `ImproperlyConfigured` for a value it cannot take."""
+
+    @property
+    def ENABLE(self) -> bool:
+        return bool(getattr(settings, "RATELIMIT_ENABLE", True))
+
+    @property
+    def USE_CACHE(self) -> str:
+        """The alias in `CACHES`, which must be django-redis."""
+        return cast(str, getattr(settings, "RATELIMIT_USE_CACHE", "default"))
+
+    @property
+    def CACHE_PREFIX(self) -> bytes:
+        """What every key in Redis begins with."""
+        value = getattr(settings, "RATELIMIT_CACHE_PREFIX", "rl:")
+        if not isinstance(value, str) or set(value) & set("{}"):
+            raise _bad("CACHE_PREFIX", value, "must be text without braces, such as 'rl:'")
+        return value.encode()
+
+    @property
+    def ALGORITHM(self) -> str:
+        """The algorithm of limits that name none."""
+        value = getattr(settings, "RATELIMIT_ALGORITHM", "sliding_window")
+        try:
+            return algorithms.find(value).name
+        except LimitError as error:
+            raise _bad("ALGORITHM", value, str(error)) from None
+
+    @property
+    def TIMEOUT(self) -> float:
+        """Seconds one decision may take: connecting, sending and reading together."""
+        value = getattr(settings, "RATELIMIT_TIMEOUT", 0.1)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
+            raise _bad("TIMEOUT", value, "must be a number of seconds above 0, such as 0.1")
+        return float(value)
+
+    @property
+    def ON_STORE_ERROR(self) -> Policy:
+        """What a decision is when Redis cannot be asked."""
+        value = getattr(settings, "RATELIMIT_ON_STORE_ERROR", None)
+        if value is None:
+            fail_open = getattr(settings, "RATELIMIT_FAIL_OPEN", None)
+            return "closed" if fail_open is not None and not fail_open else "open"
+        if value not in POLICIES:
+            raise _bad("ON_STORE_ERROR", value, f"choose one of: {', '.join(POLICIES)}")
+        return cast(Policy, value)
+
+    @property
+    def CLOCK(self) -> str:
+        """Whose clock counts: "redis", or "client" for servers that refuse TIME in scripts."""
+        value = getattr(settings, "RATELIMIT_CLOCK", "redis")
+        if value not in CLOCKS:
+            raise _bad("CLOCK", value, f"choose one of: {', '.join(CLOCKS)}")
+        return cast(str, value)
+
+    @property
+    def KEY_SECRET(self) -> str | bytes:
+        """What the digests of identities are keyed with."""
+        return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)
+
+    @property
+    def IP_META_KEY(self) -> str | Callable[[Any], str] | None:
+        """Where the client's address is: a key of `request.META`, a callable, or the dotted path of one."""
+        value = getattr(settings, "RATELIMIT_IP_META_KEY", None)
+        if value is not None and not isinstance(value, str) and not callable(value):
+            raise _bad("IP_META_KEY", value, "must be a key of request.META, a callable or a dotted path")
+        return cast("str | Callable[[Any], str] | None", value)
+
+    @property
+    def IPV4_MASK(self) -> int:
+        return self._mask("IPV4_MASK", 32, 32)
+
+    @property
+    def IPV6_MASK(self) -> int:
+        return self._mask("IPV6_MASK", 64, 128)
+
+    @staticmethod
+    def _mask(name: str, default: int, longest: int) -> int:
+        value = getattr(settings, f"RATELIMIT_{name}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= longest:
+            raise _bad(name, value, f"must be a prefix length from 0 to {longest}")
+        return value
+
+    @property
+    def EXCEPTION_CLASS(self) -> type[Exception] | None:
+        """Raised instead of answering 429, where set."""
+        return cast("type[Exception] | None", self._imported("EXCEPTION_CLASS"))
+
+    @property
+    def VIEW(self) -> Callable[..., Any] | None:
+        """Called with the request and the `Ratelimited` to make the answer to a blocked request, where set."""
+        return cast("Callable[..., Any] | None", self._imported("VIEW"))
+
+    @staticmethod
+    def _imported(name: str) -> object:
+        value = getattr(settings, f"RATELIMIT_{name}", None)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return find(value, f"RATELIMIT_{name}")
+        if not callable(value):
+            raise _bad(name, value, "must be callable, or the dotted path of a callable")
+        return cast(object, value)
+
+
+conf = Conf()
+NAMES = tuple(name for name in vars(Conf) if name.isupper())
+"""Every setting but `RATELIMIT_FAIL_OPEN`, which `ON_STORE_ERROR` reads."""

@@ -1,0 +1,73 @@
+"""django-ratelimit's two functions, with its arguments and answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+
+from .callsite import ALL, RateLike, Site, group_of, run, steps
+from .conf import conf
+from .identity.keys import KeyLike
+
+__all__ = ["get_usage", "is_ratelimited"]
+
+
+class Usage(TypedDict):
+    """Units counted (with a refused one), the rate's limit, whether to refuse, and whole seconds until that changes
+    (-1: never, or not known)."""
+
+    count: int
+    limit: int
+    should_limit: bool
+    time_left: int
+
+
+def get_usage(
+    request: HttpRequest,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: KeyLike | None = None,
+    rate: RateLike = None,
+    method: str | list[str] | tuple[str, ...] | None = ALL,
+    increment: bool = False,
+) -> Usage | None:
+    """How much of a limit is used, and whether the request is over it; None where no limit applies.
+
+    Counts the request if `increment` is true. Without it, `should_limit` tells whether one more would be refused.
+    The count is the one that `@ratelimit` keeps for the same group, key, rate and method. Raises
+    `ImproperlyConfigured` if neither `group` nor `fn` is given.
+    """
+    if group is None and fn is None:
+        raise ImproperlyConfigured("get_usage needs `group` or `fn`: the name the count is kept under")
+    if not conf.ENABLE or rate is None:
+        return None
+    site = Site.compiled(group, key, rate, method, 1, {})
+    decision = run(steps(request, [site], group or group_of(fn), "hit" if increment else "peek"), request)
+    if not decision.limits:
+        return None
+    state = decision.limits[0]
+    until = state.reset_after if state.allowed else state.retry_after
+    return Usage(
+        count=state.used + (increment and not state.allowed),
+        limit=state.limit,
+        should_limit=not state.allowed,
+        time_left=-1 if until is None else math.ceil(until),
+    )
+
+
+def is_ratelimited(
+    request: HttpRequest,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: KeyLike | None = None,
+    rate: RateLike = None,
+    method: str | list[str] | tuple[str, ...] | None = ALL,
+    increment: bool = False,
+) -> bool:
+    """Whether the request is over the limit; see `get_usage`."""
+    usage = get_usage(request, group, fn, key, rate, method, increment)
+    return usage is not None and usage["should_limit"]

@@ -1,0 +1,140 @@
+"""`@ratelimit`, for function views, methods of class-based views (`method_decorator`) and `async def` views."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from django.http import HttpRequest, HttpResponse
+from asgiref.sync import iscoroutinefunction
+
+from .callsite import ALL, UNSAFE, CostLike, RateLike, Site, arun, group_of, run, steps
+from .conf import conf
+from .exceptions import Ratelimited
+from .http import too_many_requests
+from .identity.keys import KeyLike
+from .limits.decision import Decision
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The limits that stand together on one view; kept on the function that checks them."""
+
+    checker: Callable[..., Any]
+    view: Callable[..., Any]
+    sites: tuple[Site, ...]
+
+
+class _Ratelimit:
+    """The decorator; `ratelimit` is the one there is."""
+
+    ALL = ALL
+    UNSAFE = UNSAFE
+
+    def __call__(
+        self,
+        group: str | None = None,
+        key: KeyLike | None = None,
+        rate: RateLike | list[RateLike] = None,
+        method: str | list[str] | tuple[str, ...] | None = ALL,
+        block: bool = True,
+        *,
+        cost: CostLike = 1,
+        **options: Any,
+    ) -> Callable[[View], View]:
+        """Limit a view.
+
+        >>> @ratelimit(key="ip", rate="5/m")
+        ... def search(request):
+        ...     return HttpResponse("found")
+
+        - `group`: what the count is kept under; by default the view's module and name;
+        - `key`: whom to count: ip, user, user_or_ip, get:NAME, post:NAME, header:NAME, cookie:NAME, a callable
+          (group, request), its dotted path, or a tuple of these;
+        - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
+          list of these, decided together, all or nothing;
+        - `method`: ALL, UNSAFE, or the methods to count;
+        - `block`: answer 429 when over the limit; else only set `request.limited` and let the view decide;
+        - `cost`: the units a request takes, or a callable (group, request), or its dotted path;
+        - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
+
+        The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
+        request until its turn. Raises `LimitError` for what cannot be understood, when the decorator is written.
+        """
+        site = Site.compiled(group, key, rate, method, cost, options, block)
+
+        def decorate(view: View) -> View:
+            return cast(View, _checked(view, site))
+
+        return decorate
+
+
+ratelimit = _Ratelimit()
+
+
+def _is_async(view: Any) -> bool:
+    """Whether calling the view makes a coroutine. `View.dispatch` does where its class has async handlers."""
+    if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
+        return True
+    while isinstance(view, functools.partial):
+        view = view.func
+    owner = getattr(view, "__self__", None)
+    return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "view_is_async", False) is True
+
+
+def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so what
+    # is found only counts where it was put.)
+    below = getattr(view, "_ratelimits", None)
+    sites = (site,)
+    checked = view
+    if isinstance(below, _Stack) and below.checker is view:
+        checked, sites = below.view, (site, *below.sites)
+    group = group_of(checked)
+    blocks = any(site.block for site in sites)
+
+    @functools.wraps(view)
+    def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        decision = _note(request, run(steps(request, sites, group), request))
+        if blocks and not decision:
+            return _refusal(request, decision)
+        if blocks and decision.wait > 0:
+            time.sleep(decision.wait)
+        return checked(request, *args, **kwargs)
+
+    @functools.wraps(view)
+    async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        decision = _note(request, await arun(steps(request, sites, group), request))
+        if blocks and not decision:
+            return _refusal(request, decision)
+        if blocks and decision.wait > 0:
+            await asyncio.sleep(decision.wait)
+        return await checked(request, *args, **kwargs)
+
+    wrapper = achecker if _is_async(checked) else checker
+    wrapper._ratelimits = _Stack(wrapper, checked, sites)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _note(request: Any, decision: Decision) -> Decision:
+    """Leave on the request what the view may want to know; returns this decision."""
+    refused = not decision or any(state.mode == "advise" and not state.allowed for state in decision.limits)
+    request.limited = refused or getattr(request, "limited", False)
+    earlier = getattr(request, "ratelimit", None)
+    request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision
+    return decision
+
+
+def _refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
+    exception = conf.EXCEPTION_CLASS
+    if exception is None:
+        return too_many_requests(request, decision)
+    raise exception(decision) if issubclass(exception, Ratelimited) else exception()

@@ -1,0 +1,33 @@
+"""A callable named by its dotted path: imported when it is first used, and looked up by `manage.py check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+known: dict[str, str] = {}
+"""Every path that call sites name, with what it is for."""
+
+
+def find(path: str, purpose: str) -> Callable[..., Any]:
+    """What a path names. Raises `ImproperlyConfigured` where that cannot be imported or called."""
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
+    return cast(Callable[..., Any], found)
+
+
+def lazily(path: str, purpose: str) -> Callable[..., Any]:
+    """A function that calls what the path names, imported when it is first called."""
+    known[path] = purpose
+
+    def call(*args: Any) -> Any:
+        return find(path, purpose)(*args)
+
+    return call

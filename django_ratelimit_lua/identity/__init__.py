@@ -1,0 +1,63 @@
+"""Who is counted: request → identity → digest.
+
+An identity is text, bytes, a number, a UUID, None, or a tuple of these. It is only ever stored as a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import uuid
+from functools import lru_cache
+from typing import Union
+
+from django.utils.functional import Promise
+
+from ..conf import conf
+
+Identity = Union[str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]]
+DIGEST_SIZE = 16
+
+
+def _encode(identity: object) -> bytes:
+    """Bytes that no other identity has: every part carries its kind and its length."""
+    if isinstance(identity, str):
+        part = b"s" + identity.encode("utf-8", "surrogatepass")
+    elif identity is None:
+        part = b"n"
+    elif isinstance(identity, (tuple, list)):
+        part = b"t" + b"".join(map(_encode, identity))
+    elif isinstance(identity, (bytes, bytearray, memoryview)):
+        part = b"b" + bytes(identity)
+    elif isinstance(identity, (int, float, uuid.UUID, Promise, ipaddress.IPv4Address, ipaddress.IPv6Address)):
+        # As text: a primary key is the same identity whether it comes from a model or from a URL.
+        part = b"s" + str(identity).encode()
+    else:
+        kind = f"{type(identity).__module__}.{type(identity).__qualname__}"
+        raise TypeError(
+            f"An identity cannot be a {kind}: use text, bytes, a number, a UUID, None, or a tuple of these "
+            f"(for a model instance, its primary key)"
+        )
+    return len(part).to_bytes(8, "big") + part
+
+
+@lru_cache(maxsize=8)
+def _keyed(secret: str | bytes) -> hashlib.blake2b:
+    material = secret.encode() if isinstance(secret, str) else bytes(secret)
+    key = hashlib.blake2b(material, digest_size=32, person=b"ratelimit-key").digest()
+    return hashlib.blake2b(key=key, digest_size=DIGEST_SIZE)
+
+
+def digest(identity: Identity) -> bytes:
+    """The identity as 32 hexadecimal digits: keyed BLAKE2b (RFC 7693), so that nothing readable is stored.
+
+    Raises `TypeError` for what is no identity.
+
+    >>> digest(("ip", "192.0.2.1")) == digest(("ip", "192.0.2.2"))
+    False
+    >>> digest(7) == digest("7"), digest(("a", "b")) == digest("ab"), len(digest("x" * 1_000_000))
+    (True, False, 32)
+    """
+    hashed = _keyed(conf.KEY_SECRET).copy()
+    hashed.update(_encode(identity))
+    return hashed.hexdigest().encode()

@@ -1,0 +1,105 @@
+"""The one room that knows Redis: it performs a call, blocking or not, and says so when that fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.core.signals import setting_changed
+from redis.exceptions import RedisError
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.call import Call
+from ..limits.decision import Decision
+from . import wire
+from .alias import Alias, why_unusable
+from .asynchronous import AsyncConnections
+from .blocking import Connections
+
+__all__ = ["Store", "get_store", "why_unusable"]
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+
+class Store:
+    """Performs calls on one cache alias, each within `timeout` seconds."""
+
+    def __init__(self, alias: str, timeout: float) -> None:
+        self._connections = Connections(Alias(alias), timeout)
+        self._async_connections = AsyncConnections(Alias(alias), timeout)
+        self._name = alias
+        self._down = False
+
+    def run(self, call: Call) -> Decision:
+        """Decide a call. Raises `StoreError`."""
+        command = wire.evalsha(call)
+        try:
+            reply = self._connections.exchange(command, wire.SCRIPT_LOAD)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        return self._read(call, reply)
+
+    async def arun(self, call: Call) -> Decision:
+        """Decide a call without blocking the event loop. Raises `StoreError`."""
+        command = wire.evalsha(call)
+        try:
+            reply = await self._async_connections.exchange(command, wire.SCRIPT_LOAD)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        return self._read(call, reply)
+
+    def forget(self, call: Call) -> None:
+        """Delete the state of every limit of a call. Raises `StoreError`."""
+        try:
+            self._connections.exchange(wire.delete(call), b"")
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+
+    async def aforget(self, call: Call) -> None:
+        """Delete the state of every limit of a call. Raises `StoreError`."""
+        try:
+            await self._async_connections.exchange(wire.delete(call), b"")
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Close the idle connections of threads; those of an event loop are closed with it."""
+        self._connections.close()
+
+    def _read(self, call: Call, reply: Any) -> Decision:
+        decision, cleared = call.read(reply)
+        if cleared:
+            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
+        if self._down:
+            self._down = False
+            logger.info("Redis of cache %r answers again", self._name)
+        return decision
+
+    def _failed(self, error: Exception) -> StoreError:
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if not self._down:
+            self._down = True
+            logger.error("Redis of cache %r cannot decide limits: %s", self._name, message)
+        return StoreError(message)
+
+
+_stores: dict[str, Store] = {}
+
+
+def get_store() -> Store:
+    """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`."""
+    alias = conf.USE_CACHE
+    store = _stores.get(alias)
+    if store is None:
+        store = _stores[alias] = Store(alias, conf.TIMEOUT)
+    return store
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    if setting in ("CACHES", "RATELIMIT_TIMEOUT"):
+        while _stores:
+            _stores.popitem()[1].close()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.store")

@@ -1,0 +1,92 @@
+"""How to connect, taken from a django-redis alias: the same servers and credentials, our own deadline, no retries.
+
+The connections are the limiter's own. The cache's timeouts, retries, decoding and pool size are right for the cache and
+stay as they are; a pool that the cache has used up takes no limit away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis.asyncio.connection as asynchronous
+import redis.connection as synchronous
+from django.core.cache import InvalidCacheBackendError, caches
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache
+from django_redis.client import DefaultClient
+
+MOST_CONNECTIONS = 100
+"""Connections a process (or an event loop) opens at most, if the alias's pool allows no fewer."""
+
+# What has to do with the cache's own way of using a connection, not with reaching the server.
+_NOT_OURS = {
+    "decode_responses",
+    "encoding",
+    "encoding_errors",
+    "event_dispatcher",
+    "health_check_interval",
+    "himport_registry",
+    "legacy_responses",
+    "maint_notifications_config",
+    "maint_notifications_pool_handler",
+    "oss_cluster_maint_notifications_handler",
+    "orig_host_address",
+    "orig_socket_connect_timeout",
+    "orig_socket_timeout",
+    "parser_class",
+    "protocol",
+    "retry",
+    "retry_on_error",
+    "retry_on_timeout",
+    "socket_connect_timeout",
+    "socket_read_size",
+    "socket_timeout",
+}
+_TWINS: list[tuple[type[Any], type[Any]]] = [
+    (synchronous.SSLConnection, asynchronous.SSLConnection),
+    (synchronous.UnixDomainSocketConnection, asynchronous.UnixDomainSocketConnection),
+    (synchronous.Connection, asynchronous.Connection),
+]
+
+
+def why_unusable(alias: str) -> str | None:
+    """What is wrong with a cache alias for our purpose, or None."""
+    try:
+        cache = caches[alias]
+    except InvalidCacheBackendError:
+        return f"CACHES has no alias {alias!r}"
+    if not isinstance(cache, RedisCache):
+        kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
+        return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
+    client = cache.client
+    if not isinstance(client, DefaultClient) or type(client).connect is not DefaultClient.connect:
+        return f"CACHES[{alias!r}] uses {type(client).__name__}; use django_redis.client.DefaultClient"
+    return None
+
+
+class Alias:
+    """A usable alias: what its connections are made of. Raises `ImproperlyConfigured`."""
+
+    def __init__(self, name: str) -> None:
+        problem = why_unusable(name)
+        if problem:
+            raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
+        pool = caches[name].client.get_client(write=True).connection_pool
+        self.name = name
+        self.connection_class: type[synchronous.AbstractConnection] = pool.connection_class
+        self.most_connections = min(pool.max_connections, MOST_CONNECTIONS)
+        self._kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in _NOT_OURS}
+
+    def kwargs(self, timeout: float | None) -> dict[str, Any]:
+        """Arguments for a connection; `timeout` in seconds for each of its operations."""
+        return {**self._kwargs, "socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2}
+
+    def connect_async(self) -> asynchronous.AbstractConnection:
+        """A new, unconnected asynchronous connection to the same server. Raises `ImproperlyConfigured`."""
+        for sync_class, async_class in _TWINS:
+            if issubclass(self.connection_class, sync_class):
+                connection: asynchronous.AbstractConnection = async_class(**self.kwargs(None))
+                return connection
+        raise ImproperlyConfigured(
+            f"CACHES[{self.name!r}] connects by {self.connection_class.__name__}, which has no asynchronous twin"
+        )

@@ -1,0 +1,90 @@
+"""Connections for coroutines: one set per event loop, closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError, ResponseError
+
+from .alias import Alias
+
+
+class LoopConnections:
+    """One event loop's connections to one alias."""
+
+    def __init__(self, alias: Alias, timeout: float) -> None:
+        self._alias = alias
+        self._timeout = timeout
+        self._idle: list[AbstractConnection] = []
+        self._turns = asyncio.Semaphore(alias.most_connections)
+        self._closer = self._close_with_loop()
+
+    async def start(self) -> None:
+        """Register with the running loop, so that its end closes the connections."""
+        await anext(self._closer)
+
+    async def _close_with_loop(self) -> AsyncGenerator[None]:
+        # asyncio.run, and whatever else calls loop.shutdown_asyncgens, ends this generator with the loop.
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connections that are idle."""
+        while self._idle:
+            await self._idle.pop().disconnect(nowait=True)
+
+    async def exchange(self, command: bytes, load: bytes) -> Any:
+        """Send a command and return its reply; where its script is unknown, load it and ask again.
+
+        Everything together ends within the timeout (`TimeoutError`). A connection that was cancelled in the middle of
+        an exchange is closed, never used again half-read.
+        """
+        async with asyncio.timeout(self._timeout), self._turns:
+            connection = self._idle.pop() if self._idle else self._alias.connect_async()
+            try:
+                if connection._reader is None or connection._reader.at_eof():
+                    await connection.disconnect(nowait=True)
+                    await connection.connect()
+                await connection.send_packed_command([command], check_health=False)
+                try:
+                    return await connection.read_response(disable_decoding=True)
+                except NoScriptError:
+                    await connection.send_packed_command([load, command], check_health=False)
+                    await connection.read_response(disable_decoding=True)
+                    return await connection.read_response(disable_decoding=True)
+            except ResponseError:
+                raise
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                self._idle.append(connection)
+
+
+class AsyncConnections:
+    """A process's connections to one alias, for every event loop it runs."""
+
+    def __init__(self, alias: Alias, timeout: float) -> None:
+        self._alias = alias
+        self._timeout = timeout
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def exchange(self, command: bytes, load: bytes) -> Any:
+        """See `LoopConnections.exchange`."""
+        loop = asyncio.get_running_loop()
+        connections = self._loops.get(loop)
+        if connections is None:
+            # A connection refers to its loop, so loops that ended are let go by hand.
+            for other in [other for other in self._loops if other.is_closed()]:
+                del self._loops[other]
+            connections = self._loops[loop] = LoopConnections(self._alias, self._timeout)
+            await connections.start()
+        return await connections.exchange(command, load)

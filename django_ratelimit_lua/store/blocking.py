@@ -1,0 +1,141 @@
+"""Connections for threads: a stack of idle ones, each used by one call at a time, under one deadline."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from typing import Any
+
+from redis.connection import AbstractConnection
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .alias import Alias
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise RedisTimeoutError("the deadline of the decision has passed")
+    return left
+
+
+class _Deadline(AbstractConnection):
+    """Mixed into the alias's connection class: where a deadline is set, every step has only what is left of it."""
+
+    deadline: float | None = None
+    poller: select.poll | None = None
+    """Tells without a system call's wait whether the server has hung up; None while not connected."""
+
+    def _connect(self) -> Any:
+        if self.deadline is not None:
+            self.socket_connect_timeout = self.socket_timeout = _left(self.deadline)
+        return super()._connect()
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        if self.deadline is not None and self._sock is not None:
+            self._sock.settimeout(_left(self.deadline))
+        return super().read_response(*args, **kwargs)
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        self.poller = None
+        super().disconnect(*args, **kwargs)
+
+
+class Connections:
+    """A process's connections to one alias, for calls that block their thread."""
+
+    def __init__(self, alias: Alias, timeout: float) -> None:
+        self._alias = alias
+        self._timeout = timeout
+        self._class: type[_Deadline] = type("DeadlineConnection", (_Deadline, alias.connection_class), {})
+        self.forget()
+        _every.add(self)
+
+    def forget(self) -> None:
+        """Start without connections, as a child process must after a fork."""
+        # list.append and list.pop are atomic: the lock is only for making connections and for waiting for one.
+        self._idle: list[_Deadline] = []
+        self._made = 0
+        self._waiting = 0
+        self._freed = threading.Condition()
+
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        while self._idle:
+            self._idle.pop().disconnect()
+
+    def exchange(self, command: bytes, load: bytes) -> Any:
+        """Send a command and return its reply; where its script is unknown, load it and ask again.
+
+        Everything together ends within the timeout. Raises what redis-py raises; a command is never sent twice
+        after it may have been carried out.
+        """
+        deadline = time.monotonic() + self._timeout
+        connection = self._take(deadline)
+        try:
+            if connection.poller is None or connection.poller.poll(0):
+                self._connect(connection, deadline)
+            connection.send_packed_command([command], check_health=False)
+            try:
+                reply = connection.read_response(disable_decoding=True)
+            except NoScriptError:
+                connection.deadline = deadline
+                connection.send_packed_command([load, command], check_health=False)
+                connection.read_response(disable_decoding=True)
+                reply = connection.read_response(disable_decoding=True)
+            if connection.deadline is not None:
+                connection.deadline = None
+                connection._sock.settimeout(self._timeout)
+            return reply
+        except ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._idle.append(connection)
+            if self._waiting:
+                with self._freed:
+                    self._freed.notify()
+
+    def _take(self, deadline: float) -> _Deadline:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        with self._freed:
+            self._waiting += 1
+            try:
+                while True:
+                    if self._idle:
+                        return self._idle.pop()
+                    if self._made < self._alias.most_connections:
+                        connection = self._class(**self._alias.kwargs(self._timeout))
+                        self._made += 1
+                        return connection
+                    self._freed.wait(_left(deadline))
+            finally:
+                self._waiting -= 1
+
+    @staticmethod
+    def _connect(connection: _Deadline, deadline: float) -> None:
+        connection.disconnect()
+        connection.deadline = deadline
+        connection.connect()
+        connection.poller = select.poll()
+        connection.poller.register(connection._sock, select.POLLIN)
+
+
+_every: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connections in list(_every):
+        connections.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,29 @@
+"""A call as the bytes that go to Redis (RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/)."""
+
+from __future__ import annotations
+
+from .. import lua
+from ..limits.call import Call
+
+
+def command(*parts: bytes) -> bytes:
+    """One command.
+
+    >>> command(b"GET", b"key")
+    b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
+    """
+    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
+
+
+def evalsha(call: Call) -> bytes:
+    """The one command that decides a call."""
+    keys = call.keys()
+    return command(b"EVALSHA", lua.SHA, b"%d" % len(keys), *keys, *call.args())
+
+
+def delete(call: Call) -> bytes:
+    """The one command that forgets what a call's limits have counted."""
+    return command(b"DEL", *call.keys())
+
+
+SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", lua.PROGRAM)
