@@ -7,6 +7,8 @@ from .limiter import RateLimiter
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.rate import Rate
+from .version import __version__
 
-__version__ = "0.1.0"
-__all__ = ["ALL", "UNSAFE", "Decision", "Limit", "LimitError", "Rate", "RateLimiter", "Ratelimited", "ratelimit"]
+
+__all__ = [
+    "ALL", "UNSAFE", "Decision", "Limit", "LimitError", "Rate", "RateLimiter", "Ratelimited", "ratelimit"]

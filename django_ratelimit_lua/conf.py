@@ -1,12 +1,17 @@
-"""The settings, read when they are used through one typed object, so that `override_settings` works."""
+"""The settings, read when they are first used, through one typed object.
+
+What was read is kept until Django says that settings have changed, as `override_settings` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Literal, cast
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
 from .dotted import find
 from .limits import algorithms
@@ -24,16 +29,16 @@ def _bad(name: str, value: object, right: str) -> ImproperlyConfigured:
 class Conf:
     """`RATELIMIT_*`, with defaults. A property raises `ImproperlyConfigured` for a value it cannot take."""
 
-    @property
+    @cached_property
     def ENABLE(self) -> bool:
         return bool(getattr(settings, "RATELIMIT_ENABLE", True))
 
-    @property
+    @cached_property
     def USE_CACHE(self) -> str:
         """The alias in `CACHES`, which must be django-redis."""
         return cast(str, getattr(settings, "RATELIMIT_USE_CACHE", "default"))
 
-    @property
+    @cached_property
     def CACHE_PREFIX(self) -> bytes:
         """What every key in Redis begins with."""
         value = getattr(settings, "RATELIMIT_CACHE_PREFIX", "rl:")
@@ -41,7 +46,7 @@ class Conf:
             raise _bad("CACHE_PREFIX", value, "must be text without braces, such as 'rl:'")
         return value.encode()
 
-    @property
+    @cached_property
     def ALGORITHM(self) -> str:
         """The algorithm of limits that name none."""
         value = getattr(settings, "RATELIMIT_ALGORITHM", "sliding_window")
@@ -50,7 +55,7 @@ class Conf:
         except LimitError as error:
             raise _bad("ALGORITHM", value, str(error)) from None
 
-    @property
+    @cached_property
     def TIMEOUT(self) -> float:
         """Seconds one decision may take: connecting, sending and reading together."""
         value = getattr(settings, "RATELIMIT_TIMEOUT", 0.1)
@@ -58,7 +63,7 @@ class Conf:
             raise _bad("TIMEOUT", value, "must be a number of seconds above 0, such as 0.1")
         return float(value)
 
-    @property
+    @cached_property
     def ON_STORE_ERROR(self) -> Policy:
         """What a decision is when Redis cannot be asked."""
         value = getattr(settings, "RATELIMIT_ON_STORE_ERROR", None)
@@ -69,7 +74,7 @@ class Conf:
             raise _bad("ON_STORE_ERROR", value, f"choose one of: {', '.join(POLICIES)}")
         return cast(Policy, value)
 
-    @property
+    @cached_property
     def CLOCK(self) -> str:
         """Whose clock counts: "redis", or "client" for servers that refuse TIME in scripts."""
         value = getattr(settings, "RATELIMIT_CLOCK", "redis")
@@ -77,12 +82,12 @@ class Conf:
             raise _bad("CLOCK", value, f"choose one of: {', '.join(CLOCKS)}")
         return cast(str, value)
 
-    @property
+    @cached_property
     def KEY_SECRET(self) -> str | bytes:
         """What the digests of identities are keyed with."""
         return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)
 
-    @property
+    @cached_property
     def IP_META_KEY(self) -> str | Callable[[Any], str] | None:
         """Where the client's address is: a key of `request.META`, a callable, or the dotted path of one."""
         value = getattr(settings, "RATELIMIT_IP_META_KEY", None)
@@ -90,11 +95,11 @@ class Conf:
             raise _bad("IP_META_KEY", value, "must be a key of request.META, a callable or a dotted path")
         return cast("str | Callable[[Any], str] | None", value)
 
-    @property
+    @cached_property
     def IPV4_MASK(self) -> int:
         return self._mask("IPV4_MASK", 32, 32)
 
-    @property
+    @cached_property
     def IPV6_MASK(self) -> int:
         return self._mask("IPV6_MASK", 64, 128)
 
@@ -105,12 +110,12 @@ class Conf:
             raise _bad(name, value, f"must be a prefix length from 0 to {longest}")
         return value
 
-    @property
+    @cached_property
     def EXCEPTION_CLASS(self) -> type[Exception] | None:
         """Raised instead of answering 429, where set."""
         return cast("type[Exception] | None", self._imported("EXCEPTION_CLASS"))
 
-    @property
+    @cached_property
     def VIEW(self) -> Callable[..., Any] | None:
         """Called with the request and the `Ratelimited` to make the answer to a blocked request, where set."""
         return cast("Callable[..., Any] | None", self._imported("VIEW"))
@@ -128,5 +133,13 @@ class Conf:
 
 
 conf = Conf()
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    if setting == "SECRET_KEY" or setting.startswith("RATELIMIT_"):
+        vars(conf).clear()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.conf")
 NAMES = tuple(name for name in vars(Conf) if name.isupper())
 """Every setting but `RATELIMIT_FAIL_OPEN`, which `ON_STORE_ERROR` reads."""

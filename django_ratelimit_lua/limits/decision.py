@@ -16,7 +16,7 @@ class LimitState:
     - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; where one view has both blocking limits and
       others with `block=False`, the latter "advise" and only set `request.limited`; in "shadow" it changes nothing;
     - `limit`: the rate's units; `used`: units counted against it; `remaining`: units that could go right now;
-    - `retry_after`: when the same hit would be allowed if nothing else happened; 0.0 where it was; None: never;
+    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never;
     - `reset_after`: when the limit is wholly unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit.
     """
@@ -82,7 +82,7 @@ class Decision:
         """Seconds until the same hit would be allowed if nothing else happened; 0.0 if it was; None: never."""
         if self.allowed:
             return 0.0
-        waits = [state.retry_after for state in self.enforced if not state.allowed]
+        waits = [state.retry_after for state in self.enforced]
         return None if None in waits else max((wait for wait in waits if wait is not None), default=None)
 
     @property

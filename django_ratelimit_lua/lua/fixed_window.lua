@@ -54,7 +54,8 @@ local function at(cost)
 end
 
 local function idle()
-  return count > 0 and finish() or time
+  if count > 0 then return finish() end
+  return start > time and start or now
 end
 
 local function take(cost, moment)
@@ -65,6 +66,7 @@ local function take(cost, moment)
   write(key, pack('<ddd', time, start, count), idle(), time)
 end
 
+-- A window ahead whose units are all given back stays the next one: those before it are full.
 local give = op == 'refund' and function(cost)
   count = count > cost and count - cost or 0
   write(key, pack('<ddd', time, start, count), idle(), time)

@@ -90,12 +90,12 @@ for i = 1, count do
       charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)
     elseif charge.count_denied == 1 then
       charge.take(charge.cost, now, true)
-      if not allowed then look(charge) end
+      look(charge)
     end
   end
   local used, room, idle = charge.numbers()
   local retry, wait = 0, 0
-  if not allowed then retry = charge.accepts and charge.accepts - now or -1 end
+  if not charge.allowed then retry = charge.accepts and charge.accepts - now or -1 end
   if charge.departs then wait = charge.departs - now end
   answer = answer .. pack('<dddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait)
 end

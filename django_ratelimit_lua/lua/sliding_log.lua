@@ -34,7 +34,7 @@ local function at(cost)
 end
 
 local function idle()
-  return total > 0 and last + period or time
+  return total > 0 and last + period or now
 end
 
 local function save()
@@ -43,6 +43,7 @@ local function save()
   else
     rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', time - period))
     rcall('PEXPIRE', key, lifetime(idle()))
+    length = total
   end
 end
 

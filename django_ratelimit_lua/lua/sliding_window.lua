@@ -47,11 +47,9 @@ local function at(cost)
 end
 
 local function save()
-  local states, from = {pack('<dd', time, last)}, last > time and last or time
-  for i = 1, size do
-    if ends[i] + period > from then states[#states + 1] = pack('<dd', ends[i], counts[i]) end
-  end
-  write(key, table.concat(states), size > 0 and ends[size] + period or time, time)
+  local states = {pack('<dd', time, last)}
+  for i = 1, size do states[i + 1] = pack('<dd', ends[i], counts[i]) end
+  write(key, table.concat(states), size > 0 and ends[size] + period or now, time)
 end
 
 local function take(cost, moment)
@@ -82,7 +80,7 @@ local give = op == 'refund' and function(cost)
 end
 
 local function numbers()
-  local idle = size > 0 and ends[size] + period or time
+  local idle = size > 0 and ends[size] + period or now
   if last > time then return limit, 0, idle end
   return total, total < limit and limit - total or 0, idle
 end

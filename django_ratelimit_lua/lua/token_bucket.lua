@@ -22,7 +22,9 @@ if state and #state == 48 then
   if clock > time then time = clock end
   if old_a ~= a or old_b ~= b or old_burst ~= limit then
     -- The limit was edited: the tokens owed at the last write are owed under the new numbers, up to a full burst.
-    local owed = due > clock and whole_tokens(due - clock, rest, old_a, old_b) + 1 or 0
+    local owed, span, parts = 0, due - clock, rest - 1
+    if parts < 0 then span, parts = span - 1, old_a - 1 end
+    if span >= 0 then owed = whole_tokens(span, parts, old_a, old_b) + 1 end
     us = clock
     move(owed < limit and owed or limit)
     due, rest = us, part
@@ -32,6 +34,7 @@ if state and #state == 48 then
 end
 
 local function idle()
+  if us == time and part == 0 then return now end
   return part > 0 and us + 1 or us
 end
 

@@ -1,0 +1,39 @@
+# `make demo` and `make test` need Python 3.11 or newer, pip and make; they set up .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: demo test lint bench docs format
+demo: $(VENV)/demo
+	$(RUN)/python -m example_project
+
+test: $(VENV)/test
+	$(RUN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+lint: $(VENV)/lint
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+bench: $(VENV)/test
+	$(RUN)/python -m tests.bench
+
+docs: $(VENV)/docs
+	$(RUN)/python -m docs.plots
+	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+format: $(VENV)/lint
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+$(RUN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# What each of these needs is an extra of the package of the same name.
+$(VENV)/demo $(VENV)/test: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(VENV)/lint $(VENV)/docs: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test,$*]'
+	@touch $@

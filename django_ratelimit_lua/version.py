@@ -1,0 +1,3 @@
+"""The version, where packaging reads it without importing Django."""
+
+__version__ = "0.1.0"

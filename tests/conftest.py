@@ -1,0 +1,39 @@
+"""One real server for the whole session, one prefix for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.server import server, url
+
+_serial = itertools.count()
+
+
+def pytest_unconfigure() -> None:
+    server.stop()
+
+
+def pytest_report_header() -> str:
+    with redis.Redis.from_url(url()) as connection:
+        info = connection.info("server")
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    return f"server: {name} {info.get('valkey_version', info['redis_version'])}"
+
+
+@pytest.fixture
+def direct() -> Iterator[redis.Redis]:
+    """A client of the server, past everything of ours."""
+    with redis.Redis.from_url(url()) as connection:
+        yield connection
+
+
+@pytest.fixture(autouse=True)
+def prefix(settings: Any) -> str:
+    """Every test counts under keys of its own."""
+    settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
+    return settings.RATELIMIT_CACHE_PREFIX

@@ -1,0 +1,137 @@
+"""The Lua program against the reference, side by side, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import get_store
+from tests.reference import REFERENCES, Answer, decide
+
+pytestmark = pytest.mark.engine
+
+START = 1_750_000_000_000_000
+RATES = ["1/s", "3/s", "7/11s", "10/m", "13/m", "5/15m", "100/h", "300007/s", "1000003/d", (5, 0.00001), (2, 0.000003)]
+serial = itertools.count()
+performed: Counter[str] = Counter()
+
+
+@st.composite
+def limits(draw: Any, algorithm: str, name: str, plain: bool) -> Limit:
+    """A limit of that algorithm with any of its options."""
+    options: dict[str, Any] = {}
+    takes = ALGORITHMS[algorithm].options
+    few = st.integers(1, 12)
+    if "burst" in takes and draw(st.booleans()):
+        options["burst"] = draw(few)
+    if "queue" in takes and draw(st.booleans()):
+        options["queue"] = draw(few)
+    if "segments" in takes and draw(st.booleans()):
+        options["segments"] = draw(st.integers(1, 3))
+    if "align" in takes and draw(st.booleans()):
+        options["align"] = "clock"
+    if not plain:
+        extra = draw(st.sampled_from(["none", "max_wait", "count_denied"]))
+        if extra == "max_wait":
+            options["max_wait"] = draw(st.sampled_from([0.000001, 0.5, 10.0, 100.0]))
+        if extra == "count_denied" and extra in takes:
+            options["count_denied"] = True
+        options["mode"] = draw(st.sampled_from(["enforce", "enforce", "enforce", "shadow"]))
+    rates = [rate for rate in RATES if algorithm != "sliding_log" or rate not in ("300007/s", "1000003/d")]
+    if "segments" in takes:
+        rates = rates[:-1]
+    return Limit(name, draw(st.sampled_from(rates)), algorithm=algorithm, **options)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["peek"] + ["hit"] * 6 + ["partial", "refund", "edit"]),
+        st.sampled_from([0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000]),
+        st.sampled_from([0, 1, 1, 1, 1, 2, 3, 7, 1000]),
+    ),
+    min_size=40,
+    max_size=40,
+)
+
+
+def microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)
+
+
+def said(decision: Decision) -> list[Answer]:
+    return [
+        Answer(
+            state.allowed,
+            state.remaining,
+            microseconds(state.retry_after),
+            microseconds(state.reset_after) or 0,
+            microseconds(state.wait) or 0,
+        )
+        for state in decision.limits
+    ]
+
+
+def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) -> None:
+    names = [f"l{index}" for index in range(len(algorithms))]
+    now, who = START, f"{next(serial):032d}".encode()
+    current = [
+        limit_data.draw(limits(algorithm, name, plain)) for algorithm, name in zip(algorithms, names, strict=True)
+    ]
+    references = [REFERENCES[limit.algorithm](limit) for limit in current]
+    for action, later, cost in script:
+        now += later
+        performed["operations"] += 1
+        if action == "edit":
+            current = [limit_data.draw(limits(limit.algorithm, limit.name, plain)) for limit in current]
+            for reference, limit in zip(references, current, strict=True):
+                reference.edit(limit)
+            continue
+        operation = "hit" if action == "partial" else action
+        partial = action == "partial" and cost > 0
+
+        def ask(operation: str, now: int, cost: int = cost, partial: bool = partial) -> Decision:
+            charges = [Charge(limit, who, cost) for limit in current]
+            return get_store().run(Call(charges, operation, b"m:", now, partial=partial))  # noqa: B023
+
+        expected, granted, answers = decide(references, operation, now, cost, partial)
+        decision = ask(operation, now)
+        assert (decision.allowed, decision.granted, said(decision)) == (expected, granted, answers)
+        if not decision.allowed and decision.retry_after is not None:
+            # Exactly true: refused one microsecond before, allowed at it.
+            retry = microseconds(decision.retry_after)
+            performed["retries"] += 1
+            assert not ask("peek", now + retry - 1)
+            assert ask("peek", now + retry)
+
+
+EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@EXAMPLES
+@given(data=st.data(), script=steps)
+def test_one_limit_answers_as_its_reference(algorithm: str, data: Any, script: Any) -> None:
+    """Hits, peeks, refunds, partial hits, edits and a clock that steps back: every number is the reference's."""
+    compare(data, [algorithm], script, plain=False)
+
+
+@EXAMPLES
+@given(data=st.data(), algorithms=st.lists(st.sampled_from(list(ALGORITHMS)), min_size=2, max_size=4), script=steps)
+def test_many_limits_answer_as_their_references(data: Any, algorithms: list[str], script: Any) -> None:
+    """Any mix of algorithms in one call, enforced and in shadow, is all or nothing."""
+    compare(data, algorithms, script, plain=False)
+
+
+def test_that_was_enough() -> None:
+    """At least 20,000 operations were compared, and many refusals retried, in this run."""
+    assert performed["operations"] >= 20_000
+    assert performed["retries"] >= 1_000

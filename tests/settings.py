@@ -1,0 +1,20 @@
+"""The settings of the test project."""
+
+from tests.server import url
+
+SECRET_KEY = "tests"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "tests.acceptance.site"
+USE_TZ = True
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "DIRS": []}]
+CACHES = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": url(),
+    }
+}
+# Tests that count what is admitted must not lose a call to a busy machine.
+RATELIMIT_TIMEOUT = 10
+RATELIMIT_ON_STORE_ERROR = "closed"
