@@ -134,7 +134,7 @@ class FixedWindow(Reference):
         if self.count == 0:
             return (clock if opens is None else opens), 0
         if opens is not None:
-            return opens, self.count if self.seen >= opens else 0
+            return opens, self.count if max(self.seen, self.start) >= opens else 0
         return (self.start, self.count) if clock < self.start + self.period else (clock, 0)
 
     def end(self, start: int) -> int:
@@ -149,7 +149,7 @@ class FixedWindow(Reference):
     def take(self, now: int, at: int, cost: int) -> None:
         at = max(at, self.clock(now))
         start, count = self.current(now)
-        if at >= self.end(start) or count == 0:
+        if at >= self.end(start) or (count == 0 and at >= start):
             opens = self.aligned(at)
             start, count = (at if opens is None else opens), 0
         self.start, self.count = start, count + cost

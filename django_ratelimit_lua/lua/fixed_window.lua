@@ -33,7 +33,7 @@ if state and #state == 24 then
     -- Hits since this window opened belong to it, whatever windows were when they were counted.
     if began > time then
       start, count = began, counted
-    elseif clock >= opens then
+    elseif clock >= opens or began >= opens then
       start, count = opens, counted
     else
       start = opens
@@ -61,7 +61,7 @@ end
 local function take(cost, moment)
   if moment < time then moment = time end
   if moment >= finish() then start, count = window(moment) or moment, 0 end
-  if count == 0 and a == 0 then start = moment end
+  if count == 0 and a == 0 and moment > start then start = moment end
   count = count + cost
   write(key, pack('<ddd', time, start, count), idle(), time)
 end

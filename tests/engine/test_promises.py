@@ -1,0 +1,255 @@
+"""What the algorithms promise in words, checked without the reference: from the outside, and by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from datetime import UTC, datetime
+from fractions import Fraction
+
+import pytest
+import redis
+
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.call import Call, Charge, StaleRules
+from django_ratelimit_lua.limits.decision import Decision
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import get_store
+
+pytestmark = pytest.mark.engine
+
+START = 1_750_000_000_000_000
+WHO = b"0" * 32
+
+
+class Asker:
+    """Asks one set of limits, at whatever time, under a prefix of its own."""
+
+    serial = itertools.count()
+
+    def __init__(self, *limits: Limit) -> None:
+        self.limits = limits
+        self.prefix = b"p%d:" % next(self.serial)
+
+    def __call__(self, now: int | None, cost: int = 1, operation: str = "hit", **options: object) -> Decision:
+        charges = [Charge(limit, WHO, cost) for limit in self.limits]
+        return get_store().run(Call(charges, operation, self.prefix, now, **options))
+
+    def keys(self) -> list[bytes]:
+        return Call([Charge(limit, WHO) for limit in self.limits], prefix=self.prefix).keys()
+
+
+def most_in_any(period: int, moments: list[int]) -> int:
+    """The most moments in any half-open interval of that length."""
+    most, first = 0, 0
+    for last, moment in enumerate(moments):
+        while moments[first] <= moment - period:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_window", "sliding_log"])
+@pytest.mark.parametrize("rate", ["5/s", "10/7s", "100/m"])
+def test_never_more_than_n_in_any_period(algorithm: str, rate: str) -> None:
+    """An adversary who waits for every edge gets at most N in any W."""
+    limit = Limit("edge", rate, algorithm=algorithm)
+    ask, chance, now, admitted = Asker(limit), random.Random(rate), START, []
+    for _ in range(1500):
+        decision = ask(now)
+        if decision:
+            admitted.append(now)
+        # Take all there is; then come back at the very moment it frees up, or just before or after it.
+        edge = round((decision.retry_after or 0) * 1e6)
+        now += chance.choice([0, 0, 0, 1]) if decision else chance.choice([edge - 1, edge, edge + 1])
+    assert len(admitted) > 300
+    assert most_in_any(limit.rate.period_us, admitted) == limit.rate.limit
+
+
+def test_fixed_window_lets_up_to_twice_through_at_an_edge() -> None:
+    """The documented weakness of a fixed window: never more than 2N in any W, and 2N does happen."""
+    limit = Limit("edge", "5/s", algorithm="fixed_window", align="clock")
+    ask = Asker(limit)
+    edge = START - START % 1_000_000 + 1_000_000
+    admitted = [now for now in [edge - 1] * 10 + [edge] * 10 if ask(now)]
+    assert most_in_any(1_000_000, admitted) == 10
+
+
+@pytest.mark.parametrize("rate", ["300007/s", "1000003/d", "7/11s"])
+def test_token_bucket_is_exact_in_any_interval(rate: str) -> None:
+    """In any interval x it admits at most burst + x * N / W, and over a long run exactly that."""
+    limit = Limit("exact", rate, algorithm="token_bucket", burst=3)
+    per_us = Fraction(limit.rate.limit, limit.rate.period_us)
+    ask, now, admitted = Asker(limit), START, []
+    for _ in range(400):
+        decision = ask(now)
+        if decision:
+            admitted.append(now)
+        else:
+            now += round(decision.retry_after * 1e6)
+    for first, last in itertools.combinations(range(len(admitted)), 2):
+        assert last - first + 1 <= 3 + (admitted[last] - admitted[first]) * per_us
+    # Whoever comes back when told loses nothing: no later than a microsecond per unit after the ideal moment.
+    assert admitted[-1] - START - Fraction(len(admitted) - 3) / per_us < len(admitted)
+
+
+def test_leaky_bucket_spaces_departures_evenly() -> None:
+    """A burst of many admits N, W/N apart in whole microseconds, without drift; the next is refused."""
+    ask = Asker(Limit("paced", "7/11s", algorithm="leaky_bucket"))
+    decisions = [ask(START) for _ in range(9)]
+    waits = [round(decision.wait * 1e6) for decision in decisions if decision]
+    interval = Fraction(11_000_000, 7)
+    assert waits == [-(-(turn * interval) // 1) for turn in range(7)]
+    assert [decision.allowed for decision in decisions[7:]] == [False, False]
+
+
+def test_sliding_window_forgets_at_most_one_segment_late() -> None:
+    """A unit is forgotten between W and W + W/k after it went."""
+    for offset in (0, 1, 3_333_333, 5_999_999):
+        ask = Asker(Limit("late", "1/m", algorithm="sliding_window"))
+        start = START - START % 6_000_000 + offset
+        ask(start)
+        retry = round(ask(start).retry_after * 1e6)
+        assert 60_000_000 <= retry <= 66_000_000
+
+
+@pytest.mark.parametrize(
+    ("align", "zone", "rate", "seconds"),
+    [("day", "Europe/Berlin", "2/d", 25 * 3600), ("week", "UTC", "2/w", 7 * 86400), ("month", "UTC", "2/30d", 31 * 86400)],
+)
+def test_calendar_windows_begin_where_the_calendar_says(align: str, zone: str, rate: str, seconds: int) -> None:
+    """A day is a local day (25 hours when summer time ends), a week begins on Monday, a month on its first."""
+    start = {
+        "day": datetime(2026, 10, 24, 22, tzinfo=UTC),  # Midnight in Berlin, before the clocks go back.
+        "week": datetime(2026, 11, 16, tzinfo=UTC),
+        "month": datetime(2026, 10, 1, tzinfo=UTC),
+    }[align]
+    now = round(start.timestamp()) * 1_000_000
+    ask = Asker(Limit("quota", rate, algorithm="fixed_window", align=align, time_zone=zone))
+    assert [ask(now - 1).allowed, ask(now - 1).allowed, ask(now - 1).allowed] == [True, True, False]
+    assert [ask(now).allowed, ask(now).allowed] == [True, True]
+    assert ask(now).retry_after == seconds
+    assert not ask(now + seconds * 1_000_000 - 1)
+    assert ask(now + seconds * 1_000_000)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
+    """A blocked client does not lengthen its own block; the other limits of the call lose nothing."""
+    ask = Asker(Limit("tight", "1/h", algorithm=algorithm, **({"queue": 0} if algorithm == "leaky_bucket" else {})))
+    both = Asker(*ask.limits, Limit("wide", "100/h"), Limit("seen", "100/h", mode="shadow"))
+    both.prefix = ask.prefix
+    assert ask(START)
+    before = direct.dump(ask.keys()[0])
+    for later in range(5):
+        assert not both(START + later)
+    assert direct.dump(ask.keys()[0]) == before
+    assert direct.exists(*both.keys()) == 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_expiry_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
+    """A state expires when it is as good as none: not before, and within a second of it."""
+    ask = Asker(Limit("ttl", "3/m", algorithm=algorithm))
+    for _ in range(2):
+        decision = ask(None)
+    left = direct.pttl(ask.keys()[0]) / 1000
+    assert decision.limits[0].reset_after - 1 < left <= decision.limits[0].reset_after + 0.002
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_changing_the_algorithm_starts_afresh(algorithm: str) -> None:
+    """Each algorithm keeps its own state."""
+    prefix = Asker(Limit("x", "1/h")).prefix
+    for other in ALGORITHMS:
+        ask = Asker(Limit("x", "1/h", algorithm=other))
+        ask.prefix = prefix
+        assert ask(START)
+
+
+def test_partial_takes_what_there_is() -> None:
+    """Of 8 units wanted where 5 are left under the tightest limit, 5 are granted by all of them."""
+    ask = Asker(Limit("a", "5/h"), Limit("b", "100/h"))
+    decision = ask(START, 8, partial=True)
+    assert (decision.allowed, decision.granted, [state.used for state in decision.limits]) == (True, 5, [5, 5])
+    assert not ask(START, 8, partial=True)
+
+
+def test_a_cost_that_never_fits_is_told_so() -> None:
+    """More than a limit could ever hold is refused without a time to come back."""
+    for algorithm in ALGORITHMS:
+        decision = Asker(Limit("never", "5/h", algorithm=algorithm))(START, 6)
+        assert (decision.allowed, decision.retry_after) == (False, None)
+
+
+def test_zero_always_refuses() -> None:
+    """A rate of 0 refuses every hit, for good."""
+    for algorithm in ALGORITHMS:
+        decision = Asker(Limit("closed", "0/s", algorithm=algorithm))(None)
+        assert (decision.allowed, decision.retry_after, decision.remaining) == (False, None, 0)
+
+
+def test_shadow_counts_and_never_blocks() -> None:
+    """A shadow limit is counted by its own verdict, and the request goes on without it."""
+    ask = Asker(Limit("shadow", "1/h", mode="shadow"), Limit("real", "3/h"))
+    decisions = [ask(START) for _ in range(4)]
+    assert [decision.allowed for decision in decisions] == [True, True, True, False]
+    assert [decision.limits[0].allowed for decision in decisions] == [True, False, False, False]
+    assert decisions[-1].limits[0].used == 1
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"])
+def test_count_denied_counts_refused_hits(algorithm: str) -> None:
+    """Where a limit says so, hammering at a closed door keeps it closed."""
+    ask = Asker(Limit("strict", "2/m", algorithm=algorithm, count_denied=True, **({} if algorithm != "fixed_window" else {})))
+    for second in range(0, 300, 10):
+        decision = ask(START + second * 1_000_000)
+        assert decision.allowed == (second < 20 or (algorithm == "fixed_window" and second % 60 < 20))
+
+
+def test_reservations_leave_in_turn() -> None:
+    """With max_wait a hit that a short wait would cure is allowed, and told how long to wait."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
+        ask = Asker(Limit("ahead", "2/s", algorithm=algorithm, max_wait=1.5))
+        waits = [round(decision.wait, 6) for decision in (ask(START) for _ in range(4))]
+        assert waits == ([0, 0, 0.5, 1.0] if algorithm == "token_bucket" else [0, 0, 1.0, 1.0])
+
+
+def test_every_limit_is_charged_when_the_request_leaves() -> None:
+    """Held back by one limit, a request counts under the others at the moment it goes, not when it asked."""
+    log = Limit("log", "1/s", algorithm="sliding_log", max_wait=10)
+    ask = Asker(log, Limit("paced", "1/4s", algorithm="leaky_bucket", queue=5))
+    departures = [round(ask(START).wait) for _ in range(3)]
+    assert departures == [0, 4, 8]
+
+
+def test_a_stale_caller_decides_nothing(direct: redis.Redis) -> None:
+    """The fence: whoever decides by older rules is told the current revision, and nothing is counted."""
+    ask = Asker(Limit("fenced", "5/h"))
+    direct.set("fence", 7)
+    with pytest.raises(StaleRules) as caught:
+        ask(START, revision=6, fence=b"fence")
+    assert caught.value.current == 7
+    assert not direct.exists(*ask.keys())
+    assert ask(START, revision=7, fence=b"fence").limits[0].used == 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_key_of_a_foreign_type_is_cleared(
+    algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something else under our key is removed and logged, and the hit is decided."""
+    ask = Asker(Limit("foreign", "5/h", algorithm=algorithm))
+    direct.hset(ask.keys()[0], "not", "ours")
+    assert ask(START).limits[0].used == 1
+    assert "foreign type" in caplog.text
+
+
+def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing() -> None:
+    """An hour back: what was used stays used, and no unit comes back before its time."""
+    for algorithm in ALGORITHMS:
+        ask = Asker(Limit("back", "2/m", algorithm=algorithm, **({"queue": 1} if algorithm == "leaky_bucket" else {})))
+        assert ask(START)
+        assert ask(START)
+        assert not ask(START - 3_600_000_000)
+        assert not ask(START)
