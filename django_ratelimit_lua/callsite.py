@@ -111,8 +111,9 @@ class Site:
 def _methods(method: Any) -> frozenset[str] | None:
     if method is ALL:
         return None
-    names = [method] if isinstance(method, str) else list(method)
-    if not names or not all(isinstance(name, str) and name.isalpha() for name in names):
+    names = [method] if isinstance(method, str) else method
+    listed = isinstance(names, (list, tuple, set, frozenset)) and names
+    if not listed or not all(isinstance(name, str) and name.isalpha() for name in names):
         raise LimitError(f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names")
     return frozenset(name.upper() for name in names)
 

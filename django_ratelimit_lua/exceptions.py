@@ -18,7 +18,7 @@ class Ratelimited(PermissionDenied):
     """
 
     def __init__(self, decision: Decision | None = None) -> None:
-        self.decision = decision or Decision(allowed=False)
+        self.decision = Decision(allowed=False) if decision is None else decision
         limits = ", ".join(self.decision.denied_by) or "the limit"
         retry = self.decision.retry_after
         super().__init__(f"{limits}: " + ("never" if retry is None else f"retry in {retry:.6g} s"))

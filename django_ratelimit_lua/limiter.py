@@ -116,7 +116,9 @@ class RateLimiter:
         self._made: tuple[str, tuple[Limit, ...]] = ("", ())
         if not rates:
             raise LimitError(f"RateLimiter {name!r} needs at least one rate")
-        self.limits  # noqa: B018 - whatever is wrong with them is said here
+        # Whatever is wrong with the limits is said here, not at the first hit.
+        if len({limit.name for limit in self.limits}) < len(rates):
+            raise LimitError(f"RateLimiter {name!r} names a rate twice")
 
     @property
     def limits(self) -> tuple[Limit, ...]:

@@ -317,7 +317,8 @@ def decide(limits: list[Reference], operation: str, now: int, cost: int, partial
     """One call: whether it is allowed, the units granted, and each limit's answer."""
     enforced = [limit for limit in limits if limit.limit.mode == "enforce"]
     if partial and enforced and operation != "refund":
-        cost = max(1, min([cost, *(limit.remaining(now) for limit in enforced)]))
+        rooms = [limit.remaining(now) if (limit.ask(now, 1)[1] or now + 1) <= now else 0 for limit in enforced]
+        cost = max(1, min([cost, *rooms]))
     asked = [limit.ask(now, cost or 1) for limit in limits]
     fine = [accepts is not None and accepts <= now for _, accepts in asked]
     allowed = operation == "refund" or all(ok for ok, limit in zip(fine, limits, strict=True) if limit in enforced)

@@ -60,8 +60,7 @@ end
 
 local function take(cost, moment)
   if moment < time then moment = time end
-  if moment >= finish() then start, count = window(moment) or moment, 0 end
-  if count == 0 and a == 0 and moment > start then start = moment end
+  if moment >= finish() or (count == 0 and moment >= start) then start, count = window(moment) or moment, 0 end
   count = count + cost
   write(key, pack('<ddd', time, start, count), idle(), time)
 end

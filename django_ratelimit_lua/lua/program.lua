@@ -42,14 +42,18 @@ for i = 1, count do
   charges[i] = charge
 end
 
--- Look: when could this charge go, and when would it be accepted? Nothing is written.
+-- Look: when could this cost go, and when would it be accepted? Nothing is written.
+local function decide(charge, cost)
+  local at, accepts = charge.at(cost)
+  if not at then return nil end
+  accepts = accepts or now
+  if charge.max_wait >= 0 and at - charge.max_wait > accepts then accepts = at - charge.max_wait end
+  return at, accepts
+end
+
 local function look(charge)
   -- A cost of 0 asks what a cost of 1 would be told.
-  local at, accepts = charge.at(charge.cost > 0 and charge.cost or 1)
-  if at then
-    accepts = accepts or now
-    if charge.max_wait >= 0 and at - charge.max_wait > accepts then accepts = at - charge.max_wait end
-  end
+  local at, accepts = decide(charge, charge.cost > 0 and charge.cost or 1)
   charge.departs, charge.accepts, charge.allowed = at, accepts, at and accepts <= now
 end
 
@@ -61,7 +65,8 @@ if op == 'hit' or op == 'peek' then
       local charge = charges[i]
       if charge.shadow == 0 then
         local _, room = charge.numbers()
-        wanted = math.min(wanted or charge.cost, charge.cost, room)
+        local at, accepts = decide(charge, 1)
+        wanted = math.min(wanted or charge.cost, charge.cost, at and accepts <= now and room or 0)
       end
     end
     for i = 1, count do charges[i].cost = wanted and math.max(wanted, 1) or charges[i].cost end

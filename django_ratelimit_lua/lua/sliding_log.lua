@@ -9,7 +9,7 @@ promise         never more than `limit` units in any period, and no refusal that
 local time, last, serial, length, total = now, 0, 0, 0, 0
 
 local function load()
-  last, length, total = 0, 0, 0
+  time, last, length, total = now, 0, 0, 0
   local newest = checked(redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES'), key)
   if not newest or not newest[1] then return end
   local member = newest[1]
@@ -37,14 +37,13 @@ local function idle()
   return total > 0 and last + period or now
 end
 
-local function save()
-  if total == 0 then
-    rcall('DEL', key)
-  else
-    rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', time - period))
-    rcall('PEXPIRE', key, lifetime(idle()))
-    length = total
-  end
+local function prune()
+  rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', time - period))
+  length = total
+end
+
+local function expire()
+  if total > 0 then rcall('PEXPIRE', key, lifetime(idle())) end
 end
 
 -- Refused units are remembered too, but never more than the limit's worth of the latest.
@@ -66,16 +65,18 @@ local function take(cost, moment, refused)
   last, length, total = moment, length + cost, total + cost
   if refused and total > limit then
     rcall('ZREMRANGEBYRANK', key, 0, length - limit - 1)
-    length, total = limit, limit
+    total = limit
   end
-  save()
+  prune()
+  expire()
 end
 
 -- The latest go back first.
 local give = op == 'refund' and function(cost)
+  prune()
   if cost > 0 then rcall('ZREMRANGEBYRANK', key, string.format('%.0f', -cost), -1) end
   load()
-  save()
+  expire()
 end
 
 local function numbers()

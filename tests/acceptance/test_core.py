@@ -1,0 +1,66 @@
+"""django-ratelimit's functions, for those who change only their imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import UNSAFE
+from django_ratelimit_lua.core import get_usage, is_ratelimited
+from django_ratelimit_lua.decorators import ratelimit
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+def test_usage_counts_and_says_when_it_changes(rf: RequestFactory) -> None:
+    """With `increment` each call counts; the refused one shows as one more than the limit."""
+    usages = [get_usage(rf.get("/"), group="g", key="ip", rate="2/h", increment=True) for _ in range(3)]
+    assert [(usage["count"], usage["limit"], usage["should_limit"]) for usage in usages] == [
+        (1, 2, False),
+        (2, 2, False),
+        (3, 2, True),
+    ]
+    assert all(3600 <= usage["time_left"] <= 3960 for usage in usages)
+
+
+def test_without_increment_nothing_is_counted(rf: RequestFactory) -> None:
+    """And the answer is what one more would be told: the pattern of counting failures only does block."""
+    ask = {"request": rf.get("/"), "group": "login", "key": "ip", "rate": "2/h"}
+    assert [is_ratelimited(**ask) for _ in range(5)] == [False] * 5
+    for _ in range(2):
+        is_ratelimited(**ask, increment=True)
+    assert is_ratelimited(**ask)
+    assert get_usage(**ask)["count"] == 2
+
+
+def test_the_count_is_the_decorators(rf: RequestFactory) -> None:
+    """For the same group, key, rate and method; or the view itself as `fn`."""
+    ratelimit(key="ip", rate="2/h", method=UNSAFE)(view)(rf.post("/"))
+    assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h", method=UNSAFE)["count"] == 1
+    assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h")["count"] == 0
+
+
+def test_where_no_limit_applies_there_is_no_usage(rf: RequestFactory, settings: Any) -> None:
+    """No rate, another method, or switched off."""
+    assert get_usage(rf.get("/"), group="g", key="ip", rate=None) is None
+    assert get_usage(rf.get("/"), group="g", key="ip", rate=lambda group, request: None) is None
+    assert get_usage(rf.get("/"), group="g", key="ip", rate="1/h", method="POST") is None
+    settings.RATELIMIT_ENABLE = False
+    assert not is_ratelimited(rf.get("/"), group="g", key="ip", rate="0/s", increment=True)
+
+
+def test_never_is_minus_one(rf: RequestFactory) -> None:
+    """As django-ratelimit says where it does not know."""
+    assert get_usage(rf.get("/"), group="g", key="ip", rate="0/s")["time_left"] == -1
+
+
+def test_a_count_needs_a_name(rf: RequestFactory) -> None:
+    """As in django-ratelimit."""
+    with pytest.raises(ImproperlyConfigured, match="group"):
+        get_usage(rf.get("/"), key="ip", rate="1/h")

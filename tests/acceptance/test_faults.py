@@ -1,0 +1,292 @@
+"""When Redis is slow, wrong or gone: obeyed policy, a deadline, never a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.test import AsyncClient, Client
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.store import get_store
+
+DEADLINE, SCHEDULING = 0.1, 0.15
+
+
+def cache(url: str, **options: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}}
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[Server]:
+    """A server that this test may hurt, with the deadline as shipped and an alias that would wait for long."""
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
+        settings.RATELIMIT_TIMEOUT = DEADLINE
+        settings.CACHES = cache(server.url, SOCKET_TIMEOUT=30, SOCKET_CONNECT_TIMEOUT=30)
+        yield server
+
+
+@pytest.fixture
+def nobody(settings: Any) -> None:
+    """An address where no server is."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    settings.CACHES = cache(f"redis://127.0.0.1:{port}/0")
+    settings.RATELIMIT_TIMEOUT = DEADLINE
+
+
+def timed_hits(limiter: RateLimiter, kind: str) -> tuple[list[Any], float]:
+    """Two hits, the first without a connection perhaps, and the longer one's seconds."""
+
+    async def ahits() -> list[Any]:
+        return [await timed(limiter.ahit("x")) for _ in range(2)]
+
+    async def timed(hit: Any) -> Any:
+        started = time.monotonic()
+        return await hit, time.monotonic() - started
+
+    if kind == "async":
+        found = asyncio.run(ahits())
+    else:
+        found = []
+        for _ in range(2):
+            started = time.monotonic()
+            found.append((limiter.hit("x"), time.monotonic() - started))
+    return [decision for decision, _ in found], max(seconds for _, seconds in found)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("policy", ["open", "closed"])
+@pytest.mark.usefixtures("nobody")
+def test_a_refused_connection_is_decided_by_the_policy(kind: str, policy: str, settings: Any) -> None:
+    """At once, and says so."""
+    settings.RATELIMIT_ON_STORE_ERROR = policy
+    decisions, seconds = timed_hits(RateLimiter("x", "1/m"), kind)
+    assert [(decision.allowed, decision.source) for decision in decisions] == [(policy == "open", "fallback")] * 2
+    assert [decision.retry_after for decision in decisions] == [0 if policy == "open" else 1] * 2
+    assert seconds < DEADLINE + SCHEDULING
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_hung_server_costs_no_more_than_the_deadline(kind: str, warm: bool, own: Server, settings: Any) -> None:
+    """Whatever the alias says: it would wait 30 seconds, and retry."""
+    limiter = RateLimiter("x", "100/m")
+    if warm:
+        limiter.hit("x")
+    os.kill(own.pid, signal.SIGSTOP)
+    try:
+        decisions, seconds = timed_hits(limiter, kind)
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+    assert [decision.source for decision in decisions] == ["fallback"] * 2
+    assert seconds < DEADLINE + SCHEDULING
+
+
+def test_a_server_that_dribbles_costs_no_more_than_the_deadline(settings: Any) -> None:
+    """A byte now and then does not start the clock anew while connecting."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/3")
+        settings.RATELIMIT_TIMEOUT = DEADLINE
+        threading.Thread(target=dribble, args=(listener,), daemon=True).start()
+        decisions, seconds = timed_hits(RateLimiter("x", "1/m"), "sync")
+    assert [decision.source for decision in decisions] == ["fallback"] * 2
+    assert seconds < DEADLINE + SCHEDULING
+
+
+def dribble(listener: socket.socket) -> None:
+    try:
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                for _ in range(20):
+                    time.sleep(0.08)
+                    connection.sendall(b"+OK\r\n")
+    except OSError:
+        pass
+
+
+@pytest.mark.parametrize("path", ["/plain", "/coroutine"])
+@pytest.mark.usefixtures("nobody")
+def test_a_view_is_never_a_500(path: str, settings: Any, client: Client) -> None:
+    """Open lets through, closed answers 429 with a second to wait."""
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    assert [client.get(path).status_code for _ in range(3)] == [200] * 3
+    settings.RATELIMIT_ON_STORE_ERROR = "closed"
+    response = client.get(path)
+    assert (response.status_code, response["Retry-After"]) == (429, "1")
+
+    async def request() -> int:
+        return (await AsyncClient().get(path)).status_code
+
+    assert asyncio.run(request()) == 429
+
+
+def test_a_restarted_server_is_used_again(own: Server, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Down is logged once, up is logged once, and a connection that died is replaced, not trusted."""
+    settings.RATELIMIT_TIMEOUT = 5
+    limiter = RateLimiter("x", "100/m")
+    limiter.hit("x")
+    own.stop()
+    with caplog.at_level("INFO"):
+        assert [limiter.hit("x").source for _ in range(3)] == ["fallback"] * 3
+        own.start()
+        decision = limiter.hit("x")
+    assert (decision.source, decision.limits[0].used) == ("redis", 1)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.split(":")[0] for message in messages] == [
+        "Redis of cache 'default' cannot decide limits",
+        "Redis of cache 'default' answers again",
+    ]
+
+
+def test_a_connection_the_server_dropped_is_not_a_failure(own: Server) -> None:
+    """The server hung up while nothing was asked: the next hit connects anew, and counts once."""
+    limiter = RateLimiter("x", "100/m")
+    with redis.Redis.from_url(own.url) as direct:
+        for used in (1, 2, 3):
+            decision = limiter.hit("x")
+            assert (decision.source, decision.limits[0].used) == ("redis", used)
+            direct.client_kill_filter(_type="normal", skipme=True)
+            time.sleep(0.02)
+
+    async def hits() -> list[int]:
+        found = []
+        with redis.Redis.from_url(own.url) as direct:
+            for _ in range(3):
+                found.append((await limiter.ahit("x")).limits[0].used)
+                direct.client_kill_filter(_type="normal", skipme=True)
+                await asyncio.sleep(0.02)
+        return found
+
+    assert asyncio.run(hits()) == [4, 5, 6]
+
+
+def test_an_error_reply_is_decided_by_the_policy(own: Server, settings: Any) -> None:
+    """A full server that may not evict, say; and the connection goes on being used."""
+    limiter = RateLimiter("x", "100/m")
+    limiter.hit("x")
+    with redis.Redis.from_url(own.url) as direct:
+        direct.config_set("maxmemory", 1)
+        assert limiter.hit("x").source == "fallback"
+        direct.config_set("maxmemory", 0)
+        assert limiter.hit("x").source == "redis"
+        assert direct.info("clients")["connected_clients"] == 2
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_reset_that_fails_says_so() -> None:
+    """Nobody should believe that an identity was cleared when it was not."""
+    limiter = RateLimiter("x", "1/m")
+    with pytest.raises(StoreError):
+        limiter.reset("x")
+    with pytest.raises(StoreError):
+        asyncio.run(limiter.areset("x"))
+
+
+def test_a_cancelled_call_leaves_no_half_read_connection(own: Server) -> None:
+    """The next call on that event loop gets its own answer."""
+    limiter, other = RateLimiter("x", "100/m"), RateLimiter("y", "7/m")
+
+    async def calls() -> list[int]:
+        await limiter.ahit("x")
+        os.kill(own.pid, signal.SIGSTOP)
+        task = asyncio.ensure_future(limiter.ahit("x"))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        os.kill(own.pid, signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return [(await other.ahit("x")).limits[0].limit for _ in range(2)]
+
+    assert asyncio.run(calls()) == [7, 7]
+
+
+def test_event_loops_over_time_leave_no_connections(own: Server) -> None:
+    """Each loop's connections are closed with it."""
+    limiter = RateLimiter("x", "100/m")
+
+    async def crowd() -> None:
+        await asyncio.gather(*(limiter.ahit("x") for _ in range(20)))
+
+    with redis.Redis.from_url(own.url) as direct:
+        for _ in range(3):
+            asyncio.run(crowd())
+        time.sleep(0.05)
+        assert direct.info("clients")["connected_clients"] == 1
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(limiter.ahit("x"))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    assert asyncio.run(limiter.ahit("x")).source == "redis"
+
+
+def test_a_full_pool_waits_and_gives_up_in_time(own: Server, settings: Any) -> None:
+    """With one connection for all, threads take turns; behind a hung server nobody waits beyond the deadline."""
+    settings.CACHES = cache(own.url, CONNECTION_POOL_KWARGS={"max_connections": 1})
+    settings.RATELIMIT_TIMEOUT = 5
+    limiter = RateLimiter("x", "1000/m")
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {decision.source for decision in pool.map(limiter.hit, ["x"] * 200)} == {"redis"}
+    with redis.Redis.from_url(own.url) as direct:
+        assert direct.info("clients")["connected_clients"] == 2
+    settings.RATELIMIT_TIMEOUT = DEADLINE
+    os.kill(own.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        assert {decision.source for decision in pool.map(limiter.hit, ["x"] * 8)} == {"fallback"}
+    os.kill(own.pid, signal.SIGCONT)
+    assert time.monotonic() - started < DEADLINE + SCHEDULING + 0.1
+
+
+def test_a_forked_process_uses_connections_of_its_own(own: Server, settings: Any) -> None:
+    """A child that hits never reads its parent's answers."""
+    settings.RATELIMIT_TIMEOUT = 5
+    limiter = RateLimiter("x", "10000/m")
+    limiter.hit("x")
+    child = os.fork()
+    if not child:
+        fine = all(limiter.hit("child").limits[0].name == "x" for _ in range(200))
+        os._exit(0 if fine else 1)
+    for _ in range(200):
+        limiter.hit("parent")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [limiter.peek(who).limits[0].used for who in ("child", "parent")] == [200, 200]
+
+
+def test_the_caches_own_settings_are_left_alone(own: Server) -> None:
+    """The alias goes on with its own timeouts and its own connections."""
+    from django.core.cache import caches
+
+    RateLimiter("x", "1/m").hit("x")
+    pool = caches["default"].client.get_client().connection_pool
+    assert pool.connection_kwargs["socket_timeout"] == 30
+    assert get_store() is get_store()
+
+
+def test_over_a_unix_socket_with_a_password(settings: Any, tmp_path: Any) -> None:
+    """Where the alias connects, we connect, sync and async, with its credentials and its database."""
+    path = f"{tmp_path}/redis.sock"
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--unixsocket", path) as server:
+        with redis.Redis.from_url(server.url) as direct:
+            direct.config_set("requirepass", "secret")
+        settings.CACHES = cache(f"unix://{path}?db=2", PASSWORD="secret")
+        limiter = RateLimiter("x", "5/m")
+        assert limiter.hit("x").limits[0].used == 1
+        assert asyncio.run(limiter.ahit("x")).limits[0].used == 2
+        with redis.Redis(port=server.port, password="secret", db=2) as direct:
+            assert direct.dbsize() == 1

@@ -1,0 +1,128 @@
+"""Whom a key counts."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.address import client_address
+from django_ratelimit_lua.identity.keys import compile_key
+
+
+def identity(key: Any, request: HttpRequest) -> Any:
+    compiled = compile_key(key)
+    return compiled.read("group", request, getattr(request, "user", None))
+
+
+def person(primary_key: Any) -> Any:
+    return SimpleNamespace(pk=primary_key, is_authenticated=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        (" 192.0.2.7 ", "192.0.2.7"),
+        ("", None),
+        ("no address", "unknown"),
+        ("192.0.2.7, 10.0.0.1", "unknown"),
+        ("\x00", "unknown"),
+    ],
+)
+def test_addresses(address: str, network: str | None, rf: RequestFactory) -> None:
+    """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their own."""
+    assert client_address(rf.get("/", REMOTE_ADDR=address)) == network
+
+
+def test_masks_and_where_the_address_is(rf: RequestFactory, settings: Any) -> None:
+    """django-ratelimit's settings mean the same."""
+    request = rf.get("/", REMOTE_ADDR="192.0.2.7", HTTP_X_REAL_IP="2001:db8:1:2::9")
+    settings.RATELIMIT_IPV4_MASK = 24
+    assert client_address(request) == "192.0.2.0"
+    settings.RATELIMIT_IPV6_MASK = 48
+    settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
+    assert client_address(request) == "2001:db8:1::"
+    settings.RATELIMIT_IP_META_KEY = lambda request: "198.51.100.1"
+    assert client_address(request) == "198.51.100.0"
+    settings.RATELIMIT_IP_META_KEY = f"{__name__}.somewhere"
+    assert client_address(request) == "203.0.113.0"
+    settings.RATELIMIT_IP_META_KEY = "HTTP_MISSING"
+    assert client_address(request) is None
+
+
+def somewhere(request: HttpRequest) -> str:
+    return "203.0.113.9"
+
+
+def test_every_key_reads_its_own(rf: RequestFactory) -> None:
+    """Parameters, form fields, headers and cookies, each under its name."""
+    request = rf.post("/?q=find", {"username": "ada"}, headers={"x-api-key": "k1"})
+    request.COOKIES["visitor"] = "v1"
+    assert identity("get:q", request) == ("get", "q", "find")
+    assert identity("post:username", request) == ("post", "username", "ada")
+    assert identity("header:X-Api-Key", request) == ("header", "X-Api-Key", "k1")
+    assert identity("cookie:visitor", request) == ("cookie", "visitor", "v1")
+    assert identity(("ip", "get:q"), request) == (("ip", "127.0.0.1"), ("get", "q", "find"))
+    assert identity(lambda group, request: 7, request) == 7
+
+
+@pytest.mark.parametrize("key", ["get:q", "post:q", "header:q", "cookie:q"])
+def test_a_missing_value_is_not_the_empty_one(key: str, rf: RequestFactory) -> None:
+    """It is an identity of its own."""
+    missing = identity(key, rf.post("/"))
+    assert missing[-1] is None
+    assert digest(missing) != digest((*missing[:-1], ""))
+
+
+def test_users(rf: RequestFactory) -> None:
+    """A user by primary key; anonymous visitors by address under `user_or_ip`, together under `user`."""
+    request = rf.get("/")
+    request.user = person(7)
+    assert identity("user", request) == identity("user_or_ip", request) == ("user", "7")
+    request.user = AnonymousUser()
+    assert identity("user_or_ip", request) == ("ip", "127.0.0.1")
+    assert identity("user", request) == ("user", None)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def test_a_user_key_without_users_says_what_to_add(rf: RequestFactory) -> None:
+    """Both kinds of view name the middleware."""
+    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
+        ratelimit(key="user", rate="5/m")(ok)(rf.get("/"))
+    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
+        asyncio.run(ratelimit(key="user", rate="5/m")(aok)(rf.get("/")))
+
+
+def test_an_identity_that_is_none_is_refused(rf: RequestFactory) -> None:
+    """A model instance, say, whose text might change with every request."""
+    with pytest.raises(TypeError, match="primary key"):
+        ratelimit(key=lambda group, request: object(), rate="5/m")(ok)(rf.get("/"))
+
+
+def test_asynchronous_keys_in_a_tuple_are_awaited(rf: RequestFactory) -> None:
+    """Also from a plain view."""
+
+    async def key(group: str, request: HttpRequest) -> str:
+        return "one"
+
+    view = ratelimit(key=("ip", key), rate="1/m")(ok)
+    assert [view(rf.get("/")).status_code for _ in range(2)] == [200, 429]

@@ -1,0 +1,199 @@
+"""`RateLimiter`, away from requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import LimitError, RateLimiter, Ratelimited
+
+
+def test_hit_peek_refund_reset() -> None:
+    """Take, look, give back, forget."""
+    limiter = RateLimiter("x", "5/h")
+    assert limiter.hit("ada", 3).granted == 3
+    assert (limiter.peek("ada", 2).allowed, limiter.peek("ada", 3).allowed) == (True, False)
+    assert limiter.peek("ada").granted == 0
+    assert limiter.hit("ada", 0).remaining == 2
+    assert limiter.hit("ada", 4, partial=True).granted == 2
+    assert not limiter.hit("ada", 0)
+    assert limiter.refund("ada", 4).remaining == 4
+    assert limiter.refund("ada", 99).remaining == 5
+    limiter.hit("ada")
+    limiter.reset("ada")
+    assert limiter.peek("ada").remaining == 5
+
+
+def test_the_same_for_coroutines() -> None:
+    """The names with an a in front."""
+    limiter = RateLimiter("x", "5/h")
+
+    async def calls() -> list[int | None]:
+        found = [
+            (await limiter.ahit("ada", 3)).remaining,
+            (await limiter.apeek("ada", 3)).remaining,
+            (await limiter.arefund("ada", 1)).remaining,
+        ]
+        await limiter.areset("ada")
+        return [*found, (await limiter.apeek("ada")).remaining]
+
+    assert asyncio.run(calls()) == [2, 2, 3, 5]
+
+
+def test_identities_are_apart(direct: Any, prefix: str) -> None:
+    """However long or odd; and nothing of them is readable in Redis."""
+    odd = ["", "a", b"a", None, ("a",), ("a", "b"), ("ab",), (("a",), "b"), "x" * 1_000_000, "x" * 1_000_001, "\x00",
+           "{a}", "{", "a:b", "a\nb", "😀", "\ud800", ["ab", ""], ("", "ab"), uuid.UUID(int=7), 8]  # fmt: skip
+    limiter = RateLimiter("odd", "1/h")
+    assert [limiter.hit(identity).allowed for identity in odd] == [True] * len(odd)
+    assert [limiter.hit(identity).allowed for identity in odd] == [False] * len(odd)
+    keys = direct.keys(f"{prefix}*")
+    assert len(keys) == len(odd)
+    assert len({len(key) for key in keys}) == 1
+    assert not limiter.hit("8"), "a number is the same identity as its text"
+
+
+def test_secrets_make_different_digests(settings: Any, direct: Any, prefix: str) -> None:
+    """`RATELIMIT_KEY_SECRET` instead of `SECRET_KEY`, where set."""
+    limiter = RateLimiter("x", "5/h")
+    for secret in (None, "other", b"bytes"):
+        settings.RATELIMIT_KEY_SECRET = secret
+        limiter.hit("ada")
+    assert len(direct.keys(f"{prefix}*")) == 3
+
+
+def test_an_edit_keeps_what_was_used() -> None:
+    """The rate is not part of the name: five used of ten are five used of six."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
+        RateLimiter("edited", "10/h", algorithm=algorithm).hit("ada", 5)
+        assert RateLimiter("edited", "6/h", algorithm=algorithm).peek("ada").remaining == 1, algorithm
+        assert not RateLimiter("edited", "3/h", algorithm=algorithm).peek("ada"), algorithm
+
+
+def test_acquire_waits_its_turn() -> None:
+    """One per 50 ms, in turn, and no longer than asked for."""
+    limiter = RateLimiter("paced", "20/s", algorithm="leaky_bucket")
+    started = time.monotonic()
+    decisions = [limiter.acquire("ada") for _ in range(3)]
+    assert all(decisions)
+    assert time.monotonic() - started >= 0.1 - 0.002
+    started = time.monotonic()
+    refused = limiter.acquire("ada", timeout=0.01)
+    assert time.monotonic() - started < 0.04
+    assert not refused
+    assert 0.01 < refused.wait <= 0.05
+    assert refused.limits[0].used <= decisions[-1].limits[0].used
+
+
+def test_acquire_reserves_under_any_algorithm() -> None:
+    """What would be refused is waited for, if the time allows."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
+        limiter = RateLimiter("reserved", (1, 0.1), algorithm=algorithm)
+        assert limiter.acquire("ada").wait == 0
+        started = time.monotonic()
+        assert limiter.acquire("ada", timeout=1)
+        assert 0.08 < time.monotonic() - started < 0.3, algorithm
+        assert not limiter.acquire("ada", timeout=0), algorithm
+
+
+def test_a_cancelled_turn_is_given_back() -> None:
+    """Who is cancelled while waiting does not keep others waiting."""
+    limiter = RateLimiter("cancelled", "1/m", algorithm="leaky_bucket", queue=1)
+
+    async def calls() -> None:
+        await limiter.aacquire("ada")
+        waiting = asyncio.ensure_future(limiter.aacquire("ada"))
+        await asyncio.sleep(0.05)
+        assert not await limiter.apeek("ada")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await limiter.apeek("ada")
+
+    asyncio.run(calls())
+
+
+def test_any_function_can_be_limited() -> None:
+    """By its arguments, at a cost, and with patience."""
+    calls: list[tuple[str, int]] = []
+
+    @RateLimiter("function", "4/h")(key=lambda who, size: who, cost=lambda who, size: size)
+    def send(who: str, size: int) -> str:
+        calls.append((who, size))
+        return "sent"
+
+    assert send("ada", 3) == "sent"
+    with pytest.raises(Ratelimited) as caught:
+        send("ada", 2)
+    assert caught.value.decision.remaining == 1
+    assert send("grace", 4) == "sent"
+    assert calls == [("ada", 3), ("grace", 4)]
+    assert send.__name__ == "send"
+
+
+def test_any_coroutine_can_be_limited() -> None:
+    """Waiting for its turn without blocking the loop."""
+
+    @RateLimiter("coroutine", "20/s", algorithm="leaky_bucket")(timeout=None)
+    async def send() -> float:
+        return time.monotonic()
+
+    async def all_at_once() -> list[float]:
+        return sorted(await asyncio.gather(*(send() for _ in range(4))))
+
+    times = asyncio.run(all_at_once())
+    assert times[-1] - times[0] >= 0.15 - 0.02
+
+    @RateLimiter("refused", "0/s")
+    async def never() -> None:
+        raise AssertionError
+
+    with pytest.raises(Ratelimited):
+        asyncio.run(never())
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, True, "1", 2**60])
+def test_costs_are_whole_numbers(cost: Any) -> None:
+    """Anything else is an error that names the limit, and counts nothing."""
+    limiter = RateLimiter("costly", "5/h")
+    with pytest.raises(LimitError, match="'costly': cost is"):
+        limiter.hit("ada", cost)
+    assert limiter.peek("ada").remaining == 5
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
+def test_timeouts_are_seconds(timeout: Any) -> None:
+    """Anything else is an error."""
+    with pytest.raises(LimitError, match="timeout is"):
+        RateLimiter("x", "5/h").acquire("ada", timeout=timeout)
+
+
+def test_what_is_wrong_is_said_when_it_is_made() -> None:
+    """Not at the first hit."""
+    for arguments in (["x", "5/month"], ["x", []], ["", "5/m"], ["x", ["5/m", "5/m"]]):
+        with pytest.raises(LimitError):
+            RateLimiter(*arguments)
+    with pytest.raises(TypeError):
+        RateLimiter("x", "5/m", bursts=3)
+
+
+def test_switched_off_it_lets_everything_through(settings: Any) -> None:
+    """Without asking Redis."""
+    settings.RATELIMIT_ENABLE = False
+    limiter = RateLimiter("off", "1/h")
+    assert [limiter.hit("ada").granted for _ in range(3)] == [1, 1, 1]
+    assert asyncio.run(limiter.ahit("ada")).allowed
+
+
+def test_the_clients_clock_where_redis_may_not_be_asked(settings: Any) -> None:
+    """`RATELIMIT_CLOCK = "client"`."""
+    settings.RATELIMIT_CLOCK = "client"
+    limiter = RateLimiter("clock", (2, 0.2), algorithm="sliding_log")
+    decisions = [limiter.hit("ada") for _ in range(3)]
+    assert [decision.allowed for decision in decisions] == [True, True, False]
+    time.sleep(decisions[-1].retry_after)
+    assert limiter.hit("ada")

@@ -1,0 +1,306 @@
+"""`@ratelimit` on every kind of view, through Django's own handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+
+from django_ratelimit_lua import ALL, UNSAFE, LimitError, Ratelimited, ratelimit
+from tests.acceptance import site
+
+SYNC = ["/plain", "/on-method", "/on-class", "/inherits", "/wrapped", "/also-wrapped"]
+ASYNC = ["/coroutine", "/async-on-class", "/async-on-method"]
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def statuses(view: Any, rf: RequestFactory, times: int = 3, **headers: str) -> list[int]:
+    return [view(rf.get("/", headers=headers)).status_code for _ in range(times)]
+
+
+@pytest.mark.parametrize("path", SYNC + ASYNC)
+def test_the_third_request_of_two_a_minute_is_refused(path: str, client: Client) -> None:
+    """Function, method, class, inherited class, wrapped `as_view()` and async views alike."""
+    assert [client.get(path).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("path", SYNC + ASYNC)
+def test_under_the_asynchronous_handler_too(path: str) -> None:
+    """The same views behind ASGI."""
+
+    async def requests() -> list[int]:
+        client = AsyncClient()
+        return [(await client.get(path)).status_code for _ in range(3)]
+
+    assert asyncio.run(requests()) == [200, 200, 429]
+
+
+def test_no_two_views_share_a_count(client: Client) -> None:
+    """Not those of one class and its heirs, nor two `as_view()`s of one module."""
+    for path in SYNC + ASYNC:
+        assert [client.get(path).status_code for _ in range(2)] == [200, 200], path
+
+
+def test_views_that_name_one_group_share_its_count(rf: RequestFactory) -> None:
+    """A group is a count's name."""
+    one = ratelimit(group="both", key="ip", rate="3/m")(ok)
+
+    @ratelimit(group="both", key="ip", rate="3/m")
+    def other(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("other")
+
+    assert statuses(one, rf, 2) == [200, 200]
+    assert statuses(other, rf, 2) == [200, 429]
+
+
+def test_stacked_limits_never_share_a_count(rf: RequestFactory) -> None:
+    """Two rates on one view count apart, and a request that one refuses costs the other nothing."""
+    view = ratelimit(key="ip", rate="2/m")(ratelimit(key="ip", rate="100/h")(ok))
+    assert statuses(view, rf, 4) == [200, 200, 429, 429]
+    request = rf.get("/")
+    view(request)
+    assert [(state.limit, state.used) for state in request.ratelimit.limits] == [(2, 2), (100, 2)]
+
+
+def test_the_same_limit_written_twice_is_two_counts(rf: RequestFactory) -> None:
+    """No key stands twice in one call."""
+    view = ratelimit(key="ip", rate=["2/m", "2/m"])(ratelimit(key="ip", rate="2/m")(ok))
+    assert statuses(view, rf) == [200, 200, 429]
+
+
+def test_decorators_with_another_between_decide_one_after_the_other(rf: RequestFactory) -> None:
+    """A decorator that copies attributes does not make us skip it or the view."""
+    import functools
+
+    seen = []
+
+    def between(view: Any) -> Any:
+        @functools.wraps(view)
+        def inner(request: HttpRequest) -> HttpResponse:
+            seen.append("between")
+            return view(request)
+
+        return inner
+
+    view = ratelimit(key="ip", rate="5/m")(between(ratelimit(key="ip", rate="2/m")(ok)))
+    request = rf.get("/")
+    assert view(request).content == b"ok"
+    assert seen == ["between"]
+    assert [state.limit for state in request.ratelimit.limits] == [5, 2]
+
+
+def test_method_sets_count_apart(client: Client) -> None:
+    """A limit on unsafe methods lets GET pass and does not count it."""
+    assert [client.get("/form").status_code for _ in range(3)] == [200, 200, 200]
+    assert [client.post("/form").status_code for _ in range(3)] == [200, 200, 429]
+    assert client.delete("/form").status_code == 429
+    assert client.get("/form").json() == {"limited": False}
+
+
+def test_without_block_the_view_decides(client: Client) -> None:
+    """`block=False` sets `request.limited`; `request.ratelimit` carries the decision."""
+    answers = [client.get("/advisory").json() for _ in range(3)]
+    assert [answer["limited"] for answer in answers] == [False, False, True]
+    assert [answer["remaining"] for answer in answers] == [1, 0, 0]
+
+
+def test_an_advisory_limit_does_not_open_a_blocking_one(rf: RequestFactory) -> None:
+    """Stacked on one view, an exhausted `block=False` limit leaves the blocking one counting."""
+    view = ratelimit(key="ip", rate="1/m", block=False)(ratelimit(key="ip", rate="3/m")(ok))
+    limited = []
+    for _ in range(3):
+        request = rf.get("/")
+        assert view(request).status_code == 200
+        limited.append(request.limited)
+    assert limited == [False, True, True]
+    assert view(rf.get("/")).status_code == 429
+
+
+@pytest.mark.parametrize("path", ["/broken"])
+def test_a_view_that_raises_runs_once(path: str, client: Client) -> None:
+    """Whatever the view raises is its own, and it ran once."""
+    site.runs.clear()
+    with pytest.raises(site.Boom):
+        client.get(path)
+    assert site.runs == ["broken"]
+
+
+def test_a_list_of_rates_is_all_or_nothing(rf: RequestFactory) -> None:
+    """The tightest decides; None in it is no limit."""
+    view = ratelimit(key="ip", rate=["2/s", "3/h", None])(ok)
+    assert statuses(view, rf) == [200, 200, 429]
+
+
+def test_rates_and_costs_may_be_called(rf: RequestFactory) -> None:
+    """With the group and the request, plain or as coroutines; None from a rate is no limit."""
+
+    async def rate(group: str, request: HttpRequest) -> str | None:
+        return request.GET.get("rate")
+
+    def cost(group: str, request: HttpRequest) -> int:
+        assert group == "called"
+        return 3
+
+    view = ratelimit("called", "ip", rate, cost=cost)(ok)
+    assert [view(rf.get("/?rate=7/m")).status_code for _ in range(3)] == [200, 200, 429]
+    assert view(rf.get("/")).status_code == 200
+    with pytest.raises(LimitError, match="'ten/m'"):
+        view(rf.get("/?rate=ten/m"))
+
+
+def key_by_path(group: str, request: HttpRequest) -> str:
+    return request.GET["who"]
+
+
+def rate_by_path(group: str, request: HttpRequest) -> str:
+    return "1/m"
+
+
+def cost_by_path(group: str, request: HttpRequest) -> int:
+    return 1
+
+
+def test_dotted_paths_work(rf: RequestFactory) -> None:
+    """Keys, rates and costs may be named by where they are."""
+    here = __name__
+    view = ratelimit(key=f"{here}.key_by_path", rate=f"{here}.rate_by_path", cost=f"{here}.cost_by_path")(ok)
+    assert [view(rf.get(f"/?who={who}")).status_code for who in "aba"] == [200, 200, 429]
+
+
+def test_an_asynchronous_view_awaits_its_callables() -> None:
+    """Keys, rates and costs that are coroutines; the user comes from `request.auser`."""
+
+    async def key(group: str, request: HttpRequest) -> str:
+        return "one"
+
+    async def rate(group: str, request: HttpRequest) -> str:
+        return "1/m"
+
+    async def cost(group: str, request: HttpRequest) -> int:
+        return 1
+
+    @ratelimit(key=(key, "user_or_ip"), rate=rate, cost=cost)
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    async def requests() -> list[int]:
+        found = []
+        for _ in range(2):
+            request = RequestFactory().get("/")
+
+            async def auser() -> AnonymousUser:
+                return AnonymousUser()
+
+            request.auser = auser
+            found.append((await view(request)).status_code)
+        return found
+
+    assert asyncio.run(requests()) == [200, 429]
+
+
+def test_a_leaky_bucket_holds_requests_until_their_turn(rf: RequestFactory) -> None:
+    """Both kinds of view wait; the second request leaves 50 ms after the first."""
+    import time
+
+    view = ratelimit(key="ip", rate="20/s", algorithm="leaky_bucket")(ok)
+
+    @ratelimit(key="ip", rate="20/s", algorithm="leaky_bucket")
+    async def aview(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    async def requests() -> None:
+        for _ in range(3):
+            await aview(rf.get("/"))
+
+    started = time.monotonic()
+    statuses(view, rf)
+    assert time.monotonic() - started >= 0.1 - 0.002
+    started = time.monotonic()
+    asyncio.run(requests())
+    assert time.monotonic() - started >= 0.1 - 0.002
+
+
+def test_switched_off_nothing_is_limited(rf: RequestFactory, settings: Any) -> None:
+    """`RATELIMIT_ENABLE = False`: no call, no limit, and the attributes are there all the same."""
+    settings.RATELIMIT_ENABLE = False
+    settings.RATELIMIT_USE_CACHE = "there is no such cache"
+    view = ratelimit(key="ip", rate="1/m")(ok)
+    request = rf.get("/")
+    assert statuses(view, rf) == [200, 200, 200]
+    view(request)
+    assert (request.limited, request.ratelimit.allowed) == (False, True)
+
+
+def test_another_algorithm_by_setting(rf: RequestFactory, settings: Any) -> None:
+    """`RATELIMIT_ALGORITHM` is what limits that name none use."""
+    settings.RATELIMIT_ALGORITHM = "gcra"
+    request = rf.get("/")
+    ratelimit(key="ip", rate="6/m")(ok)(request)
+    assert request.ratelimit.reset_after == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key": "ip", "rate": "10/x"}, "unknown unit 'x'"),
+        ({"key": "ip", "rate": "5/month"}, "unknown unit 'month'"),
+        ({"key": "ip", "rate": "ten/m"}, "'ten/m'"),
+        ({"key": "ip", "rate": "5/m junk"}, "'5/m junk'"),
+        ({"key": "ip", "rate": "-5/m"}, "'-5/m'"),
+        ({"key": "ip", "rate": "9" * 30 + "/m"}, "too large"),
+        ({"key": "ip", "rate": []}, "empty list"),
+        ({"key": "ip", "rate": 5}, "neither text nor"),
+        ({"key": "ip", "rate": "5/m", "algorithm": "lucky"}, "sliding_log"),
+        ({"key": "ip", "rate": "5/m", "burst": 3}, "no option 'burst'"),
+        ({"key": "ip", "rate": "5/m", "cost": -1}, "Cost -1"),
+        ({"key": "ip", "rate": "5/m", "cost": "many"}, "Cost 'many'"),
+        ({"key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
+        ({"key": "ip", "rate": "5/m", "method": []}, "method is"),
+        ({"key": "ip", "rate": "5/m", "group": ""}, "group is ''"),
+        ({"key": "nobody", "rate": "5/m"}, "cookie:NAME"),
+        ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
+        ({"key": (), "rate": "5/m"}, "needs a key"),
+        ({"rate": "5/m"}, "needs a key"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_decorator_is_written(arguments: dict[str, Any], message: str) -> None:
+    """Not at the first request."""
+    with pytest.raises(LimitError, match=message):
+        ratelimit(**arguments)
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    """Python's own error names it."""
+    with pytest.raises(TypeError, match="bursts"):
+        ratelimit(key="ip", rate="5/m", bursts=3)
+
+
+def test_django_ratelimits_names_are_there() -> None:
+    """`ratelimit.ALL`, `ratelimit.UNSAFE`, and the order of the positional arguments."""
+    assert (ratelimit.ALL, ratelimit.UNSAFE) == (ALL, UNSAFE)
+    assert ratelimit("group", "ip", "5/m", ratelimit.UNSAFE, False)(ok)
+
+
+def test_an_exception_class_is_raised_instead(rf: RequestFactory, settings: Any) -> None:
+    """`RATELIMIT_EXCEPTION_CLASS`: ours carries the decision; anybody's is raised as it is."""
+    view = ratelimit(key="ip", rate="0/m")(ok)
+    settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
+    with pytest.raises(Ratelimited, match="never") as caught:
+        view(rf.get("/"))
+    assert not caught.value.decision
+    settings.RATELIMIT_EXCEPTION_CLASS = site.CustomError
+    with pytest.raises(site.CustomError):
+        view(rf.get("/"))
+
+
+def test_raised_it_is_djangos_403(client: Client, settings: Any) -> None:
+    """As with django-ratelimit, for those who set it."""
+    settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
+    assert [client.get("/plain").status_code for _ in range(3)] == [200, 200, 403]

@@ -1,0 +1,91 @@
+"""Many processes and threads at once, against one identity: exactly N, never one more or less."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+
+pytestmark = pytest.mark.engine
+
+PROCESSES, THREADS, HITS, LIMIT = 8, 4, 12, 150
+
+WORKER = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import django
+from django.conf import settings
+django.setup()
+from django_ratelimit_lua import RateLimiter
+limiters = {}
+print("ready", flush=True)
+for line in sys.stdin:
+    prefix, algorithm, limit, blocked, threads, hits = line.split()
+    settings.RATELIMIT_CACHE_PREFIX = prefix
+    from django.core.signals import setting_changed
+    setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=prefix, enter=True)
+    rates = [f"{limit}/h", "100000/h", f"{blocked}/h"] if int(blocked) >= 0 else f"{limit}/h"
+    limiter = RateLimiter("crowd", rates, algorithm=algorithm)
+    with ThreadPoolExecutor(int(threads)) as pool:
+        print(sum(bool(d) for d in pool.map(lambda _: limiter.hit("everyone"), range(int(threads) * int(hits)))), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that wait for a line saying what to hit, and answer with how many hits were admitted."""
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(PROCESSES)
+    ]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    yield workers
+    for worker in workers:
+        worker.communicate()
+
+
+def admitted(crowd: list[subprocess.Popen[str]], *order: Any) -> int:
+    for worker in crowd:
+        worker.stdin.write(" ".join(map(str, order)) + "\n")
+        worker.stdin.flush()
+    return sum(int(worker.stdout.readline()) for worker in crowd)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_eight_processes_of_four_threads_admit_exactly_n(
+    algorithm: str, crowd: list[subprocess.Popen[str]], prefix: str
+) -> None:
+    """384 hits at once on a limit of 150: 150 are admitted."""
+    assert PROCESSES * THREADS * HITS > 2 * LIMIT
+    assert admitted(crowd, prefix, algorithm, LIMIT, -1, THREADS, HITS) == LIMIT
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_call_that_one_limit_denies_costs_the_others_nothing(
+    algorithm: str, crowd: list[subprocess.Popen[str]], prefix: str
+) -> None:
+    """Three limits in one call, the tightest of 40: 40 are admitted, and each limit has counted just those."""
+    assert admitted(crowd, prefix, algorithm, LIMIT, 40, THREADS, HITS) == 40
+    limiter = RateLimiter("crowd", [f"{LIMIT}/h", "100000/h", "40/h"], algorithm=algorithm)
+    states = limiter.peek("everyone").limits
+    assert states[2].used == 40
+    if algorithm == "leaky_bucket":
+        return  # Its turns are charged when they come, which is long after they were given.
+    assert states[0].used == 40
+    # A bucket of 100000 an hour leaks 28 units a second while the crowd is at it.
+    assert states[1].used == 40 or algorithm == "token_bucket"
+
+
+def test_threads_share_connections_safely() -> None:
+    """Thirty-two threads of one process take exactly what there is."""
+    limiter = RateLimiter("threads", "100/h")
+    with ThreadPoolExecutor(32) as pool:
+        assert sum(bool(decision) for decision in pool.map(limiter.hit, ["one"] * 500)) == 100

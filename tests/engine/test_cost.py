@@ -1,0 +1,90 @@
+"""What a decision costs the server, read from the server's own statistics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+
+pytestmark = pytest.mark.engine
+RATES = [f"{n}/h" for n in range(101, 109)]
+
+
+def calls(direct: redis.Redis) -> dict[str, int]:
+    """How often each command was asked for from outside, since the statistics were last reset."""
+    inside = {"get", "set", "del", "time", "zadd", "zcard", "zcount", "zrange", "zremrangebyscore", "pexpire"}
+    statistics = direct.info("commandstats")
+    names = {name.removeprefix("cmdstat_"): int(entry["calls"]) for name, entry in statistics.items()}
+    return {name: count for name, count in names.items() if name not in inside | {"info", "config|resetstat", "config"}}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_any_number_of_limits_costs_one_evalsha(algorithm: str, count: int, direct: redis.Redis) -> None:
+    """1, 3 and 8 limits are one EVALSHA and nothing else."""
+    limiter = RateLimiter("cost", RATES[:count], algorithm=algorithm)
+    limiter.hit("warm")
+    direct.config_resetstat()
+    for _ in range(10):
+        limiter.hit("someone")
+    assert calls(direct) == {"evalsha": 10}
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_any_number_of_limits_costs_one_evalsha_asynchronously(count: int, direct: redis.Redis) -> None:
+    """The same, from a coroutine."""
+    limiter = RateLimiter("cost", RATES[:count])
+
+    async def hits() -> None:
+        await limiter.ahit("warm")
+        direct.config_resetstat()
+        for _ in range(10):
+            await limiter.ahit("someone")
+        assert calls(direct) == {"evalsha": 10}
+
+    asyncio.run(hits())
+
+
+def test_stacked_decorators_cost_one_evalsha(direct: redis.Redis, rf: RequestFactory) -> None:
+    """Decorators that stand together, and lists of rates, are decided in one call."""
+
+    @ratelimit(key="ip", rate="100/m")
+    @ratelimit(key="header:x-api-key", rate=["10/s", "500/h"])
+    @ratelimit(key=("ip", "get:q"), rate="50/m", method="GET")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    view(rf.get("/"))
+    direct.config_resetstat()
+    request = rf.get("/")
+    view(request)
+    assert calls(direct) == {"evalsha": 1}
+    assert len(request.ratelimit.limits) == 4
+
+
+def test_a_flushed_script_is_loaded_again_within_the_call(direct: redis.Redis) -> None:
+    """NOSCRIPT costs one reload, and the hit counts once."""
+    limiter = RateLimiter("flushed", "5/h")
+    limiter.hit("someone")
+    direct.script_flush()
+    direct.config_resetstat()
+    assert limiter.hit("someone").limits[0].used == 2
+    assert calls(direct) == {"evalsha": 2, "script|load": 1} or calls(direct) == {"evalsha": 2, "script": 1}
+
+
+def test_a_flushed_script_is_loaded_again_asynchronously(direct: redis.Redis) -> None:
+    """The same, from a coroutine."""
+    limiter = RateLimiter("flushed", "5/h")
+
+    async def hits() -> int:
+        await limiter.ahit("someone")
+        direct.script_flush()
+        return (await limiter.ahit("someone")).limits[0].used
+
+    assert asyncio.run(hits()) == 2

@@ -1,0 +1,120 @@
+"""`manage.py check`, and settings that cannot be taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+
+from django_ratelimit_lua import dotted, ratelimit
+from django_ratelimit_lua.conf import NAMES, conf
+
+REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+
+
+def found() -> list[tuple[str, str]]:
+    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in run_checks()]
+
+
+@pytest.fixture(autouse=True)
+def no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dotted, "known", {})
+
+
+def test_a_good_project_has_nothing_to_hear() -> None:
+    """The tests' own settings."""
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("CACHE_PREFIX", "a{b}", "without braces"),
+        ("ALGORITHM", "lucky", "choose one of: token_bucket"),
+        ("TIMEOUT", 0, "above 0"),
+        ("TIMEOUT", "1", "above 0"),
+        ("ON_STORE_ERROR", "local", "choose one of: open, closed"),
+        ("CLOCK", "sundial", "choose one of: redis, client"),
+        ("IP_META_KEY", 7, "a key of request.META"),
+        ("IPV4_MASK", 33, "from 0 to 32"),
+        ("IPV6_MASK", True, "from 0 to 128"),
+        ("EXCEPTION_CLASS", "nowhere.Error", "cannot be imported"),
+        ("VIEW", "os.sep", "not callable"),
+        ("VIEW", 7, "must be callable"),
+    ],
+)
+def test_a_bad_setting_is_an_error_that_says_what_is_right(name: str, value: Any, right: str, settings: Any) -> None:
+    """At `check`, and where it is used."""
+    setattr(settings, f"RATELIMIT_{name}", value)
+    ((identifier, message),) = found()
+    assert identifier == "E001"
+    assert right in message
+    assert f"RATELIMIT_{name}" in message
+    with pytest.raises(ImproperlyConfigured, match=f"RATELIMIT_{name}"):
+        getattr(conf, name)
+
+
+def test_a_misspelt_setting_is_a_warning(settings: Any) -> None:
+    """With the names there are."""
+    settings.RATELIMIT_TIMEOUTS = 1
+    ((identifier, message),) = found()
+    assert (identifier, message) == ("W001", "RATELIMIT_TIMEOUTS is not a setting of django_ratelimit_lua.")
+
+
+@pytest.mark.parametrize(
+    ("caches", "alias", "problem"),
+    [
+        ({"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}, "default", "LocMemCache"),
+        ({"default": {**REDIS, "BACKEND": "django.core.cache.backends.redis.RedisCache"}}, "default", "must be django"),
+        ({"default": REDIS}, "other", "no alias 'other'"),
+        (
+            {"default": {**REDIS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}}},
+            "default",
+            "ShardClient",
+        ),
+    ],
+)
+def test_a_cache_that_is_not_django_redis_is_an_error(
+    caches: dict[str, Any], alias: str, problem: str, settings: Any
+) -> None:
+    """At `check`, and where it is used."""
+    from django_ratelimit_lua.store import get_store
+
+    settings.CACHES = caches
+    settings.RATELIMIT_USE_CACHE = alias
+    ((identifier, message),) = found()
+    assert identifier == "E002"
+    assert problem in message
+    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_USE_CACHE"):
+        get_store()
+
+
+def test_a_dotted_path_that_leads_nowhere_is_an_error() -> None:
+    """Found by `check`, before a request finds it."""
+    ratelimit(key="nowhere.key", rate="os.sep", cost=f"{__name__}.found")
+    messages = sorted(found())
+    assert [identifier for identifier, _ in messages] == ["E003", "E003"]
+    assert "Key 'nowhere.key' cannot be imported" in messages[0][1]
+    assert "Rate 'os.sep' is not callable" in messages[1][1]
+
+
+def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None:
+    """True is open, False is closed; the newer setting goes first."""
+    del settings.RATELIMIT_ON_STORE_ERROR
+    assert conf.ON_STORE_ERROR == "open"
+    settings.RATELIMIT_FAIL_OPEN = False
+    assert conf.ON_STORE_ERROR == "closed"
+    settings.RATELIMIT_FAIL_OPEN = True
+    assert conf.ON_STORE_ERROR == "open"
+    settings.RATELIMIT_ON_STORE_ERROR = "closed"
+    assert conf.ON_STORE_ERROR == "closed"
+
+
+def test_every_setting_has_a_default(settings: Any) -> None:
+    """A project that sets none of them works."""
+    for name in NAMES:
+        if hasattr(settings, f"RATELIMIT_{name}"):
+            delattr(settings, f"RATELIMIT_{name}")
+        getattr(conf, name)

@@ -1,0 +1,131 @@
+"""The house rules that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from django_ratelimit_lua import lua
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "django_ratelimit_lua"
+# From the top: a room imports only those above it, and modules of one line import each other only as their order allows.
+ROOMS = [
+    "version",
+    "limits",
+    "lua",
+    "exceptions",
+    "dotted",
+    "conf",
+    "store",
+    "identity",
+    "limiter",
+    "callsite",
+    "http",
+    "decorators core",
+    "checks",
+    "apps",
+    "embedded",
+    "__init__",
+]
+FORBIDDEN = {"limits": {"django", "redis", "django_redis"}, "lua": {"django", "redis", "django_redis"}}
+REDIS_ONLY_IN = "store"
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[str, str]]:
+    """What a file imports: (top-level package, room of ours or empty)."""
+    found = []
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name.partition(".")[0], "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.append((node.module.partition(".")[0], ""))
+        elif isinstance(node, ast.ImportFrom) and node.level == depth:
+            rooms = [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
+            found += [("django_ratelimit_lua", room) for room in rooms]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_only_go_upward(path: Path) -> None:
+    """A line of code knows its room, and a room knows only those above it."""
+    lines = [line.split() for line in ROOMS]
+    order = {room: number for number, line in enumerate(lines) for room in line}
+    room = room_of(path)
+    assert room in order, f"{room} is in no line of ROOMS"
+    for package, other in imports(path):
+        assert package not in FORBIDDEN.get(room, set()), f"{room} must not know {package}"
+        assert package not in ("redis", "django_redis") or room == REDIS_ONLY_IN, f"only {REDIS_ONLY_IN} knows {package}"
+        if other:
+            assert order[other] < order[room] or other == room, f"{room} imports {other}, which is below it"
+
+
+def test_no_room_without_an_owner() -> None:
+    """No utils, helpers, common, misc or constants."""
+    assert not [path for path in PACKAGE.rglob("*") if re.match(r"(utils|helpers|common|misc|constants)\b", path.name)]
+
+
+@pytest.mark.parametrize("name", lua.ALGORITHMS)
+def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
+    """Record, state and promise; and the letters it explains are the ones it uses."""
+    header, _, code = lua.source(name).partition("]]")
+    assert all(re.search(rf"^{word} ", header, re.MULTILINE) for word in ("record", "state", "promise"))
+    record = re.search(r"^record (.*?)^state", header, re.MULTILINE | re.DOTALL).group(1)
+    explained = set(re.findall(r"\b([a-f])\b(?!\w)", re.sub(r"\ba (?=\w)", "", record)))
+    code = re.sub(r"'[^']*'|--.*", "", code)
+    used = set(re.findall(r"(?<![\w.])([b-f])(?![\w(])", code)) | ({"a"} if re.search(r"(?<![\w.])a(?!\w)", code) else set())
+    if name == "leaky_bucket":
+        assert "as the token bucket" in record
+    else:
+        assert used <= explained | {"a"}
+        assert explained <= used | {"a"}
+
+
+def test_the_programs_header_says_what_it_is_given() -> None:
+    """Every ARGV that is read is explained, and the record and the reply have as many numbers as it says."""
+    text = lua.PROGRAM.decode()
+    header = lua.source("program").partition("]]")[0]
+    for argument in set(re.findall(r"ARGV\[(\d)\]", text)):
+        assert f"ARGV[{argument}]" in header
+    assert "12 doubles" in header
+    assert "unpack('<" + "d" * 12 + "'" in text
+    assert "pack('<" + "d" * 5 + "'" in text
+    assert "pack('<" + "d" * 6 + "'" in text
+    assert set(re.findall(r"op == '(\w+)'", text)) <= set(re.search(r"what to do: (.*)", header).group(1).replace(",", "").split())
+
+
+def test_the_program_run_is_the_program_read() -> None:
+    """Every line of every file is in what is sent to the server."""
+    for name in ("state", *lua.ALGORITHMS, "program"):
+        assert lua.source(name).strip() in lua.PROGRAM.decode()
+    assert {path.stem for path in (PACKAGE / "lua").glob("*.lua")} == {"state", *lua.ALGORITHMS, "program"}
+
+
+def test_the_wheel_holds_the_lua_files_and_the_types(tmp_path: Path) -> None:
+    """What is installed works and is typed."""
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".lua")}
+    assert expected | {"django_ratelimit_lua/py.typed"} <= names
+    assert not [name for name in names if name.startswith(("tests", "example_project", "docs"))]
+
+
+def test_every_test_says_what_it_promises() -> None:
+    """One sentence of docstring each."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                assert ast.get_docstring(node), f"{path.name}: {node.name}"

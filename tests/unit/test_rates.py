@@ -1,0 +1,135 @@
+"""Rates and limits as they are written."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import Limit, LimitError, Rate
+
+SECOND = 1_000_000
+UNITS = {
+    SECOND: ("s", "sec", "second", "seconds"),
+    60 * SECOND: ("m", "min", "minute", "minutes"),
+    3600 * SECOND: ("h", "hr", "hour", "hours"),
+    86400 * SECOND: ("d", "day", "days"),
+    7 * 86400 * SECOND: ("w", "week", "weeks"),
+}
+
+
+@pytest.mark.parametrize(("period", "unit"), [(period, unit) for period, units in UNITS.items() for unit in units])
+def test_every_unit_is_understood(period: int, unit: str) -> None:
+    """Alone and multiplied."""
+    assert Rate.parse(f"5/{unit}") == Rate(5, period)
+    assert Rate.parse(f"5/3{unit}") == Rate(5, 3 * period)
+
+
+@pytest.mark.parametrize(
+    ("pair", "period"),
+    [((5, 60), 60 * SECOND), ((5, 0.5), SECOND // 2), ((5, timedelta(minutes=1)), 60 * SECOND), ([5, 1], SECOND)],
+)
+def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
+    """Whole seconds, fractions or a timedelta."""
+    assert Rate.parse(pair) == Rate(5, period)
+    assert Rate.parse(Rate(5, period)) == Rate(5, period)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "5/", "/m", "5/x", "5/month", "5/M", "ten/m", "5/m junk", " 5/m", "5 /m", "5/ m", "5/m\n", "-5/m", "+5/m",
+     "5/-1m", "5.5/m", "5/1.5m", "5/0m", "٥/m", "5/m/h", "1e3/m", "5/99999999999999999999s", "1000000000001/s", "5/11000d"],
+)  # fmt: skip
+def test_whatever_does_not_match_whole_is_an_error_that_names_it(text: str) -> None:
+    """And the accepted forms, or the range."""
+    with pytest.raises(LimitError) as caught:
+        Rate.parse(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pair", [(5, 0), (5, -1), (5, float("nan")), (5, float("inf")), (5, "60"), ("5", 60), (True, 60), (5, True), (-1, 1), (5, 1e-7)]
+)
+def test_pairs_out_of_range_are_errors(pair: Any) -> None:
+    """The message names the pair."""
+    with pytest.raises(LimitError, match=r"Rate \("):
+        Rate.parse(pair)
+
+
+@given(st.integers(0, 10**12), st.integers(1, 10**9), st.sampled_from("smhdw"))
+def test_a_rate_reads_back_what_it_writes(limit: int, times: int, unit: str) -> None:
+    """`str` and `parse` agree."""
+    try:
+        rate = Rate.parse(f"{limit}/{times}{unit}")
+    except LimitError:
+        return
+    assert Rate.parse(str(rate)) == rate
+
+
+def test_a_period_below_a_second_is_written_in_microseconds() -> None:
+    """For people: it cannot be written as text."""
+    assert str(Rate.parse((5, 0.25))) == "5/250000us"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "leaky"}, "choose one of"),
+        ({"algorithm": ["x"]}, "Unknown algorithm"),
+        ({"burst": 5}, "sliding_window has no option 'burst'; it takes count_denied, max_wait, segments"),
+        ({"algorithm": "token_bucket", "burst": 0}, "burst is 0"),
+        ({"algorithm": "token_bucket", "burst": 1.5}, "burst is 1.5"),
+        ({"algorithm": "leaky_bucket", "queue": -1}, "queue is -1"),
+        ({"algorithm": "leaky_bucket", "count_denied": True}, "no option 'count_denied'"),
+        ({"segments": 1001}, "at most 1000"),
+        ({"segments": True}, "segments is True"),
+        ({"mode": "off"}, "enforce, shadow"),
+        ({"max_wait": -1}, "max_wait is -1"),
+        ({"max_wait": "1"}, "max_wait is '1'"),
+        ({"max_wait": 1, "count_denied": True}, "contradict"),
+        ({"algorithm": "fixed_window", "align": "year"}, "clock, day, week, month"),
+        ({"algorithm": "fixed_window", "align": "day"}, "'1000/d'"),
+        ({"algorithm": "fixed_window", "time_zone": "Europe/Berlin"}, "needs align"),
+        ({"algorithm": "fixed_window", "align": "clock", "time_zone": "Mars/Base"}, "Unknown time zone"),
+    ],
+)
+def test_options_that_make_no_sense_are_errors(options: dict[str, Any], message: str) -> None:
+    """Each says what would be right."""
+    with pytest.raises(LimitError, match=message):
+        Limit("x", "5/m", **options)
+
+
+def test_a_limit_needs_a_name() -> None:
+    """Its count is kept under it."""
+    with pytest.raises(LimitError, match="name"):
+        Limit("", "5/m")
+
+
+def test_what_would_not_be_exact_is_refused() -> None:
+    """Rates far past any real one, rather than a silent rounding."""
+    assert Limit("x", "1000003/d", algorithm="token_bucket")
+    with pytest.raises(LimitError, match="exactly"):
+        Limit("x", "999999999989/s", algorithm="token_bucket")
+    with pytest.raises(LimitError, match="exactly"):
+        Limit("x", "1/3650d", algorithm="token_bucket", burst=10**6)
+    with pytest.raises(LimitError, match="segments"):
+        Limit("x", (5, 0.000005))
+
+
+def test_names_are_bounded_in_keys() -> None:
+    """Short plain names are kept readable; others end in a digest, so that they stay apart."""
+    assert Limit("mail", "5/m").key_part == b"mail:sw"
+    parts = {Limit(name, "5/m").key_part for name in ("x" * 65, "x" * 66, "two\nlines", "two lines", "{braces}", "😀")}
+    assert len(parts) == 6
+    assert all(len(part) < 70 and b"{" not in part and b"\n" not in part for part in parts)
+
+
+def test_a_limit_compares_by_what_it_says() -> None:
+    """And shows it."""
+    assert Limit("x", "60/m", algorithm="gcra") == Limit("x", (60, 60), algorithm="token_bucket")
+    assert "'x'" in repr(Limit("x", "5/m"))
+    shadow = Limit("x", "5/m", mode="shadow")
+    assert shadow.advising() is shadow
