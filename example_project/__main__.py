@@ -1,0 +1,45 @@
+"""The demo: a Redis of its own (or the one in `REDIS_URL`), a fresh database with one user, and the site."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import django
+from django.core.management import call_command
+
+from django_ratelimit_lua.embedded import Server
+
+
+def main() -> None:
+    """Serve on `PORT` (8000) until Ctrl-C."""
+    # Asked to stop in whatever way, leave through the same door as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    port = int(os.environ.get("PORT", "8000"))
+    with ExitStack() as stack:
+        if "REDIS_URL" not in os.environ:
+            os.environ["REDIS_URL"] = stack.enter_context(Server()).url
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ratelimit-demo-"))
+        os.environ.setdefault("EXAMPLE_DATABASE", str(Path(folder, "db.sqlite3")))
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
+        django.setup()
+        call_command("migrate", verbosity=0)
+
+        from django.contrib.auth.models import User
+
+        if not User.objects.filter(username="ada").exists():
+            User.objects.create_user("ada", password="lovelace")
+
+        import uvicorn
+
+        print(f"\n  The limits are kept in {os.environ['REDIS_URL']}")
+        print(f"  Open http://127.0.0.1:{port}/ and stop with Ctrl-C.\n", flush=True)
+        uvicorn.run("example_project.asgi:application", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

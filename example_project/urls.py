@@ -1,0 +1,15 @@
+"""Where everything is."""
+
+from django.urls import path
+
+from . import views
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("login/", views.Login.as_view(), name="login"),
+    path("search/", views.search, name="search"),
+    path("export/", views.export, name="export"),
+    path("webhook/", views.webhook, name="webhook"),
+    path("clock/", views.clock, name="clock"),
+    path("reset/", views.reset, name="reset"),
+]

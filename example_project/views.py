@@ -1,0 +1,128 @@
+"""Five things worth limiting, each limited in its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from django.contrib.auth.views import LoginView
+from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.decorators import method_decorator
+from django.views.decorators.csrf import ensure_csrf_cookie
+from django.views.decorators.http import require_GET, require_POST
+
+from django_ratelimit_lua import Decision, RateLimiter, Ratelimited, ratelimit
+from django_ratelimit_lua.http import retry_after_header
+
+logger = logging.getLogger(__name__)
+
+# 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour. The office next door has
+#    another address, and Grace, in the same office, another name.
+
+
+@method_decorator(ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST"), name="dispatch")
+class Login(LoginView):
+    template_name = "login.html"
+
+
+# 2. A search: no faster than ten a second, and no more than five hundred an hour. One decision about both.
+
+
+@require_GET
+@ratelimit(key="ip", rate=["10/s", "500/h"])
+def search(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"found": [], "limits": numbers(request.ratelimit)})
+
+
+# 3. An export that costs what it makes: a token for every hundred rows. The bucket holds 50 and is refilled with 60 a minute.
+
+
+def cost_of_export(group: str, request: HttpRequest) -> int:
+    rows = request.GET.get("rows", "")
+    return max(1, int(rows) // 100) if rows.isascii() and rows.isdigit() and len(rows) < 9 else 1
+
+
+@require_GET
+@ratelimit(key="ip", rate="60/m", algorithm="token_bucket", burst=50, cost=cost_of_export)
+def export(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"cost": request.ratelimit.granted, "limits": numbers(request.ratelimit)})
+
+
+# 4. Webhooks to somebody who takes four a second. Each gets its turn at once and waits for it in the background; nobody is
+#    turned away unless twelve are waiting. (Where the caller itself may wait: `await webhooks.aacquire(...)`.)
+
+webhooks = RateLimiter("webhooks", "4/s", algorithm="leaky_bucket", queue=12)
+outbox: set[asyncio.Task[None]] = set()
+
+
+async def deliver(wait: float) -> None:
+    await asyncio.sleep(wait)
+    logger.info("A webhook leaves.")
+
+
+@require_POST
+async def webhook(request: HttpRequest) -> HttpResponse:
+    turn = await webhooks.ahit("receiver.example")
+    if not turn:
+        return blocked(request, Ratelimited(turn))
+    task = asyncio.create_task(deliver(turn.wait))
+    outbox.add(task)
+    task.add_done_callback(outbox.discard)
+    return JsonResponse({"wait": turn.wait, "limits": numbers(turn)}, status=202)
+
+
+# 5. An asynchronous view. The decision is awaited: no thread, and the loop goes on.
+
+
+@ratelimit(key="ip", rate="20/30s", algorithm="sliding_log")
+async def clock(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"time": time.time(), "limits": numbers(request.ratelimit)})
+
+
+# The rest is for the page that shows all this.
+
+
+def numbers(decision: Decision) -> list[dict[str, Any]]:
+    """The decision's limits for the page."""
+    return [
+        {
+            "limit": state.limit,
+            "used": state.used,
+            "remaining": state.remaining,
+            "reset_after": state.reset_after,
+            "allowed": state.allowed,
+            "name": state.name.rpartition(":")[2],
+        }
+        for state in decision.limits
+    ]
+
+
+def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+    """`RATELIMIT_VIEW`: the project's own answer, a page for people and numbers for scripts."""
+    retry_after = retry_after_header(exception.decision)
+    if request.get_preferred_type(["text/html", "application/json"]) == "application/json":
+        body = {"limits": numbers(exception.decision), "retry_after": exception.decision.retry_after}
+        response: HttpResponse = JsonResponse(body, status=429)
+    else:
+        response = render(request, "blocked.html", {"retry_after": retry_after}, status=429)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@require_GET
+@ensure_csrf_cookie
+def home(request: HttpRequest) -> HttpResponse:
+    return render(request, "home.html")
+
+
+@require_POST
+def reset(request: HttpRequest) -> HttpResponse:
+    """Forget everything this example has counted. A real project resets one identity: `limiter.reset(identity)`."""
+    client = caches["default"].client.get_client()
+    for key in client.scan_iter(match="example:*"):
+        client.delete(key)
+    return HttpResponse(status=204)

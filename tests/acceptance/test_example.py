@@ -1,0 +1,174 @@
+"""The example as its visitors meet it: the real demo process, in a real browser where there is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.server import url
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
+    """The demo, the site's address, and its Redis."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "example_project"],
+        cwd=ROOT,
+        env={**os.environ, "PORT": str(port), "DJANGO_SETTINGS_MODULE": "example_project.settings", **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    said = [process.stdout.readline() for _ in range(3)]
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    return process, f"http://127.0.0.1:{port}/", said[1].split()[-1]
+
+
+def answers(address: str) -> bool:
+    try:
+        with redis.Redis.from_url(address) as connection:
+            return bool(connection.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_demos_redis_ends_with_the_demo(signal_number: int) -> None:
+    """After Ctrl-C, after a polite end and after a rude one."""
+    process, _, address = start()
+    assert answers(address)
+    process.send_signal(signal_number)
+    process.communicate(timeout=20)
+    for _ in range(100):
+        if not answers(address):
+            return
+        time.sleep(0.05)
+    pytest.fail("the embedded server outlived the demo")
+
+
+def test_a_redis_one_already_has_is_used_and_left_alone() -> None:
+    """`REDIS_URL`."""
+    process, _, address = start(REDIS_URL=url())
+    assert address == url()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert answers(url())
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    process, address, _ = start()
+    yield address
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    options = ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+                     "disable-background-networking", "disable-component-update", "disable-sync",
+                     f"user-data-dir={tmp_path}"):  # fmt: skip
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def burst(browser: Any, target: str, count: int) -> str:
+    browser.find_element("css selector", f"input[value={target}]").click()
+    for field, value in (("count", count), ("spread", 0)):
+        browser.execute_script(
+            "const f = document.getElementById(arguments[0]); f.value = arguments[1];"
+            "f.dispatchEvent(new Event('input', {bubbles: true}));",
+            field,
+            value,
+        )
+    browser.find_element("css selector", "#burst button").click()
+    for _ in range(300):
+        summary = browser.find_element("id", "summary").text
+        if "to come" not in summary and browser.find_element("css selector", "#burst button").is_enabled():
+            return str(summary)
+        time.sleep(0.05)
+    raise AssertionError(summary)
+
+
+@pytest.mark.parametrize("size", [(1280, 1000), (390, 844)], ids=["desktop", "phone"])
+def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, site: str) -> None:
+    """Every target, at desktop and phone width, without an error in the console and without scrolling sideways."""
+    browser.set_window_size(*size)
+    browser.get(site)
+    browser.find_element("id", "reset").click()
+    time.sleep(0.3)
+    expected = {
+        "login": "5 admitted, 7 refused.",
+        "export": "10 admitted, 2 refused.",
+        "webhook": "12 admitted, 11 of them waiting their turn, 0 refused.",
+        "clock": "12 admitted, 0 refused.",
+        "search": "10 admitted, 2 refused.",
+    }
+    for target, summary in expected.items():
+        assert burst(browser, target, 12) == summary, target
+        assert len(browser.find_elements("css selector", "#plot .mark")) == 12
+    refused = browser.find_element("css selector", "#plot .mark.refused")
+    assert "refused by 10/s; it would fit in" in refused.get_attribute("aria-label")
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    errors = [entry["message"] for entry in browser.get_log("browser") if "429" not in entry["message"]]
+    assert errors == []
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        browser.execute_script("window.scrollTo(0, 0)")
+        browser.set_window_size(size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140)
+        time.sleep(0.3)
+        browser.save_screenshot(f"{folder}/home-{size[0]}.png")
+
+
+def test_the_login_form_is_a_login_form(browser: Any, site: str) -> None:
+    """The sixth guess meets a page that says when to come back; nobody is locked out under another name."""
+    browser.get(site)
+    browser.find_element("id", "reset").click()
+    time.sleep(0.3)
+    for guess in range(6):
+        browser.get(site + "login/")
+        browser.find_element("name", "username").send_keys("ada")
+        browser.find_element("name", "password").send_keys(f"guess {guess}")
+        browser.find_element("css selector", "main button").click()
+    assert "Try again in" in browser.page_source
+    if os.environ.get("SCREENSHOTS"):
+        browser.save_screenshot(os.environ["SCREENSHOTS"] + "/blocked.png")
+    browser.get(site + "login/")
+    browser.find_element("name", "username").send_keys("grace")
+    browser.find_element("name", "password").send_keys("guess")
+    browser.find_element("css selector", "main button").click()
+    assert "correct username" in browser.page_source
+    if os.environ.get("SCREENSHOTS"):
+        browser.save_screenshot(os.environ["SCREENSHOTS"] + "/login.png")
