@@ -7,8 +7,6 @@ from .limiter import RateLimiter
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.rate import Rate
-from .version import __version__
+from .version import __version__ as __version__
 
-
-__all__ = [
-    "ALL", "UNSAFE", "Decision", "Limit", "LimitError", "Rate", "RateLimiter", "Ratelimited", "ratelimit"]
+__all__ = ["ALL", "UNSAFE", "Decision", "Limit", "LimitError", "Rate", "RateLimiter", "Ratelimited", "ratelimit"]

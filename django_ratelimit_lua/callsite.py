@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Union
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.http import HttpRequest
@@ -31,8 +31,8 @@ ALL: None = None
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 
 RateFunction = Callable[[str, HttpRequest], Any]
-RateLike = Union[str, tuple[int, float], Rate, RateFunction, None]
-CostLike = Union[int, str, Callable[[str, HttpRequest], Any]]
+RateLike = str | tuple[int, float] | Rate | RateFunction | None
+CostLike = int | str | Callable[[str, HttpRequest], Any]
 
 
 def compile_rate(rate: RateLike) -> Rate | RateFunction | None:
@@ -71,7 +71,13 @@ class Site:
 
     @classmethod
     def compiled(
-        cls, group: str | None, key: KeyLike | None, rate: Any, method: Any, cost: CostLike, options: dict[str, Any],
+        cls,
+        group: str | None,
+        key: KeyLike | None,
+        rate: Any,
+        method: Any,
+        cost: CostLike,
+        options: dict[str, Any],
         block: bool = True,
     ) -> Site:
         """Raises `LimitError` for whatever is wrong with it."""
@@ -84,7 +90,7 @@ class Site:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
         site = cls(compile_key(key), rates, _methods(method), compile_cost(cost), options, group, block)
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
-        nominal = calendar.PERIODS.get(options.get("align"), (SECOND, SECOND))[0]
+        nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
         for one in rates:
             constant = one if isinstance(one, Rate) else Rate(1, nominal)
             Limit("at this call site", constant, **{"algorithm": conf.ALGORITHM, **options})
@@ -133,7 +139,7 @@ def group_of(view: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)
-    name = getattr(view, "__qualname__", None) or getattr(function, "__qualname__", type(function).__qualname__)
+    name = str(getattr(view, "__qualname__", None) or getattr(function, "__qualname__", type(function).__qualname__))
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
     module = getattr(view, "__module__", None) or type(function).__module__
@@ -192,7 +198,8 @@ def steps(request: HttpRequest, sites: Sequence[Site], group: str, operation: An
             if advisory and not site.block:
                 limit = limit.advising()
             charges.append(Charge(limit, who, cost))
-    return (yield describe(charges, operation))
+    decision: Decision = yield describe(charges, operation)
+    return decision
 
 
 def run(steps: Steps, request: HttpRequest) -> Decision:
@@ -202,7 +209,7 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
         try:
             step = steps.send(value)
         except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
+            return cast(Decision, finished.value)
         if isinstance(step, Call):
             value = check(step)
         elif isinstance(step, WantsUser):
@@ -220,7 +227,7 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
         try:
             step = steps.send(value)
         except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
+            return cast(Decision, finished.value)
         if isinstance(step, Call):
             value = await acheck(step)
         elif isinstance(step, WantsUser):

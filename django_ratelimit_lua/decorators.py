@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from django.http import HttpRequest, HttpResponse
 from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest, HttpResponse
 
 from .callsite import ALL, UNSAFE, CostLike, RateLike, Site, arun, group_of, run, steps
 from .conf import conf
@@ -90,10 +90,10 @@ def _is_async(view: Any) -> bool:
 
 
 def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so what
-    # is found only counts where it was put.)
+    # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so
+    # what is found only counts where it was put.)
     below = getattr(view, "_ratelimits", None)
-    sites = (site,)
+    sites: tuple[Site, ...] = (site,)
     checked = view
     if isinstance(below, _Stack) and below.checker is view:
         checked, sites = below.view, (site, *below.sites)
@@ -118,9 +118,9 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
             await asyncio.sleep(decision.wait)
         return await checked(request, *args, **kwargs)
 
-    wrapper = achecker if _is_async(checked) else checker
-    wrapper._ratelimits = _Stack(wrapper, checked, sites)  # type: ignore[attr-defined]
-    return wrapper
+    wrapper: Any = achecker if _is_async(checked) else checker
+    wrapper._ratelimits = _Stack(wrapper, checked, sites)
+    return cast(Callable[..., Any], wrapper)
 
 
 def _note(request: Any, decision: Decision) -> Decision:

@@ -52,7 +52,9 @@ def _page(request: HttpRequest, decision: Decision, retry_after: str | None) -> 
     except TemplateDoesNotExist as error:
         if error.args[0] != "429.html":
             raise
-    return HttpResponse(f"Too many requests. {_when(retry_after)}\n", status=429, content_type=f"{_PLAIN}; charset=utf-8")
+    return HttpResponse(
+        f"Too many requests. {_when(retry_after)}\n", status=429, content_type=f"{_PLAIN}; charset=utf-8"
+    )
 
 
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:

@@ -106,27 +106,26 @@ class RateLimiter:
     """
 
     def __init__(self, name: str, rate: Any, *, algorithm: str | None = None, **options: Any) -> None:
-        rates = list(rate) if isinstance(rate, (list, set, frozenset)) else [rate]
         self.name = name
+        self._rates = list(rate) if isinstance(rate, (list, set, frozenset)) else [rate]
         self._algorithm = algorithm
-        self._make = lambda algorithm: tuple(
-            Limit(name if len(rates) == 1 else f"{name}:{Rate.parse(rate)}", rate, algorithm=algorithm, **options)
-            for rate in rates
-        )
-        self._made: tuple[str, tuple[Limit, ...]] = ("", ())
-        if not rates:
-            raise LimitError(f"RateLimiter {name!r} needs at least one rate")
+        self._options = options
+        self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
-        if len({limit.name for limit in self.limits}) < len(rates):
-            raise LimitError(f"RateLimiter {name!r} names a rate twice")
+        if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
+            raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
 
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The limits that are decided together."""
         algorithm = self._algorithm or conf.ALGORITHM
-        if self._made[0] != algorithm:
-            self._made = (algorithm, self._make(algorithm))
-        return self._made[1]
+        if algorithm not in self._made:
+            alone = len(self._rates) == 1
+            self._made[algorithm] = tuple(
+                Limit(self.name if alone else f"{self.name}:{rate}", rate, algorithm=algorithm, **self._options)
+                for rate in map(Rate.parse, self._rates)
+            )
+        return self._made[algorithm]
 
     def _call(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> Call:
         who = digest(identity)
@@ -167,8 +166,8 @@ class RateLimiter:
     def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
 
-        The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken and
-        nothing is waited for: the decision is refused, and its `wait` is the time it would have taken.
+        The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken
+        and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken.
         """
         decision = check(self._call("hit", identity, cost, max_wait_us=_patience(timeout)))
         if decision.allowed and decision.wait > 0:
@@ -214,7 +213,7 @@ class RateLimiter:
         django_ratelimit_lua.exceptions.Ratelimited: reports: retry in ... s
         """
         if function is None:
-            return functools.partial(self.__call__, key=key, cost=cost, timeout=timeout)
+            return functools.partial(RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout)
 
         def arguments(*args: Any, **kwargs: Any) -> tuple[Identity, int]:
             return key(*args, **kwargs) if key else None, cost(*args, **kwargs) if callable(cost) else cost

@@ -15,13 +15,13 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
-from django_ratelimit_lua import Decision, RateLimiter, Ratelimited, ratelimit
+from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.http import retry_after_header
 
 logger = logging.getLogger(__name__)
 
-# 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour. The office next door has
-#    another address, and Grace, in the same office, another name.
+# 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour. The office next door
+#    has another address, and Grace, in the same office, another name.
 
 
 @method_decorator(ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST"), name="dispatch")
@@ -38,7 +38,7 @@ def search(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"found": [], "limits": numbers(request.ratelimit)})
 
 
-# 3. An export that costs what it makes: a token for every hundred rows. The bucket holds 50 and is refilled with 60 a minute.
+# 3. An export that costs what it makes: a token for every hundred rows. The bucket holds 50, and 60 a minute refill it.
 
 
 def cost_of_export(group: str, request: HttpRequest) -> int:
@@ -52,8 +52,8 @@ def export(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"cost": request.ratelimit.granted, "limits": numbers(request.ratelimit)})
 
 
-# 4. Webhooks to somebody who takes four a second. Each gets its turn at once and waits for it in the background; nobody is
-#    turned away unless twelve are waiting. (Where the caller itself may wait: `await webhooks.aacquire(...)`.)
+# 4. Webhooks to somebody who takes four a second. Each gets its turn at once and waits for it in the background; nobody
+#    is turned away unless twelve are waiting. (Where the caller itself may wait: `await webhooks.aacquire(...)`.)
 
 webhooks = RateLimiter("webhooks", "4/s", algorithm="leaky_bucket", queue=12)
 outbox: set[asyncio.Task[None]] = set()

@@ -1,7 +1,7 @@
 """What each algorithm promises, as plain and exact Python: the reference that the Lua program is held against.
 
-Times are integer microseconds. `ask` returns the earliest moment a cost could go (None: never) and the moment from which it
-would be let in; the rest does what its name says. Written from the design's words, not from the Lua code.
+Times are integer microseconds. `ask` returns the earliest moment a cost could go (None: never) and the moment from
+which it would be let in; the rest does what its name says. Written from the design's words, not from the Lua code.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Reference:
 
 
 class TokenBucket(Reference):
-    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and under which limit."""
+    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and under what."""
 
     written = Fraction(0)
     under: object = None
@@ -313,7 +313,9 @@ class Answer(NamedTuple):
     wait: int
 
 
-def decide(limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False) -> tuple[bool, int, list[Answer]]:
+def decide(
+    limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False
+) -> tuple[bool, int, list[Answer]]:
     """One call: whether it is allowed, the units granted, and each limit's answer."""
     enforced = [limit for limit in limits if limit.limit.mode == "enforce"]
     if partial and enforced and operation != "refund":

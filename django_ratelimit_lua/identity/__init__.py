@@ -15,7 +15,7 @@ from django.utils.functional import Promise
 
 from ..conf import conf
 
-Identity = Union[str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]]
+Identity = Union[str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]]  # noqa: UP007
 DIGEST_SIZE = 16
 
 

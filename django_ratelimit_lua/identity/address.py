@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 from ..conf import conf
 
 UNKNOWN = "unknown"
-"""The identity of every address that is no address. One for all: whoever can send garbage gains no new identity by it."""
+"""The identity of every address that is no address. One for all: nobody gains new identities by sending garbage."""
 
 
 def client_address(request: HttpRequest) -> str | None:

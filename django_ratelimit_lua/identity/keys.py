@@ -1,7 +1,7 @@
 """What a `key` means: how an identity is read from a request.
 
-A value that is not there (no such header, nobody logged in) is an identity of its own, apart from the empty value and from
-every other key's; all who lack it share it.
+A value that is not there (no such header, nobody logged in) is an identity of its own, apart from the empty value and
+from every other key's; all who lack it share it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
 
-KeyFunction = Callable[[str, HttpRequest], Union[Identity, Awaitable[Identity]]]
-KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]
+KeyFunction = Callable[[str, HttpRequest], Identity | Awaitable[Identity]]
+KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
 
 ACCEPTED = (
     "ip, user, user_or_ip, get:NAME, post:NAME, header:NAME, cookie:NAME, a callable (group, request), "

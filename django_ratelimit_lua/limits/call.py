@@ -37,7 +37,7 @@ class Charge:
             raise LimitError(f"Limit {self.limit.name!r}: cost is {self.cost!r}: must be a whole number from 0")
 
 
-class StaleRules(Exception):
+class StaleRules(Exception):  # noqa: N818 - not an error: the caller reloads and asks again
     """The caller decided by rules of another revision than the current one; nothing was counted."""
 
     def __init__(self, current: int) -> None:

@@ -48,8 +48,8 @@ class Decision:
     (False, ('mail',), 12.0, 0)
 
     - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
-    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the wait
-      would have been;
+    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the
+      wait would have been;
     - `source`: "redis", or "fallback" where the store could not be asked and a policy answered.
     """
 

@@ -71,7 +71,8 @@ class Alias:
         problem = why_unusable(name)
         if problem:
             raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
-        pool = caches[name].client.get_client(write=True).connection_pool
+        client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
+        pool = client.get_client(write=True).connection_pool
         self.name = name
         self.connection_class: type[synchronous.AbstractConnection] = pool.connection_class
         self.most_connections = min(pool.max_connections, MOST_CONNECTIONS)

@@ -73,9 +73,7 @@ class AsyncConnections:
     def __init__(self, alias: Alias, timeout: float) -> None:
         self._alias = alias
         self._timeout = timeout
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = weakref.WeakKeyDictionary()
 
     async def exchange(self, command: bytes, load: bytes) -> Any:
         """See `LoopConnections.exchange`."""

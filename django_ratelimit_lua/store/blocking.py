@@ -26,6 +26,7 @@ def _left(deadline: float) -> float:
 class _Deadline(AbstractConnection):
     """Mixed into the alias's connection class: where a deadline is set, every step has only what is left of it."""
 
+    _sock: Any
     deadline: float | None = None
     poller: select.poll | None = None
     """Tells without a system call's wait whether the server has hung up; None while not connected."""
@@ -33,7 +34,7 @@ class _Deadline(AbstractConnection):
     def _connect(self) -> Any:
         if self.deadline is not None:
             self.socket_connect_timeout = self.socket_timeout = _left(self.deadline)
-        return super()._connect()
+        return super()._connect()  # type: ignore[safe-super]
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         if self.deadline is not None and self._sock is not None:

@@ -74,7 +74,7 @@ def form(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"limited": request.limited})
 
 
-class Boom(Exception):
+class BoomError(Exception):
     pass
 
 
@@ -84,7 +84,7 @@ runs: list[str] = []
 @ratelimit(key="ip", rate="5/m")
 def broken(request: HttpRequest) -> HttpResponse:
     runs.append("broken")
-    raise Boom
+    raise BoomError
 
 
 @ratelimit(key="user", rate="2/m")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.test import Client, RequestFactory
-from django.http import HttpRequest
 
 from django_ratelimit_lua import Decision
 from django_ratelimit_lua.http import too_many_requests
@@ -31,7 +30,9 @@ def test_a_plain_page_says_when_to_come_back(client: Client) -> None:
     assert response.content.decode() == f"Too many requests. Try again in {response['Retry-After']} seconds.\n"
 
 
-@pytest.mark.parametrize("accept", ["application/json", "application/problem+json", "application/json, text/html;q=0.5"])
+@pytest.mark.parametrize(
+    "accept", ["application/json", "application/problem+json", "application/json, text/html;q=0.5"]
+)
 def test_who_asks_for_json_gets_a_problem_document(accept: str, client: Client) -> None:
     """RFC 9457."""
     response = blocked(client, accept=accept)

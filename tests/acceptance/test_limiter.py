@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua import LimitError, RateLimiter, Ratelimited
+from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 
 
 def test_hit_peek_refund_reset() -> None:

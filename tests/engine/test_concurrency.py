@@ -34,7 +34,8 @@ for line in sys.stdin:
     rates = [f"{limit}/h", "100000/h", f"{blocked}/h"] if int(blocked) >= 0 else f"{limit}/h"
     limiter = RateLimiter("crowd", rates, algorithm=algorithm)
     with ThreadPoolExecutor(int(threads)) as pool:
-        print(sum(bool(d) for d in pool.map(lambda _: limiter.hit("everyone"), range(int(threads) * int(hits)))), flush=True)
+        decisions = pool.map(limiter.hit, ["everyone"] * (int(threads) * int(hits)))
+        print(sum(map(bool, decisions)), flush=True)
 """
 
 

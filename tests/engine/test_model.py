@@ -99,8 +99,8 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) ->
         partial = action == "partial" and cost > 0
 
         def ask(operation: str, now: int, cost: int = cost, partial: bool = partial) -> Decision:
-            charges = [Charge(limit, who, cost) for limit in current]
-            return get_store().run(Call(charges, operation, b"m:", now, partial=partial))  # noqa: B023
+            charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
+            return get_store().run(Call(charges, operation, b"m:", now, partial=partial))
 
         expected, granted, answers = decide(references, operation, now, cost, partial)
         decision = ask(operation, now)

@@ -15,7 +15,7 @@ from django_ratelimit_lua import lua
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_ratelimit_lua"
-# From the top: a room imports only those above it, and modules of one line import each other only as their order allows.
+# From the top: a room imports only those above it; those on one line do not import each other.
 ROOMS = [
     "version",
     "limits",
@@ -66,7 +66,9 @@ def test_imports_only_go_upward(path: Path) -> None:
     assert room in order, f"{room} is in no line of ROOMS"
     for package, other in imports(path):
         assert package not in FORBIDDEN.get(room, set()), f"{room} must not know {package}"
-        assert package not in ("redis", "django_redis") or room == REDIS_ONLY_IN, f"only {REDIS_ONLY_IN} knows {package}"
+        assert package not in ("redis", "django_redis") or room == REDIS_ONLY_IN, (
+            f"only {REDIS_ONLY_IN} knows {package}"
+        )
         if other:
             assert order[other] < order[room] or other == room, f"{room} imports {other}, which is below it"
 
@@ -84,7 +86,9 @@ def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
     record = re.search(r"^record (.*?)^state", header, re.MULTILINE | re.DOTALL).group(1)
     explained = set(re.findall(r"\b([a-f])\b(?!\w)", re.sub(r"\ba (?=\w)", "", record)))
     code = re.sub(r"'[^']*'|--.*", "", code)
-    used = set(re.findall(r"(?<![\w.])([b-f])(?![\w(])", code)) | ({"a"} if re.search(r"(?<![\w.])a(?!\w)", code) else set())
+    used = set(re.findall(r"(?<![\w.])([b-f])(?![\w(])", code)) | (
+        {"a"} if re.search(r"(?<![\w.])a(?!\w)", code) else set()
+    )
     if name == "leaky_bucket":
         assert "as the token bucket" in record
     else:
@@ -102,7 +106,9 @@ def test_the_programs_header_says_what_it_is_given() -> None:
     assert "unpack('<" + "d" * 12 + "'" in text
     assert "pack('<" + "d" * 5 + "'" in text
     assert "pack('<" + "d" * 6 + "'" in text
-    assert set(re.findall(r"op == '(\w+)'", text)) <= set(re.search(r"what to do: (.*)", header).group(1).replace(",", "").split())
+    assert set(re.findall(r"op == '(\w+)'", text)) <= set(
+        re.search(r"what to do: (.*)", header).group(1).replace(",", "").split()
+    )
 
 
 def test_the_program_run_is_the_program_read() -> None:

@@ -41,7 +41,8 @@ def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "5", "5/", "/m", "5/x", "5/month", "5/M", "ten/m", "5/m junk", " 5/m", "5 /m", "5/ m", "5/m\n", "-5/m", "+5/m",
-     "5/-1m", "5.5/m", "5/1.5m", "5/0m", "٥/m", "5/m/h", "1e3/m", "5/99999999999999999999s", "1000000000001/s", "5/11000d"],
+     "5/-1m", "5.5/m", "5/1.5m", "5/0m", "٥/m", "5/m/h", "1e3/m",
+     "5/99999999999999999999s", "1000000000001/s", "5/11000d"],
 )  # fmt: skip
 def test_whatever_does_not_match_whole_is_an_error_that_names_it(text: str) -> None:
     """And the accepted forms, or the range."""
@@ -51,7 +52,19 @@ def test_whatever_does_not_match_whole_is_an_error_that_names_it(text: str) -> N
 
 
 @pytest.mark.parametrize(
-    "pair", [(5, 0), (5, -1), (5, float("nan")), (5, float("inf")), (5, "60"), ("5", 60), (True, 60), (5, True), (-1, 1), (5, 1e-7)]
+    "pair",
+    [
+        (5, 0),
+        (5, -1),
+        (5, float("nan")),
+        (5, float("inf")),
+        (5, "60"),
+        ("5", 60),
+        (True, 60),
+        (5, True),
+        (-1, 1),
+        (5, 1e-7),
+    ],
 )
 def test_pairs_out_of_range_are_errors(pair: Any) -> None:
     """The message names the pair."""
