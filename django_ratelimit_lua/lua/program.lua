@@ -35,11 +35,9 @@ end
 local charges = {}
 for i = 1, count do
   local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', ARGV[4 + 2 * i])
-  local charge = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
-                  at = false, take = false, give = false, numbers = false, departs = false, accepts = false, allowed = true}
-  charge.at, charge.take, charge.give, charge.numbers =
-    open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f)
-  charges[i] = charge
+  local at, take, give, numbers = open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f)
+  charges[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
+                at = at, take = take, give = give, numbers = numbers, departs = now, accepts = now, allowed = true}
 end
 
 -- Look: when could this cost go, and when would it be accepted? Nothing is written.

@@ -1,0 +1,174 @@
+"""`make bench`: what a decision costs, as ratios to a bare redis-py EVALSHA of a one-line INCR script, in one run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import django
+import redis
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+django.setup()
+
+from django.http import HttpRequest, HttpResponse  # noqa: E402
+from django.test import RequestFactory  # noqa: E402
+
+from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
+from django_ratelimit_lua.limiter import describe  # noqa: E402
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
+from django_ratelimit_lua.limits.call import Charge  # noqa: E402
+from django_ratelimit_lua.store import wire  # noqa: E402
+from tests.server import server, url  # noqa: E402
+
+BARE = "return redis.call('INCR', KEYS[1])"
+DIRECT = redis.Redis.from_url(url())
+ROUNDS, CALLS = 9, 400
+
+
+def interleaved(functions: dict[str, Callable[[], Any]], calls: int = CALLS) -> dict[str, tuple[float, float]]:
+    """Microseconds of wall and of this process's CPU per call: the median of rounds in which all take turns."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
+    for function in functions.values():
+        for _ in range(50):
+            function()
+    gc.disable()
+    for _ in range(ROUNDS):
+        for name, function in functions.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(calls):
+                function()
+            taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    gc.enable()
+    return {
+        name: tuple(statistics.median(column) / calls * 1e6 for column in zip(*rounds, strict=True))
+        for name, rounds in taken.items()
+    }
+
+
+def script_time(commands: dict[str, bytes]) -> dict[str, float]:
+    """Microseconds of script time per call as the server counts it: the least of rounds in which all take turns."""
+    connection = DIRECT.connection_pool.get_connection()
+    least: dict[str, float] = dict.fromkeys(commands, float("inf"))
+    for _ in range(ROUNDS):
+        for name, command in commands.items():
+            DIRECT.config_resetstat()
+            for _ in range(4):
+                connection.send_packed_command([command * 250])
+                for _ in range(250):
+                    connection.read_response()
+            used = DIRECT.info("commandstats")["cmdstat_evalsha"]
+            least[name] = min(least[name], used["usec_per_call"])
+    DIRECT.connection_pool.release(connection)
+    return least
+
+
+def limiter(name: str, rates: Any, algorithm: str, **options: Any) -> RateLimiter:
+    if algorithm == "leaky_bucket":
+        options.setdefault("queue", 10**6)
+    return RateLimiter(name, rates, algorithm=algorithm, **options)
+
+
+def client_cost(sha: str) -> None:
+    """A hit, and a decorated request, against the bare call."""
+    one = limiter("bench", "10000000/h", "sliding_window")
+    bucket = limiter("bench", "10000000/h", "token_bucket")
+    three = limiter("bench3", ["10000000/h", "20000000/h", "30000000/h"], "token_bucket")
+
+    def plain(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    decorated = ratelimit(key="ip", rate="10000000/h")(plain)
+    request = RequestFactory().get("/")
+
+    def ask(view: Callable[[HttpRequest], HttpResponse]) -> None:
+        vars(request).pop("ratelimit", None)
+        view(request)
+
+    costs = interleaved(
+        {
+            "bare EVALSHA by redis-py": lambda: DIRECT.evalsha(sha, 1, "bench"),
+            "RateLimiter.hit, sliding_window": lambda: one.hit("someone"),
+            "RateLimiter.hit, token_bucket": lambda: bucket.hit("someone"),
+            "RateLimiter.hit, 3 token buckets": lambda: three.hit("someone"),
+            "view, undecorated": lambda: ask(plain),
+            "view, @ratelimit": lambda: ask(decorated),
+        }
+    )
+    bare_wall, bare_cpu = costs["bare EVALSHA by redis-py"]
+    print(f"{'per call':34}{'wall µs':>9}{'x bare':>8}{'CPU µs':>9}{'x bare':>8}")
+    for name, (wall, cpu) in costs.items():
+        print(f"{name:34}{wall:9.1f}{wall / bare_wall:8.2f}{cpu:9.1f}{cpu / bare_cpu:8.2f}")
+    more_wall, more_cpu = (costs["view, @ratelimit"][i] - costs["view, undecorated"][i] for i in range(2))
+    print(
+        f"{'@ratelimit beyond the view':34}{more_wall:9.1f}{more_wall / bare_wall:8.2f}"
+        f"{more_cpu:9.1f}{more_cpu / bare_cpu:8.2f}"
+    )
+    print("aim for RateLimiter.hit: at most 1.0 and 1.0\n")
+
+
+def server_cost(sha: str) -> None:
+    """Script time for 1, 3 and 8 limits of each algorithm."""
+    commands = {"bare": wire.command(b"EVALSHA", sha.encode(), b"1", b"bench")}
+    for algorithm in ALGORITHMS:
+        for count in (1, 3, 8):
+            rates = [f"{10**7 + number}/h" for number in range(count)]
+            limits = limiter(f"script{count}", rates, algorithm).limits
+            call = describe([Charge(limit, b"s" * 32) for limit in limits])
+            commands[f"{algorithm} {count}"] = wire.evalsha(call)
+    times = script_time(commands)
+    print(f"{'script time':18}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}   (bare: {times['bare']:.2f} µs)")
+    for algorithm in ALGORITHMS:
+        columns = [times[f"{algorithm} {count}"] for count in (1, 3, 8)]
+        print(f"{algorithm:18}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
+    print("aim: at most 6x for 1 and 12x for 3\n")
+
+
+def memory() -> None:
+    """Bytes per live identity, and how they grow with the limit when all of it is used."""
+    sizes = (10, 100, 1000, 10_000, 100_000)
+    print(f"{'bytes, limit used up':24}" + "".join(f"{size:>10}" for size in sizes))
+    for algorithm in ALGORITHMS:
+        row = []
+        for size in sizes:
+            who = RateLimiter("mem", f"{size}/h", algorithm=algorithm, **({"queue": size - 1} if algorithm == "leaky_bucket" else {}))
+            # Spread over a period, so that a sliding window uses all its segments.
+            parts = 20 if algorithm == "sliding_window" else 1
+            key = None
+            for part in range(parts):
+                call = describe([Charge(limit, b"m" * 32, max(1, size // parts)) for limit in who.limits])
+                start = 1_750_000_000_000_000 + part * 3_600_000_000 // parts
+                DIRECT.execute_command(*_with_time(call, start))
+                key = call.keys()[0]
+            row.append(DIRECT.memory_usage(key, samples=0))
+            DIRECT.delete(key)
+        print(f"{algorithm:24}" + "".join(f"{used:>10}" for used in row))
+    print("aim: token bucket and fixed window at most 160, sliding window of 10 at most 400; flat for all but the log\n")
+
+
+def _with_time(call: Any, now: int) -> list[Any]:
+    import dataclasses
+
+    from django_ratelimit_lua import lua
+
+    call = dataclasses.replace(call, now=now)
+    DIRECT.script_load(lua.PROGRAM)
+    return ["EVALSHA", lua.SHA, len(call.keys()), *call.keys(), *call.args()]
+
+
+def main() -> None:
+    sha = DIRECT.script_load(BARE)
+    RateLimiter("warm", "1/s").hit("up")
+    print("medians of rounds taken in turns; Valkey on loopback\n")
+    client_cost(sha)
+    server_cost(sha)
+    memory()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()
