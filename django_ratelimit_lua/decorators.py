@@ -33,7 +33,25 @@ class _Stack:
 
 
 class _Ratelimit:
-    """The decorator; `ratelimit` is the one there is."""
+    """Limit a view.
+
+    >>> @ratelimit(key="ip", rate="5/m")
+    ... def search(request):
+    ...     return HttpResponse("found")
+
+    - `group`: what the count is kept under; by default the view's module and name;
+    - `key`: whom to count: ip, user, user_or_ip, get:NAME, post:NAME, header:NAME, cookie:NAME, a callable
+      (group, request), its dotted path, or a tuple of these;
+    - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
+      list of these, decided together, all or nothing;
+    - `method`: ALL, UNSAFE, or the methods to count;
+    - `block`: answer 429 when over the limit; else only set `request.limited` and let the view decide;
+    - `cost`: the units a request takes, or a callable (group, request), or its dotted path;
+    - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
+
+    The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
+    request until its turn. Raises `LimitError` for what cannot be understood, when the decorator is written.
+    """
 
     ALL = ALL
     UNSAFE = UNSAFE
@@ -49,25 +67,6 @@ class _Ratelimit:
         cost: CostLike = 1,
         **options: Any,
     ) -> Callable[[View], View]:
-        """Limit a view.
-
-        >>> @ratelimit(key="ip", rate="5/m")
-        ... def search(request):
-        ...     return HttpResponse("found")
-
-        - `group`: what the count is kept under; by default the view's module and name;
-        - `key`: whom to count: ip, user, user_or_ip, get:NAME, post:NAME, header:NAME, cookie:NAME, a callable
-          (group, request), its dotted path, or a tuple of these;
-        - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
-          list of these, decided together, all or nothing;
-        - `method`: ALL, UNSAFE, or the methods to count;
-        - `block`: answer 429 when over the limit; else only set `request.limited` and let the view decide;
-        - `cost`: the units a request takes, or a callable (group, request), or its dotted path;
-        - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
-
-        The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
-        request until its turn. Raises `LimitError` for what cannot be understood, when the decorator is written.
-        """
         site = Site.compiled(group, key, rate, method, cost, options, block)
 
         def decorate(view: View) -> View:

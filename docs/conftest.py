@@ -3,4 +3,4 @@
 from sybil import Sybil
 from sybil.parsers.rest import PythonCodeBlockParser
 
-pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], pattern="*.rst").pytest()
+pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.rst"]).pytest()

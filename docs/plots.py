@@ -11,8 +11,8 @@ from django_ratelimit_lua.embedded import Server
 
 SECOND = 1_000_000
 START = 1_750_000_000 * SECOND
-# Moments in seconds: 16 at once, two a second for eight seconds, nobody, then 16 at once again.
-VISITORS = sorted([1.0] * 16 + [3 + turn / 2 for turn in range(16)] + [24.0] * 16)
+# Moments in seconds: one, 14 just before a fixed window ends, 14 just after, then three in two seconds.
+VISITORS = [1.0] + [9.5] * 14 + [12.0] * 14 + [14 + turn / 1.5 for turn in range(24)]
 COLOURS = {"admitted": "#1f8a5b", "waits": "#b26a00", "refused": "#c0392b"}
 
 

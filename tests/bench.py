@@ -135,7 +135,9 @@ def memory() -> None:
     for algorithm in ALGORITHMS:
         row = []
         for size in sizes:
-            who = RateLimiter("mem", f"{size}/h", algorithm=algorithm, **({"queue": size - 1} if algorithm == "leaky_bucket" else {}))
+            who = RateLimiter(
+                "mem", f"{size}/h", algorithm=algorithm, **({"queue": size - 1} if algorithm == "leaky_bucket" else {})
+            )
             # Spread over a period, so that a sliding window uses all its segments.
             parts = 20 if algorithm == "sliding_window" else 1
             key = None
@@ -147,7 +149,9 @@ def memory() -> None:
             row.append(DIRECT.memory_usage(key, samples=0))
             DIRECT.delete(key)
         print(f"{algorithm:24}" + "".join(f"{used:>10}" for used in row))
-    print("aim: token bucket and fixed window at most 160, sliding window of 10 at most 400; flat for all but the log\n")
+    print(
+        "aim: token bucket and fixed window at most 160, sliding window of 10 at most 400; flat for all but the log\n"
+    )
 
 
 def _with_time(call: Any, now: int) -> list[Any]:

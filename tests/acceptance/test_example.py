@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import redis
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.server import url
 
@@ -90,8 +93,6 @@ def site() -> Iterator[str]:
 def browser(tmp_path: Path) -> Iterator[Any]:
     if not CHROMIUM or not DRIVER:
         pytest.skip("NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
-    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
-
     options = ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
@@ -127,8 +128,7 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, si
     """Every target, at desktop and phone width, without an error in the console and without scrolling sideways."""
     browser.set_window_size(*size)
     browser.get(site)
-    browser.find_element("id", "reset").click()
-    time.sleep(0.3)
+    forget(browser)
     expected = {
         "login": "5 admitted, 7 refused.",
         "export": "10 admitted, 2 refused.",
@@ -144,31 +144,38 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, si
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     errors = [entry["message"] for entry in browser.get_log("browser") if "429" not in entry["message"]]
     assert errors == []
-    folder = os.environ.get("SCREENSHOTS")
-    if folder:
-        browser.execute_script("window.scrollTo(0, 0)")
-        browser.set_window_size(size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140)
-        time.sleep(0.3)
-        browser.save_screenshot(f"{folder}/home-{size[0]}.png")
+    browser.execute_script("window.scrollTo(0, 0)")
+    browser.set_window_size(size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140)
+    screenshot(browser, f"home-{size[0]}")
 
 
 def test_the_login_form_is_a_login_form(browser: Any, site: str) -> None:
     """The sixth guess meets a page that says when to come back; nobody is locked out under another name."""
     browser.get(site)
-    browser.find_element("id", "reset").click()
-    time.sleep(0.3)
+    forget(browser)
     for guess in range(6):
-        browser.get(site + "login/")
-        browser.find_element("name", "username").send_keys("ada")
-        browser.find_element("name", "password").send_keys(f"guess {guess}")
-        browser.find_element("css selector", "main button").click()
-    assert "Try again in" in browser.page_source
-    if os.environ.get("SCREENSHOTS"):
-        browser.save_screenshot(os.environ["SCREENSHOTS"] + "/blocked.png")
+        answer = log_in(browser, site, "ada", f"guess {guess}")
+    assert "Try again in" in answer
+    screenshot(browser, "blocked")
+    assert "correct username" in log_in(browser, site, "grace", "guess")
+    screenshot(browser, "login")
+
+
+def forget(browser: Any) -> None:
+    browser.find_element("id", "reset").click()
+    WebDriverWait(browser, 20).until(lambda page: "forgotten" in page.find_element("id", "summary").text)
+
+
+def log_in(browser: Any, site: str, name: str, password: str) -> str:
     browser.get(site + "login/")
-    browser.find_element("name", "username").send_keys("grace")
-    browser.find_element("name", "password").send_keys("guess")
+    form = browser.find_element("css selector", "main form")
+    browser.find_element("name", "username").send_keys(name)
+    browser.find_element("name", "password").send_keys(password)
     browser.find_element("css selector", "main button").click()
-    assert "correct username" in browser.page_source
-    if os.environ.get("SCREENSHOTS"):
-        browser.save_screenshot(os.environ["SCREENSHOTS"] + "/login.png")
+    WebDriverWait(browser, 20).until(staleness_of(form))
+    return str(browser.page_source)
+
+
+def screenshot(browser: Any, name: str) -> None:
+    if "SCREENSHOTS" in os.environ:
+        browser.save_screenshot(f"{os.environ['SCREENSHOTS']}/{name}.png")
