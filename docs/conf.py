@@ -6,7 +6,7 @@ import sys
 sys.path.insert(0, os.path.abspath(".."))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
-import django  # noqa: E402
+import django
 
 django.setup()
 

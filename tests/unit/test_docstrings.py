@@ -23,7 +23,7 @@ def test_examples_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["django_ratelimit_lua", *MODULES])
 def test_public_things_are_explained(name: str) -> None:
-    """Modules, classes and functions have docstrings, and so have methods (but for settings that their name explains)."""
+    """Modules, classes, functions and methods have docstrings."""
     module = importlib.import_module(name)
     assert module.__doc__
     for attribute, thing in vars(module).items():
