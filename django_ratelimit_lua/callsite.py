@@ -1,30 +1,20 @@
-"""Limits written at a call site: what `@ratelimit` and `is_ratelimited` are told, and how that becomes one call.
-
-The steps of a decision are written once, as a generator that yields whatever has to be waited for; a synchronous and an
-asynchronous driver wait for it, each in its own way.
-"""
+"""Limits written at a call site: what `@ratelimit` and `is_ratelimited` are told."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
-from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from .conf import conf
 from .dotted import lazily
-from .identity import digest
-from .identity.keys import Key, KeyLike, compile_key, user_missing
-from .limiter import acheck, check, describe
+from .identity.keys import Key, KeyLike, compile_key
 from .limits import calendar
-from .limits.call import Call, Charge
-from .limits.decision import Decision
-from .limits.limit import Limit
+from .limits.limit import Limit, Options
 from .limits.rate import ACCEPTED, SECOND, LimitError, Rate
 
 ALL: None = None
@@ -64,7 +54,7 @@ class Site:
     rates: tuple[Rate | RateFunction | None, ...]
     methods: frozenset[str] | None
     cost: int | Callable[[str, HttpRequest], Any]
-    options: dict[str, Any]
+    options: Options
     group: str | None = None
     block: bool = True
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
@@ -77,7 +67,7 @@ class Site:
         rate: Any,
         method: Any,
         cost: CostLike,
-        options: dict[str, Any],
+        options: Options,
         block: bool = True,
     ) -> Site:
         """Raises `LimitError` for whatever is wrong with it."""
@@ -90,10 +80,11 @@ class Site:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
         site = cls(compile_key(key), rates, _methods(method), compile_cost(cost), options, group, block)
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
+        with_default: Options = {"algorithm": conf.ALGORITHM, **options}
         nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
         for one in rates:
             constant = one if isinstance(one, Rate) else Rate(1, nominal)
-            Limit("at this call site", constant, **{"algorithm": conf.ALGORITHM, **options})
+            Limit("at this call site", constant, **with_default)
         return site
 
     def applies_to(self, request: HttpRequest) -> bool:
@@ -110,7 +101,8 @@ class Site:
                 self._limits.clear()
             methods = ",".join(sorted(self.methods)) if self.methods is not None else "*"
             name = f"{group}:{methods}:{self.key.name}:{rate}" + (f"*{ordinal}" if ordinal > 1 else "")
-            limit = self._limits[known] = Limit(name, rate, **{**self.options, "algorithm": algorithm})
+            options: Options = {**self.options, "algorithm": algorithm}
+            limit = self._limits[known] = Limit(name, rate, **options)
         return limit
 
 
@@ -145,98 +137,3 @@ def group_of(view: Any) -> str:
     module = getattr(view, "__module__", None) or type(function).__module__
     code = getattr(function, "__code__", None)
     return f"{module}.{name}" + (f":{code.co_firstlineno}" if code and code.co_name == "<lambda>" else "")
-
-
-class WantsUser:
-    """A step that asks for the request's user."""
-
-
-WANTS_USER = WantsUser()
-Steps = Generator[Any, Any, Decision]
-
-
-def steps(request: HttpRequest, sites: Sequence[Site], group: str, operation: Any = "hit") -> Steps:
-    """Decide all sites that apply to a request in one call.
-
-    Yields an awaitable, or `WANTS_USER`, or the `Call`; is sent what came of it; returns the decision.
-    """
-    charges: list[Charge] = []
-    taken: set[tuple[bytes, bytes]] = set()
-    advisory = len({site.block for site in sites}) > 1
-    for site in sites:
-        if not site.applies_to(request):
-            continue
-        name = site.group or group
-        rates = []
-        for rate in site.rates:
-            if callable(rate):
-                rate = rate(name, request)
-                if inspect.isawaitable(rate):
-                    rate = yield rate
-                rate = None if rate is None else Rate.parse(rate)
-            if rate is not None:
-                rates.append(rate)
-        if not rates:
-            continue
-        cost = site.cost
-        if callable(cost):
-            cost = cost(name, request)
-            if inspect.isawaitable(cost):
-                cost = yield cost
-        user = (yield WANTS_USER) if site.key.needs_user else None
-        identity = site.key.read(name, request, user)
-        if inspect.isawaitable(identity):
-            identity = yield identity
-        who = digest(identity)
-        for rate in rates:
-            limit = site.limit(name, rate)
-            ordinal = 1
-            while (who, limit.key_part) in taken:
-                ordinal += 1
-                limit = site.limit(name, rate, ordinal)
-            taken.add((who, limit.key_part))
-            if advisory and not site.block:
-                limit = limit.advising()
-            charges.append(Charge(limit, who, cost))
-    decision: Decision = yield describe(charges, operation)
-    return decision
-
-
-def run(steps: Steps, request: HttpRequest) -> Decision:
-    """Drive the steps of a decision, blocking where they have to be waited for."""
-    value: Any = None
-    while True:
-        try:
-            step = steps.send(value)
-        except StopIteration as finished:
-            return cast(Decision, finished.value)
-        if isinstance(step, Call):
-            value = check(step)
-        elif isinstance(step, WantsUser):
-            value = getattr(request, "user", None)
-            if value is None:
-                raise user_missing()
-        else:
-            value = async_to_sync(_awaited)(step)
-
-
-async def arun(steps: Steps, request: HttpRequest) -> Decision:
-    """Drive the steps of a decision in a coroutine."""
-    value: Any = None
-    while True:
-        try:
-            step = steps.send(value)
-        except StopIteration as finished:
-            return cast(Decision, finished.value)
-        if isinstance(step, Call):
-            value = await acheck(step)
-        elif isinstance(step, WantsUser):
-            if not hasattr(request, "auser"):
-                raise user_missing()
-            value = await request.auser()
-        else:
-            value = await step
-
-
-async def _awaited(step: Any) -> Any:
-    return await step

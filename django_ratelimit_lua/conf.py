@@ -91,9 +91,9 @@ class Conf:
     def IP_META_KEY(self) -> str | Callable[[Any], str] | None:
         """Where the client's address is: a key of `request.META`, a callable, or the dotted path of one."""
         value = getattr(settings, "RATELIMIT_IP_META_KEY", None)
-        if value is not None and not isinstance(value, str) and not callable(value):
-            raise _bad("IP_META_KEY", value, "must be a key of request.META, a callable or a dotted path")
-        return cast("str | Callable[[Any], str] | None", value)
+        if value is None or (isinstance(value, str) and "." not in value):
+            return value
+        return self._callable("IP_META_KEY")
 
     @cached_property
     def IPV4_MASK(self) -> int:
@@ -113,15 +113,15 @@ class Conf:
     @cached_property
     def EXCEPTION_CLASS(self) -> type[Exception] | None:
         """Raised instead of answering 429, where set."""
-        return cast("type[Exception] | None", self._imported("EXCEPTION_CLASS"))
+        return cast("type[Exception] | None", self._callable("EXCEPTION_CLASS"))
 
     @cached_property
     def VIEW(self) -> Callable[..., Any] | None:
         """Called with the request and the `Ratelimited` to make the answer to a blocked request, where set."""
-        return cast("Callable[..., Any] | None", self._imported("VIEW"))
+        return self._callable("VIEW")
 
     @staticmethod
-    def _imported(name: str) -> object:
+    def _callable(name: str) -> Callable[..., Any] | None:
         value = getattr(settings, f"RATELIMIT_{name}", None)
         if value is None:
             return None
@@ -129,7 +129,7 @@ class Conf:
             return find(value, f"RATELIMIT_{name}")
         if not callable(value):
             raise _bad(name, value, "must be callable, or the dotted path of a callable")
-        return cast(object, value)
+        return cast(Callable[..., Any], value)
 
 
 conf = Conf()

@@ -9,9 +9,10 @@ from typing import Any, TypedDict
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-from .callsite import ALL, RateLike, Site, group_of, run, steps
+from .callsite import ALL, RateLike, Site, group_of
 from .conf import conf
 from .identity.keys import KeyLike
+from .steps import run, steps
 
 __all__ = ["get_usage", "is_ratelimited"]
 

@@ -8,17 +8,19 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 
-from .callsite import ALL, UNSAFE, CostLike, RateLike, Site, arun, group_of, run, steps
+from .callsite import ALL, UNSAFE, CostLike, RateLike, Site, group_of
 from .conf import conf
 from .exceptions import Ratelimited
 from .http import too_many_requests
 from .identity.keys import KeyLike
 from .limits.decision import Decision
+from .limits.limit import Options
+from .steps import arun, run, steps
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -65,7 +67,7 @@ class _Ratelimit:
         block: bool = True,
         *,
         cost: CostLike = 1,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Callable[[View], View]:
         site = Site.compiled(group, key, rate, method, cost, options, block)
 

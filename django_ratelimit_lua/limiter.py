@@ -1,4 +1,4 @@
-"""Where limits, identities and the store meet: one call, one decision; and `RateLimiter`, for use anywhere."""
+"""`RateLimiter`: limits for use anywhere."""
 
 from __future__ import annotations
 
@@ -6,81 +6,22 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
+from .check import acheck, check, describe
 from .conf import conf
-from .exceptions import Ratelimited, StoreError
+from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
-from .limits.decision import Decision, LimitState
-from .limits.limit import Limit, wait_us
+from .limits.decision import Decision
+from .limits.limit import Limit, Options, wait_us
 from .limits.rate import LimitError, Rate
 from .store import get_store
 
 F = TypeVar("F", bound=Callable[..., Any])
-RETRY_WHEN_CLOSED = 1.0
-"""Seconds a client is told to wait when Redis cannot be asked and `RATELIMIT_ON_STORE_ERROR` is "closed"."""
-
-
-def describe(
-    charges: Sequence[Charge],
-    operation: Operation = "hit",
-    *,
-    partial: bool = False,
-    max_wait_us: int | None = None,
-) -> Call:
-    """The call that decides these charges, with what the settings say about keys and the clock."""
-    partial = partial and any(charge.cost for charge in charges)
-    now = time.time_ns() // 1000 if conf.CLOCK == "client" else None
-    return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
-
-
-def check(call: Call) -> Decision:
-    """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter."""
-    if not conf.ENABLE or not call.charges:
-        return _unlimited(call)
-    try:
-        return get_store().run(call)
-    except StoreError:
-        return _fallback(call)
-
-
-async def acheck(call: Call) -> Decision:
-    """`check`, without blocking the event loop."""
-    if not conf.ENABLE or not call.charges:
-        return _unlimited(call)
-    try:
-        return await get_store().arun(call)
-    except StoreError:
-        return _fallback(call)
-
-
-def _unlimited(call: Call) -> Decision:
-    granted = max((charge.cost for charge in call.charges), default=0)
-    return Decision(True, granted=granted if call.operation == "hit" else 0)
-
-
-def _fallback(call: Call) -> Decision:
-    is_open = conf.ON_STORE_ERROR == "open"
-    states = tuple(
-        LimitState(
-            name=charge.limit.name,
-            allowed=is_open or charge.limit.mode == "shadow",
-            limit=charge.limit.rate.limit,
-            used=0,
-            remaining=charge.limit.rate.limit if is_open else 0,
-            retry_after=0.0 if is_open else RETRY_WHEN_CLOSED,
-            reset_after=0.0,
-            wait=0.0,
-            mode=charge.limit.mode,
-        )
-        for charge in call.charges
-    )
-    allowed = all(state.allowed for state in states if state.enforced)
-    granted = max((charge.cost for charge in call.charges), default=0) if allowed and call.operation == "hit" else 0
-    return Decision(allowed, states, granted, source="fallback")
+RateConstant = str | tuple[int, float] | Rate
 
 
 class RateLimiter:
@@ -105,10 +46,9 @@ class RateLimiter:
     says.
     """
 
-    def __init__(self, name: str, rate: Any, *, algorithm: str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, rate: RateConstant | list[RateConstant], **options: Unpack[Options]) -> None:
         self.name = name
-        self._rates = list(rate) if isinstance(rate, (list, set, frozenset)) else [rate]
-        self._algorithm = algorithm
+        self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
@@ -118,11 +58,12 @@ class RateLimiter:
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The limits that are decided together."""
-        algorithm = self._algorithm or conf.ALGORITHM
+        algorithm = self._options.get("algorithm") or conf.ALGORITHM
         if algorithm not in self._made:
             alone = len(self._rates) == 1
+            options: Options = {**self._options, "algorithm": algorithm}
             self._made[algorithm] = tuple(
-                Limit(self.name if alone else f"{self.name}:{rate}", rate, algorithm=algorithm, **self._options)
+                Limit(self.name if alone else f"{self.name}:{rate}", rate, **options)
                 for rate in map(Rate.parse, self._rates)
             )
         return self._made[algorithm]

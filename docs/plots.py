@@ -50,9 +50,9 @@ def draw(algorithm: str, folder: Path) -> None:
         above.scatter([at], [number], s=16, edgecolors=COLOURS[kind], linewidths=1.2, label=label, **marker)
     above.set_ylabel("visitor")
     above.legend(loc="lower right", fontsize=8, frameon=False)
-    departures = sorted(went for _, went in came if went is not None)
+    departures = [round(went * SECOND) for _, went in came if went is not None]
     moments = [step / 20 for step in range(45 * 20)]
-    counts = [sum(at - 10 < went <= at for went in departures) for at in moments]
+    counts = [sum(0 <= round(at * SECOND) - went < 10 * SECOND for went in departures) for at in moments]
     below.step(moments, counts, where="post", color="#30506b")
     below.axhline(10, color="#888", linestyle=":", linewidth=1)
     below.set_ylabel("in the\nlast 10 s")

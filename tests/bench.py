@@ -19,7 +19,7 @@ from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import RequestFactory  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
-from django_ratelimit_lua.limiter import describe  # noqa: E402
+from django_ratelimit_lua.check import describe  # noqa: E402
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
 from django_ratelimit_lua.store import wire  # noqa: E402

@@ -6,7 +6,6 @@ import ipaddress
 from functools import lru_cache
 
 from django.http import HttpRequest
-from django.utils.module_loading import import_string
 
 from ..conf import conf
 
@@ -25,8 +24,6 @@ def client_address(request: HttpRequest) -> str | None:
         text = request.META.get("REMOTE_ADDR")
     elif callable(source):
         text = source(request)
-    elif "." in source:
-        text = import_string(source)(request)
     else:
         text = request.META.get(source)
     if not text:

@@ -80,10 +80,17 @@ def _sliding_window(limit: Limit, now: int) -> Numbers:
 
 
 def _sliding_log(limit: Limit, now: int) -> Numbers:
+    if limit.rate.limit > LONGEST_LOG:
+        raise LimitError(
+            f"Limit {limit.name!r}: a sliding_log remembers every unit, so its limit is at most {LONGEST_LOG}; "
+            f"sliding_window and token_bucket take any"
+        )
     return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)
 
 
 DEFAULT_SEGMENTS = 10
+LONGEST_LOG = 100_000
+"""Units. One call that took them all would keep the server busy for a tenth of a second."""
 
 ALGORITHMS = {
     algorithm.name: algorithm

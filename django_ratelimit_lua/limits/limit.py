@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from . import algorithms, calendar
 from .decision import Mode
@@ -17,6 +17,20 @@ from .rate import SECOND, LimitError, Rate
 Align = Literal["clock", "day", "week", "month"]
 _LONGEST_ID = 64
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
+
+
+class Options(TypedDict, total=False):
+    """The options of a `Limit`, by name."""
+
+    algorithm: str
+    burst: int | None
+    queue: int | None
+    segments: int | None
+    align: Align | None
+    time_zone: str
+    max_wait: float | None
+    count_denied: bool
+    mode: Literal["enforce", "shadow"]
 
 
 def wait_us(seconds: float | timedelta, what: str) -> int:
@@ -83,7 +97,7 @@ class Limit:
         time_zone: str = "UTC",
         max_wait: float | None = None,
         count_denied: bool = False,
-        mode: Mode = "enforce",
+        mode: Literal["enforce", "shadow"] = "enforce",
     ) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")

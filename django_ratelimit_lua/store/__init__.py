@@ -68,6 +68,8 @@ class Store:
         self._connections.close()
 
     def _read(self, call: Call, reply: Any) -> Decision:
+        if not isinstance(reply, bytes) or not reply or len(reply) % 8:
+            raise self._failed(StoreError(f"not a reply of our program: {reply!r:.80}"))
         decision, cleared = call.read(reply)
         if cleared:
             logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)

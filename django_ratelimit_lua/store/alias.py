@@ -6,6 +6,8 @@ stay as they are; a pool that the cache has used up takes no limit away.
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import redis.asyncio.connection as asynchronous
@@ -42,7 +44,7 @@ _NOT_OURS = {
     "socket_read_size",
     "socket_timeout",
 }
-_TWINS: list[tuple[type[Any], type[Any]]] = [
+_TWINS: list[tuple[Any, Any]] = [
     (synchronous.SSLConnection, asynchronous.SSLConnection),
     (synchronous.UnixDomainSocketConnection, asynchronous.UnixDomainSocketConnection),
     (synchronous.Connection, asynchronous.Connection),
@@ -61,7 +63,17 @@ def why_unusable(alias: str) -> str | None:
     client = cache.client
     if not isinstance(client, DefaultClient) or type(client).connect is not DefaultClient.connect:
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use django_redis.client.DefaultClient"
+    try:
+        client.get_client(write=True)  # Makes the pool; connects to nothing.
+    except Exception as error:
+        return f"CACHES[{alias!r}] cannot be used: {error}"
     return None
+
+
+@cache
+def _parameters(kind: Any) -> frozenset[str]:
+    """The names of the arguments that a class and those it inherits from are made with."""
+    return frozenset(name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters)
 
 
 class Alias:
@@ -86,7 +98,14 @@ class Alias:
         """A new, unconnected asynchronous connection to the same server. Raises `ImproperlyConfigured`."""
         for sync_class, async_class in _TWINS:
             if issubclass(self.connection_class, sync_class):
-                connection: asynchronous.AbstractConnection = async_class(**self.kwargs(None))
+                kwargs = self.kwargs(None)
+                unknown = [name for name in kwargs.keys() - _parameters(async_class) if kwargs.pop(name)]
+                if unknown:
+                    raise ImproperlyConfigured(
+                        f"CACHES[{self.name!r}] connects with {', '.join(sorted(unknown))}, "
+                        f"which redis-py's asynchronous {async_class.__name__} does not know"
+                    )
+                connection: asynchronous.AbstractConnection = async_class(**kwargs)
                 return connection
         raise ImproperlyConfigured(
             f"CACHES[{self.name!r}] connects by {self.connection_class.__name__}, which has no asynchronous twin"

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from redis.connection import AbstractConnection
@@ -28,8 +29,8 @@ class _Deadline(AbstractConnection):
 
     _sock: Any
     deadline: float | None = None
-    poller: select.poll | None = None
-    """Tells without a system call's wait whether the server has hung up; None while not connected."""
+    readable: Callable[[], bool] | None = None
+    """Tells whether there is something to read, without waiting for it; None while not connected."""
 
     def _connect(self) -> Any:
         if self.deadline is not None:
@@ -42,7 +43,7 @@ class _Deadline(AbstractConnection):
         return super().read_response(*args, **kwargs)
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
-        self.poller = None
+        self.readable = None
         super().disconnect(*args, **kwargs)
 
 
@@ -78,7 +79,8 @@ class Connections:
         deadline = time.monotonic() + self._timeout
         connection = self._take(deadline)
         try:
-            if connection.poller is None or connection.poller.poll(0):
+            # Something to read where nothing was asked is the server hanging up.
+            if connection.readable is None or connection.readable():
                 self._connect(connection, deadline)
             connection.send_packed_command([command], check_health=False)
             try:
@@ -127,8 +129,15 @@ class Connections:
         connection.disconnect()
         connection.deadline = deadline
         connection.connect()
-        connection.poller = select.poll()
-        connection.poller.register(connection._sock, select.POLLIN)
+        connection.readable = _readable(connection._sock)
+
+
+def _readable(sock: Any) -> Callable[[], bool]:
+    if not hasattr(select, "poll"):  # Windows.
+        return lambda: bool(select.select([sock], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return lambda: bool(poll.poll(0))
 
 
 _every: weakref.WeakSet[Connections] = weakref.WeakSet()
@@ -139,4 +148,5 @@ def _after_fork() -> None:
         connections.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
+    os.register_at_fork(after_in_child=_after_fork)

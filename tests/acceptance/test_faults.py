@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client
 
 from django_ratelimit_lua import RateLimiter
@@ -106,16 +107,33 @@ def test_a_server_that_dribbles_costs_no_more_than_the_deadline(settings: Any) -
     assert seconds < DEADLINE + SCHEDULING
 
 
-def dribble(listener: socket.socket) -> None:
+def dribble(listener: socket.socket, pause: float = 0.08) -> None:
     try:
         while True:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
                 for _ in range(20):
-                    time.sleep(0.08)
+                    time.sleep(pause)
                     connection.sendall(b"+OK\r\n")
     except OSError:
         pass
+
+
+def test_a_server_that_talks_nonsense_is_a_failure(settings: Any) -> None:
+    """Something answers on that port, but it is not our program."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
+        settings.RATELIMIT_TIMEOUT = DEADLINE
+        threading.Thread(target=dribble, args=(listener, 0.0), daemon=True).start()
+        assert RateLimiter("x", "1/m").hit("x").source == "fallback"
+
+
+def test_what_only_blocking_connections_know_is_an_error(settings: Any) -> None:
+    """Rather than an asynchronous connection that silently checks less than the alias asks for."""
+    options = {"ssl_validate_ocsp": True}
+    settings.CACHES = cache("rediss://127.0.0.1:1/0", CONNECTION_POOL_KWARGS=options)
+    with pytest.raises(ImproperlyConfigured, match="ssl_validate_ocsp"):
+        asyncio.run(RateLimiter("x", "1/m").ahit("x"))
 
 
 @pytest.mark.parametrize("path", ["/plain", "/coroutine"])

@@ -37,7 +37,8 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("TIMEOUT", "1", "above 0"),
         ("ON_STORE_ERROR", "local", "choose one of: open, closed"),
         ("CLOCK", "sundial", "choose one of: redis, client"),
-        ("IP_META_KEY", 7, "a key of request.META"),
+        ("IP_META_KEY", 7, "must be callable"),
+        ("IP_META_KEY", "nowhere.address", "cannot be imported"),
         ("IPV4_MASK", 33, "from 0 to 32"),
         ("IPV6_MASK", True, "from 0 to 128"),
         ("EXCEPTION_CLASS", "nowhere.Error", "cannot be imported"),
@@ -74,6 +75,7 @@ def test_a_misspelt_setting_is_a_warning(settings: Any) -> None:
             "default",
             "ShardClient",
         ),
+        ({"default": {**REDIS, "LOCATION": "rodis://127.0.0.1"}}, "default", "cannot be used: Redis URL must specify"),
     ],
 )
 def test_a_cache_that_is_not_django_redis_is_an_error(

@@ -130,6 +130,8 @@ def test_what_would_not_be_exact_is_refused() -> None:
         Limit("x", "1/3650d", algorithm="token_bucket", burst=10**6)
     with pytest.raises(LimitError, match="segments"):
         Limit("x", (5, 0.000005))
+    with pytest.raises(LimitError, match="remembers every unit"):
+        Limit("x", "100001/d", algorithm="sliding_log")
 
 
 def test_names_are_bounded_in_keys() -> None:
