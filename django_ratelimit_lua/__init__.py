@@ -3,10 +3,22 @@
 from .callsite import ALL, UNSAFE
 from .decorators import ratelimit
 from .exceptions import LimitError, Ratelimited
+from .exempt import ratelimit_exempt
 from .limiter import RateLimiter
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.rate import Rate
 from .version import __version__ as __version__
 
-__all__ = ["ALL", "UNSAFE", "Decision", "Limit", "LimitError", "Rate", "RateLimiter", "Ratelimited", "ratelimit"]
+__all__ = [
+    "ALL",
+    "UNSAFE",
+    "Decision",
+    "Limit",
+    "LimitError",
+    "Rate",
+    "RateLimiter",
+    "Ratelimited",
+    "ratelimit",
+    "ratelimit_exempt",
+]

@@ -20,6 +20,8 @@ from .limits.rate import ACCEPTED, SECOND, LimitError, Rate
 ALL: None = None
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 
+AUDIENCES = ("everyone", "anonymous", "authenticated", "staff")
+
 RateFunction = Callable[[str, HttpRequest], Any]
 RateLike = str | tuple[int, float] | Rate | RateFunction | None
 CostLike = int | str | Callable[[str, HttpRequest], Any]
@@ -57,6 +59,8 @@ class Site:
     options: Options
     group: str | None = None
     block: bool = True
+    rule: bool = False
+    audience: str = "everyone"
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -69,6 +73,9 @@ class Site:
         cost: CostLike,
         options: Options,
         block: bool = True,
+        *,
+        rule: bool = False,
+        audience: str = "everyone",
     ) -> Site:
         """Raises `LimitError` for whatever is wrong with it."""
         if not key:
@@ -78,7 +85,7 @@ class Site:
         rates = tuple(compile_rate(one) for one in rate) if isinstance(rate, list) else (compile_rate(rate),)
         if not rates:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
-        site = cls(compile_key(key), rates, _methods(method), compile_cost(cost), options, group, block)
+        site = cls(compile_key(key), rates, _methods(method), compile_cost(cost), options, group, block, rule, audience)
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default: Options = {"algorithm": conf.ALGORITHM, **options}
         nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
@@ -86,6 +93,11 @@ class Site:
             constant = one if isinstance(one, Rate) else Rate(1, nominal)
             Limit("at this call site", constant, **with_default)
         return site
+
+    @property
+    def needs_user(self) -> bool:
+        """Whether it can only be decided when the user is known."""
+        return self.key.needs_user or self.audience != "everyone"
 
     def applies_to(self, request: HttpRequest) -> bool:
         """Whether this request's method is one of those to be counted."""
@@ -101,6 +113,8 @@ class Site:
                 self._limits.clear()
             methods = ",".join(sorted(self.methods)) if self.methods is not None else "*"
             name = f"{group}:{methods}:{self.key.name}:{rate}" + (f"*{ordinal}" if ordinal > 1 else "")
+            if self.rule:  # Named by itself, so that a changed rate keeps the count.
+                name = group if len(self.rates) == 1 else f"{group}:{rate}"
             options: Options = {**self.options, "algorithm": algorithm}
             limit = self._limits[known] = Limit(name, rate, **options)
         return limit

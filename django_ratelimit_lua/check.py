@@ -66,6 +66,7 @@ def _fallback(call: Call) -> Decision:
             reset_after=0.0,
             wait=0.0,
             mode=charge.limit.mode,
+            period=charge.limit.rate.period,
         )
         for charge in call.charges
     )

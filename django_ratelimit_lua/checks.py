@@ -10,11 +10,17 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import dotted
 from .conf import NAMES, conf
+from .rules import current_rules
 from .store import why_unusable
 
 BAD_SETTING = "django_ratelimit_lua.E001"
 BAD_CACHE = "django_ratelimit_lua.E002"
 BAD_PATH = "django_ratelimit_lua.E003"
+BAD_RULE = "django_ratelimit_lua.E004"
+NO_USER = "django_ratelimit_lua.E005"
+UNUSED_RULES = "django_ratelimit_lua.W002"
+MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 UNKNOWN_SETTING = "django_ratelimit_lua.W001"
 
 
@@ -27,7 +33,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
             getattr(conf, name)
         except ImproperlyConfigured as error:
             found.append(Error(str(error), hint="See the settings page of the documentation.", id=BAD_SETTING))
-    known = {f"RATELIMIT_{name}" for name in (*NAMES, "FAIL_OPEN")}
+    known = {f"RATELIMIT_{name}" for name in (*NAMES, "FAIL_OPEN", "RULES")}
     given = {name for name in dir(settings) if name.startswith("RATELIMIT_")}
     for name in sorted(given - known):
         hint = f"Known are: {', '.join(sorted(known))}."
@@ -43,6 +49,26 @@ def check_cache(**kwargs: Any) -> list[CheckMessage]:
         return []
     hint = "Point RATELIMIT_USE_CACHE at an alias whose BACKEND is 'django_redis.cache.RedisCache'."
     return [Error(f"RATELIMIT_USE_CACHE: {problem}.", hint=hint, id=BAD_CACHE)]
+
+
+@register(Tags.caches)
+def check_rules(**kwargs: Any) -> list[CheckMessage]:
+    """Every rule in `RATELIMIT_RULES` can be understood, and somebody applies them."""
+    try:
+        rules = current_rules()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), hint="See the middleware page of the documentation.", id=BAD_RULE)]
+    middleware = list(getattr(settings, "MIDDLEWARE", ()))
+    if not rules:
+        return []
+    if MIDDLEWARE not in middleware:
+        hint = f"Add '{MIDDLEWARE}' to MIDDLEWARE."
+        return [Warning("RATELIMIT_RULES has rules, but nothing applies them.", hint=hint, id=UNUSED_RULES)]
+    needs_user = [rule.name for rule in rules if rule.site and rule.site.needs_user]
+    if needs_user and AUTHENTICATION not in middleware:
+        hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
+        return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]
+    return []
 
 
 @register(Tags.caches)

@@ -5,6 +5,7 @@ What was read is kept until Django says that settings have changed, as `override
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -17,6 +18,7 @@ from .dotted import find
 from .limits import algorithms
 from .limits.rate import LimitError
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Policy = Literal["open", "closed"]
 POLICIES = ("open", "closed")
 CLOCKS = ("redis", "client")
@@ -83,6 +85,14 @@ class Conf:
         return cast(str, value)
 
     @cached_property
+    def HEADERS(self) -> str | None:
+        """Which headers tell clients what is left: None, "draft-10" or "x"."""
+        value = getattr(settings, "RATELIMIT_HEADERS", None)
+        if value not in (None, "draft-10", "x"):
+            raise _bad("HEADERS", value, "choose one of: None, draft-10, x")
+        return cast("str | None", value)
+
+    @cached_property
     def KEY_SECRET(self) -> str | bytes:
         """What the digests of identities are keyed with."""
         return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)
@@ -94,6 +104,38 @@ class Conf:
         if value is None or (isinstance(value, str) and "." not in value):
             return value
         return self._callable("IP_META_KEY")
+
+    @cached_property
+    def TRUSTED_PROXIES(self) -> int | tuple[Network, ...] | None:
+        """How many proxies stand before us, or the networks they ask from; None: none is trusted."""
+        value = getattr(settings, "RATELIMIT_TRUSTED_PROXIES", None)
+        right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 0 <= value <= 32:
+                raise _bad("TRUSTED_PROXIES", value, f"{right}; at most 32")
+            return value
+        if not isinstance(value, (list, tuple)):
+            raise _bad("TRUSTED_PROXIES", value, right)
+        try:
+            return tuple(ipaddress.ip_network(network) for network in value if network != "unix")
+        except ValueError as error:
+            raise _bad("TRUSTED_PROXIES", value, f"{right}; {error}") from None
+
+    @cached_property
+    def TRUSTS_SOCKET(self) -> bool:
+        """Whether who asks by a Unix socket, and so without an address, is a trusted proxy."""
+        value = getattr(settings, "RATELIMIT_TRUSTED_PROXIES", None)
+        return isinstance(value, (list, tuple)) and "unix" in value
+
+    @cached_property
+    def PROXY_HEADER(self) -> str:
+        """The header that the trusted proxies write. Never both: clients could write the other one."""
+        value = getattr(settings, "RATELIMIT_PROXY_HEADER", "X-Forwarded-For")
+        if not isinstance(value, str) or value.lower() not in ("x-forwarded-for", "forwarded"):
+            raise _bad("PROXY_HEADER", value, "choose one of: X-Forwarded-For, Forwarded")
+        return value
 
     @cached_property
     def IPV4_MASK(self) -> int:
@@ -141,5 +183,5 @@ def _settings_changed(*, setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.conf")
-NAMES = tuple(name for name in vars(Conf) if name.isupper())
+NAMES = tuple(name for name in vars(Conf) if name.isupper() and name != "TRUSTS_SOCKET")
 """Every setting but `RATELIMIT_FAIL_OPEN`, which `ON_STORE_ERROR` reads."""

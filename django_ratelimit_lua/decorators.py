@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 
 from .callsite import ALL, UNSAFE, CostLike, RateLike, Site, group_of
-from .conf import conf
-from .exceptions import Ratelimited
-from .http import too_many_requests
+from .http import note, refusal, told
 from .identity.keys import KeyLike
-from .limits.decision import Decision
 from .limits.limit import Options
 from .steps import arun, run, steps
 
@@ -103,39 +100,22 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     @functools.wraps(view)
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        decision = _note(request, run(steps(request, sites, group), request))
+        decision = note(request, run(steps(request, sites, group), request))
         if blocks and not decision:
-            return _refusal(request, decision)
+            return refusal(request, decision)
         if blocks and decision.wait > 0:
             time.sleep(decision.wait)
-        return checked(request, *args, **kwargs)
+        return told(request, checked(request, *args, **kwargs))
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        decision = _note(request, await arun(steps(request, sites, group), request))
+        decision = note(request, await arun(steps(request, sites, group), request))
         if blocks and not decision:
-            return _refusal(request, decision)
+            return refusal(request, decision)
         if blocks and decision.wait > 0:
             await asyncio.sleep(decision.wait)
-        return await checked(request, *args, **kwargs)
+        return told(request, await checked(request, *args, **kwargs))
 
     wrapper: Any = achecker if _is_async(checked) else checker
     wrapper._ratelimits = _Stack(wrapper, checked, sites)
     return cast(Callable[..., Any], wrapper)
-
-
-def _note(request: Any, decision: Decision) -> Decision:
-    """Leave on the request what the view may want to know; returns this decision."""
-    refused = not decision or any(state.mode == "advise" and not state.allowed for state in decision.limits)
-    request.limited = refused or getattr(request, "limited", False)
-    earlier = getattr(request, "ratelimit", None)
-    request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision
-    return decision
-
-
-def _refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
-    exception = conf.EXCEPTION_CLASS
-    if exception is None:
-        return too_many_requests(request, decision)
-    raise exception(decision) if issubclass(exception, Ratelimited) else exception()

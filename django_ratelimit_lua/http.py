@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist, loader
 
 from .conf import conf
 from .exceptions import Ratelimited
+from .headers import add_headers
 from .limits.decision import Decision
 
 PROBLEM = "application/problem+json"
@@ -75,4 +77,29 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
         response.headers["Cache-Control"] = "no-store"
     if retry_after is not None:
         response.headers.setdefault("Retry-After", retry_after)
+    add_headers(response, decision)
     return response
+
+
+def told(request: Any, response: Any) -> Any:
+    """The view's answer, with the headers that tell what is left."""
+    if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
+        add_headers(response, request.ratelimit)
+    return response
+
+
+def note(request: Any, decision: Decision) -> Decision:
+    """Leave on the request what the view may want to know; returns this decision."""
+    refused = not decision or any(state.mode == "advise" and not state.allowed for state in decision.limits)
+    request.limited = refused or getattr(request, "limited", False)
+    earlier = getattr(request, "ratelimit", None)
+    request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision
+    return decision
+
+
+def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
+    exception = conf.EXCEPTION_CLASS
+    if exception is None:
+        return too_many_requests(request, decision)
+    raise exception(decision) if issubclass(exception, Ratelimited) else exception()

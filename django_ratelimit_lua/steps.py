@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync
@@ -27,6 +28,14 @@ class WantsUser:
     """A step that asks for the request's user."""
 
 
+@dataclass(frozen=True, slots=True)
+class WantsMembership:
+    """A step that asks whether a user is in the Django group of that name."""
+
+    user: Any
+    group: str
+
+
 WANTS_USER = WantsUser()
 Steps = Generator[Any, Any, Decision]
 
@@ -34,17 +43,33 @@ Steps = Generator[Any, Any, Decision]
 def steps(request: HttpRequest, sites: Sequence[Site], group: str, operation: Operation = "hit") -> Steps:
     """Decide all sites that apply to a request in one call.
 
-    Yields an awaitable, or `WANTS_USER`, or the `Call`; is sent what came of it; returns the decision.
+    Yields an awaitable, or `WANTS_USER`, or a `WantsMembership`, or the `Call`; is sent what came of it; returns the
+    decision. A name that was already counted for this request is not counted again.
     """
     if not conf.ENABLE:
         return Decision(True)
     charges: list[Charge] = []
     taken: set[tuple[bytes, bytes]] = set()
+    names: list[str] = []
     advisory = len({site.block for site in sites}) > 1
     for site in sites:
         if not site.applies_to(request):
             continue
         name = site.group or group
+        if site.group is not None and site.group in counted(request):
+            continue
+        if site.audience != "everyone":
+            user = yield WANTS_USER
+            if site.audience.startswith("group:"):
+                belongs = user.is_authenticated and (yield WantsMembership(user, site.audience.removeprefix("group:")))
+            else:
+                belongs = {
+                    "anonymous": not user.is_authenticated,
+                    "authenticated": user.is_authenticated,
+                    "staff": user.is_authenticated and user.is_staff,
+                }[site.audience]
+            if not belongs:
+                continue
         rates = []
         for rate in site.rates:
             if callable(rate):
@@ -76,8 +101,17 @@ def steps(request: HttpRequest, sites: Sequence[Site], group: str, operation: Op
             if advisory and not site.block:
                 limit = limit.advising()
             charges.append(Charge(limit, who, cost))
+        if site.rule:
+            names.append(name)
     decision: Decision = yield describe(charges, operation)
+    counted(request).update(names)
     return decision
+
+
+def counted(request: HttpRequest) -> set[str]:
+    """The names of the rules that were counted for a request."""
+    names: set[str] = vars(request).setdefault("_ratelimit_counted", set())
+    return names
 
 
 def run(steps: Steps, request: HttpRequest) -> Decision:
@@ -94,6 +128,8 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
             value = getattr(request, "user", None)
             if value is None:
                 raise user_missing()
+        elif isinstance(step, WantsMembership):
+            value = step.user.groups.filter(name=step.group).exists()
         else:
             value = async_to_sync(_awaited)(step)
 
@@ -112,6 +148,8 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
             if not hasattr(request, "auser"):
                 raise user_missing()
             value = await request.auser()
+        elif isinstance(step, WantsMembership):
+            value = await step.user.groups.filter(name=step.group).aexists()
         else:
             value = await step
 

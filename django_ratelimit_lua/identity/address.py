@@ -1,43 +1,97 @@
-"""The client's address, as an identity."""
+"""The client's address, as an identity: which one is taken, and why."""
 
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import dataclass
 from functools import lru_cache
 
 from django.http import HttpRequest
 
-from ..conf import conf
+from ..conf import Network, conf
+from .forwarded import Address, entries, parse_address
 
 UNKNOWN = "unknown"
 """The identity of every address that is no address. One for all: nobody gains new identities by sending garbage."""
 
 
-def client_address(request: HttpRequest) -> str | None:
-    """The client's network as text: masked by `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`.
+@dataclass(frozen=True, slots=True)
+class ClientAddress:
+    """Which address counts. `network` is it, masked, as text; None where there is none (a Unix socket), `UNKNOWN` where
+    there is something else. `why` says in words how it was found."""
 
-    An IPv4-mapped IPv6 address is the IPv4 client. None where there is no address (a Unix socket), `UNKNOWN` where
-    there is something else.
+    network: str | None
+    why: str
+
+
+def client_address(request: HttpRequest) -> ClientAddress:
+    """The address of the client that a request comes from.
+
+    `RATELIMIT_IP_META_KEY` says where it is, if set; else `RATELIMIT_TRUSTED_PROXIES` whose word is taken for it; else
+    it is `REMOTE_ADDR`, and headers are ignored. It is masked by `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`.
+    Never raises for anything a request may hold.
     """
     source = conf.IP_META_KEY
-    if source is None:
-        text = request.META.get("REMOTE_ADDR")
-    elif callable(source):
-        text = source(request)
-    else:
-        text = request.META.get(source)
+    if callable(source):
+        return _told(source(request), "RATELIMIT_IP_META_KEY says so")
+    if source is not None:
+        return _told(request.META.get(source), f"it is in {source}, as RATELIMIT_IP_META_KEY says")
+    peer = request.META.get("REMOTE_ADDR")
+    trusted = conf.TRUSTED_PROXIES
+    if trusted is None:
+        return _told(peer, "it is REMOTE_ADDR; no proxy is trusted")
+    header = conf.PROXY_HEADER
+    text = request.headers.get(header)
+    if isinstance(trusted, int):
+        return _by_count(peer, text, header, trusted)
+    return _by_network(peer, text, header, trusted)
+
+
+def _told(text: object, why: str) -> ClientAddress:
     if not text:
-        return None
-    return _network(str(text), conf.IPV4_MASK, conf.IPV6_MASK)
+        return ClientAddress(None, f"{why}, and is empty")
+    address = parse_address(str(text))
+    if address is None:
+        return ClientAddress(UNKNOWN, f"{why}, and is no address")
+    return ClientAddress(_network(address, conf.IPV4_MASK, conf.IPV6_MASK), why)
+
+
+def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> ClientAddress:
+    hop = 0
+    if hops and text is not None:
+        for hop, entry in enumerate(entries(text, header.lower()), start=1):
+            if hop == hops:
+                return _told(entry, f"it is entry {hops} from the right of {header}, written by the outermost proxy")
+    if hops == 0:
+        return _told(peer, "it is REMOTE_ADDR; RATELIMIT_TRUSTED_PROXIES is 0")
+    return _told(peer, f"it is REMOTE_ADDR; {header} has {hop} entries where {hops} proxies would have written {hops}")
+
+
+def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[Network, ...]) -> ClientAddress:
+    def is_trusted(address: Address) -> bool:
+        return any(address.version == network.version and address in network for network in trusted)
+
+    nearest = parse_address(peer or "")
+    if (nearest is None and peer) or (nearest is not None and not is_trusted(nearest)):
+        return _told(peer, "it is REMOTE_ADDR, which is no trusted proxy")
+    if nearest is None and not conf.TRUSTS_SOCKET:
+        return _told(
+            peer, "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix socket"
+        )
+    believed, why = peer, f"it is REMOTE_ADDR, a trusted proxy that sent no {header}"
+    if text is not None:
+        for hop, entry in enumerate(entries(text, header.lower()), start=1):
+            address = parse_address(entry)
+            if address is None:
+                return _told(believed, f"{why}; what stands before it in {header} is no address")
+            believed, why = entry, f"it is entry {hop} from the right of {header}"
+            if not is_trusted(address):
+                return _told(believed, f"{why}, the first that is no trusted proxy")
+        why = f"{why}, and all of them are trusted proxies"
+    return _told(believed, why)
 
 
 @lru_cache(maxsize=4096)
-def _network(text: str, ipv4_mask: int, ipv6_mask: int) -> str:
-    try:
-        address = ipaddress.ip_address(text.strip().partition("%")[0])
-    except ValueError:
-        return UNKNOWN
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
+def _network(address: Address, ipv4_mask: int, ipv6_mask: int) -> str:
     mask = ipv4_mask if address.version == 4 else ipv6_mask
     return str(ipaddress.ip_network(f"{address}/{mask}", strict=False).network_address)

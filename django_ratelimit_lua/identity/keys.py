@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Union, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -17,13 +17,14 @@ from ..dotted import lazily
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
+from .body import data_field, json_field
 
 KeyFunction = Callable[[str, HttpRequest], Identity | Awaitable[Identity]]
 KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
 
 ACCEPTED = (
-    "ip, user, user_or_ip, get:NAME, post:NAME, header:NAME, cookie:NAME, a callable (group, request), "
-    "its dotted path, or a tuple of these"
+    "ip, user, user_or_ip, session, path, route, get:NAME, post:NAME, header:NAME, cookie:NAME, json:NAME, data:NAME, "
+    "kwarg:NAME, a callable (group, request), its dotted path, or a tuple of these"
 )
 
 
@@ -31,12 +32,33 @@ ACCEPTED = (
 class Key:
     """A way to read an identity from a request.
 
-    `read(group, request, user)` returns an identity or an awaitable of one; `user` is given where `needs_user` is true.
+    `read(group, request, user)` returns an identity or an awaitable of one; `user` is given where `needs_user` is true,
+    and the request is resolved where `needs_route` is.
     """
 
     name: str
     read: Callable[[str, HttpRequest, Any], Any]
     needs_user: bool = False
+    needs_route: bool = False
+
+
+def _session(request: HttpRequest) -> str | None:
+    session = getattr(request, "session", None)
+    if session is None:
+        raise ImproperlyConfigured(
+            "The key 'session' needs request.session: add "
+            "django.contrib.sessions.middleware.SessionMiddleware to MIDDLEWARE"
+        )
+    return cast("str | None", session.session_key)
+
+
+def _route(request: HttpRequest) -> str | None:
+    return request.resolver_match.route if request.resolver_match else None
+
+
+def _kwarg(request: HttpRequest, name: str) -> str | None:
+    value = request.resolver_match.kwargs.get(name) if request.resolver_match else None
+    return None if value is None else str(value)
 
 
 def _user(group: str, request: HttpRequest, user: Any) -> Identity:
@@ -44,7 +66,7 @@ def _user(group: str, request: HttpRequest, user: Any) -> Identity:
 
 
 def _ip(group: str, request: HttpRequest, user: Any) -> Identity:
-    return ("ip", client_address(request))
+    return ("ip", client_address(request).network)
 
 
 def _user_or_ip(group: str, request: HttpRequest, user: Any) -> Identity:
@@ -55,18 +77,28 @@ _SIMPLE = {
     "ip": Key("ip", _ip),
     "user": Key("user", _user, needs_user=True),
     "user_or_ip": Key("user_or_ip", _user_or_ip, needs_user=True),
+    "session": Key("session", lambda group, request, user: ("session", _session(request))),
+    "path": Key("path", lambda group, request, user: ("path", request.path)),
+    "route": Key("route", lambda group, request, user: ("route", _route(request)), needs_route=True),
 }
 _FIELDS: dict[str, Callable[[HttpRequest, str], str | None]] = {
     "get": lambda request, name: request.GET.get(name),
     "post": lambda request, name: request.POST.get(name),
     "header": lambda request, name: request.headers.get(name),
     "cookie": lambda request, name: request.COOKIES.get(name),
+    "json": json_field,
+    "data": data_field,
+    "kwarg": lambda request, name: _kwarg(request, name),
 }
 
 
 def _field(kind: str, name: str) -> Key:
     get = _FIELDS[kind]
-    return Key(f"{kind}:{name}", lambda group, request, user: (kind, name, get(request, name)))
+    return Key(
+        f"{kind}:{name}",
+        lambda group, request, user: (kind, name, get(request, name)),
+        needs_route=kind == "kwarg",
+    )
 
 
 def _called(function: Callable[..., Any], name: str) -> Key:
@@ -82,7 +114,12 @@ def _joined(keys: tuple[Key, ...]) -> Key:
         values = [key.read(group, request, user) for key in keys]
         return _gathered(values) if any(isinstance(value, Awaitable) for value in values) else tuple(values)
 
-    return Key("+".join(key.name for key in keys), read, any(key.needs_user for key in keys))
+    return Key(
+        "+".join(key.name for key in keys),
+        read,
+        needs_user=any(key.needs_user for key in keys),
+        needs_route=any(key.needs_route for key in keys),
+    )
 
 
 def compile_key(key: KeyLike) -> Key:

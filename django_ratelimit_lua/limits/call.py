@@ -116,6 +116,7 @@ class Call:
                     reset / SECOND,
                     wait / SECOND,
                     limit.mode,
+                    limit.rate.period,
                 )
             )
         granted = int(numbers[2]) if self.operation == "hit" else 0

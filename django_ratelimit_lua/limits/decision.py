@@ -15,7 +15,7 @@ class LimitState:
 
     - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; where one view has both blocking limits and
       others with `block=False`, the latter "advise" and only set `request.limited`; in "shadow" it changes nothing;
-    - `limit`: the rate's units; `used`: units counted against it; `remaining`: units that could go right now;
+    - `limit`: the rate's units, and `period` its seconds; `used`: units counted; `remaining`: units that could go now;
     - `retry_after`: when the same hit would be allowed if nothing else happened; None: never;
     - `reset_after`: when the limit is wholly unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit.
@@ -30,6 +30,7 @@ class LimitState:
     reset_after: float
     wait: float
     mode: Mode = "enforce"
+    period: float = 0.0
 
     @property
     def enforced(self) -> bool:

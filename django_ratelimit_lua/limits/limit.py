@@ -33,6 +33,9 @@ class Options(TypedDict, total=False):
     mode: Literal["enforce", "shadow"]
 
 
+OPTIONS = tuple(Options.__annotations__)
+
+
 def wait_us(seconds: float | timedelta, what: str) -> int:
     """A wait in microseconds. Raises `LimitError` for what is no time from 0 to ten years."""
     if isinstance(seconds, timedelta):

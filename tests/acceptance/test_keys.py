@@ -43,23 +43,23 @@ def person(primary_key: Any) -> Any:
 )
 def test_addresses(address: str, network: str | None, rf: RequestFactory) -> None:
     """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their own."""
-    assert client_address(rf.get("/", REMOTE_ADDR=address)) == network
+    assert client_address(rf.get("/", REMOTE_ADDR=address)).network == network
 
 
 def test_masks_and_where_the_address_is(rf: RequestFactory, settings: Any) -> None:
     """django-ratelimit's settings mean the same."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.7", HTTP_X_REAL_IP="2001:db8:1:2::9")
     settings.RATELIMIT_IPV4_MASK = 24
-    assert client_address(request) == "192.0.2.0"
+    assert client_address(request).network == "192.0.2.0"
     settings.RATELIMIT_IPV6_MASK = 48
     settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
-    assert client_address(request) == "2001:db8:1::"
+    assert client_address(request).network == "2001:db8:1::"
     settings.RATELIMIT_IP_META_KEY = lambda request: "198.51.100.1"
-    assert client_address(request) == "198.51.100.0"
+    assert client_address(request).network == "198.51.100.0"
     settings.RATELIMIT_IP_META_KEY = f"{__name__}.somewhere"
-    assert client_address(request) == "203.0.113.0"
+    assert client_address(request).network == "203.0.113.0"
     settings.RATELIMIT_IP_META_KEY = "HTTP_MISSING"
-    assert client_address(request) is None
+    assert client_address(request).network is None
 
 
 def somewhere(request: HttpRequest) -> str:
@@ -84,6 +84,64 @@ def test_a_missing_value_is_not_the_empty_one(key: str, rf: RequestFactory) -> N
     missing = identity(key, rf.post("/"))
     assert missing[-1] is None
     assert digest(missing) != digest((*missing[:-1], ""))
+
+
+def test_fields_of_a_body(rf: RequestFactory) -> None:
+    """JSON by path, forms by name; and the view reads the body all the same."""
+    body = {"user": {"name": "ada", "id": 7}, "tags": ["b", "a"]}
+    request = rf.post("/", body, content_type="application/json")
+    assert identity("json:user.name", request) == ("json", "user.name", "ada")
+    assert identity("data:user.id", request) == ("data", "user.id", "7")
+    assert identity("json:tags", request) == ("json", "tags", '["b","a"]')
+    assert b"ada" in request.read()
+    assert identity("data:name", rf.post("/", {"name": "ada"})) == ("data", "name", "ada")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"", "application/json"),
+        (b"{", "application/json"),
+        (b"[1]", "application/json"),
+        (b'"name"', "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b"[" * 50_000, "application/json"),
+        (b'{"name":"' + b"x" * 70_000 + b'"}', "application/json"),
+        (b'{"name":"ada"}', "text/plain"),
+        (b'{"name":null}', "application/vnd.api+json"),
+    ],
+)
+def test_a_broken_body_buys_no_count_of_its_own(body: bytes, content_type: str, rf: RequestFactory) -> None:
+    """Malformed, huge, of another kind: the missing identity."""
+    assert identity("json:name", rf.post("/", body, content_type=content_type)) == ("json", "name", None)
+
+
+def test_a_stream_that_was_read_is_not_a_failure(rf: RequestFactory) -> None:
+    """What somebody else has taken is missing."""
+    request = rf.post("/", {"name": "ada"}, content_type="application/json")
+    request.read(1)
+    assert identity("json:name", request) == ("json", "name", None)
+
+
+def test_where_a_request_goes(rf: RequestFactory) -> None:
+    """Path, route and the route's arguments."""
+    request = rf.get("/things/7/")
+    assert identity(("path", "route", "kwarg:pk"), request) == (
+        ("path", "/things/7/"),
+        ("route", None),
+        ("kwarg", "pk", None),
+    )
+    request.resolver_match = SimpleNamespace(route="things/<int:pk>/", kwargs={"pk": 7})
+    assert identity(("route", "kwarg:pk"), request) == (("route", "things/<int:pk>/"), ("kwarg", "pk", "7"))
+
+
+def test_sessions(rf: RequestFactory) -> None:
+    """By the session's key; a project without sessions is told what to add."""
+    request = rf.get("/")
+    with pytest.raises(ImproperlyConfigured, match="SessionMiddleware"):
+        identity("session", request)
+    request.session = SimpleNamespace(session_key="abc")
+    assert identity("session", request) == ("session", "abc")
 
 
 def test_users(rf: RequestFactory) -> None:

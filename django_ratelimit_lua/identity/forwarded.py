@@ -1,0 +1,75 @@
+"""Reading `X-Forwarded-For` and `Forwarded` (RFC 7239) from the right: what the nearest proxy wrote comes first.
+
+Whoever sends a request can write anything into these headers; each proxy appends the address that it was asked from. So
+only what trusted proxies appended is believed, and what stands to the left of that is never looked at.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MOST_HOPS = 32
+"""Entries that are looked at, from the right."""
+LONGEST = 8192
+"""Characters of a header that are looked at, from the right."""
+
+_TOKEN = r"[!#$%&'*+.^`|~\w-]++"
+_VALUE = r'(?:"(?:[^"\\]|\\.)*+"|[^\s,;"]*+)'
+_PAIR = rf"{_TOKEN}={_VALUE}"
+_LAST_ELEMENT = re.compile(rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_PAIR})?)*+)[ \t]*+$", re.ASCII)
+_FOR = re.compile(rf"(?:^|;)[ \t]*+for=({_VALUE})", re.ASCII | re.IGNORECASE)
+
+
+@lru_cache(maxsize=4096)
+def parse_address(text: str) -> Address | None:
+    """An address as proxies write it, or None: a port, brackets, quotes and a zone are taken off.
+
+    An IPv4-mapped IPv6 address is the IPv4 client.
+
+    >>> parse_address("[2001:db8::1]:4711"), parse_address("::ffff:192.0.2.1"), parse_address("unknown")
+    (IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
+    """
+    text = text.strip().strip('"')
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped
+    return address
+
+
+def entries(header: str, kind: str) -> Iterator[str]:
+    """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded"; at most `MOST_HOPS`.
+
+    A `Forwarded` element without `for`, or that is none, is an empty entry, and the last.
+
+    >>> list(entries("spoofed, 192.0.2.1,10.0.0.1", "x-forwarded-for"))
+    ['10.0.0.1', '192.0.2.1', 'spoofed']
+    >>> list(entries('for="[2001:db8::1]:80";proto=https, for=10.0.0.1;by=_x', "forwarded"))
+    ['10.0.0.1', '"[2001:db8::1]:80"']
+    """
+    header = header[-LONGEST:]
+    for _ in range(MOST_HOPS):
+        if kind == "x-forwarded-for":
+            header, comma, entry = header.rpartition(",")
+            yield entry.strip()
+        else:
+            element = _LAST_ELEMENT.search(header)
+            found = _FOR.search(element.group(1)) if element else None
+            yield found.group(1) if found else ""
+            if element is None or found is None:
+                return
+            header, comma = header[: element.start()], header[element.start() :][:1]
+            comma = comma if comma == "," else ""
+        if not comma:
+            return

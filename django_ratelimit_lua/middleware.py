@@ -1,0 +1,112 @@
+"""`RateLimitMiddleware`: the rules of `RATELIMIT_RULES` on every request, and the 429 for what is raised inside."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest, HttpResponseBase
+
+from .callsite import Site
+from .conf import conf
+from .exceptions import Ratelimited
+from .exempt import is_exempt
+from .http import note, refusal, told, too_many_requests
+from .limits.decision import Decision
+from .rules import current_rules
+from .steps import arun, run, steps
+
+
+class RateLimitMiddleware:
+    """Limits requests by the rules of `RATELIMIT_RULES`, before anything else is done for them.
+
+    Where the middleware stands behind `AuthenticationMiddleware`, all rules are decided together, in one call. Where it
+    stands in front, those that need the user wait until the user is known, just before the view. Paths that lead
+    nowhere are limited too.
+
+    Works in synchronous and asynchronous stacks, without a thread in between. Raises nothing of its own, unless
+    `RATELIMIT_EXCEPTION_CLASS` is set.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+            self.process_view = self._aprocess_view  # type: ignore[method-assign]
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if self.is_async:
+            return self._acall(request)
+        response = self._refused(request, _due(request))
+        if response is None:
+            response = cast(HttpResponseBase, self.get_response(request))
+        return self._with_headers(request, response)
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        response = await self._arefused(request, _due(request))
+        if response is None:
+            response = cast(HttpResponseBase, await self.get_response(request))
+        return self._with_headers(request, response)
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
+        """The rules that had to wait until the user was known."""
+        return self._refused(request, _waiting(request))
+
+    async def _aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        return await self._arefused(request, _waiting(request))
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
+        """A `Ratelimited` raised in a view, however deep, becomes the 429."""
+        if isinstance(exception, Ratelimited):
+            return too_many_requests(request, exception.decision)
+        return None
+
+    def _refused(self, request: HttpRequest, sites: list[Site]) -> HttpResponseBase | None:
+        if not sites:
+            return None
+        decision = note(request, run(steps(request, sites, ""), request))
+        if decision and decision.wait > 0:
+            time.sleep(decision.wait)
+        return self._answer(request, decision)
+
+    async def _arefused(self, request: HttpRequest, sites: list[Site]) -> HttpResponseBase | None:
+        if not sites:
+            return None
+        decision = note(request, await arun(steps(request, sites, ""), request))
+        if decision and decision.wait > 0:
+            await asyncio.sleep(decision.wait)
+        return self._answer(request, decision)
+
+    @staticmethod
+    def _answer(request: HttpRequest, decision: Decision) -> HttpResponseBase | None:
+        return None if decision else refusal(request, decision)
+
+    @staticmethod
+    def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        return cast(HttpResponseBase, told(request, response)) if hasattr(request, "ratelimit") else response
+
+
+def _due(request: HttpRequest) -> list[Site]:
+    """The limits of the rules that apply and can be decided now; the others are left on the request."""
+    if not conf.ENABLE:
+        return []
+    rules = [rule for rule in current_rules() if rule.applies_to(request)]
+    if not rules or any(rule.site is None for rule in rules) or is_exempt(request):
+        return []
+    sites = [rule.site for rule in rules if rule.site is not None]
+    if hasattr(request, "user"):
+        return sites
+    vars(request)["_ratelimit_waiting"] = [site for site in sites if site.needs_user]
+    return [site for site in sites if not site.needs_user]
+
+
+def _waiting(request: HttpRequest) -> list[Site]:
+    waiting: list[Site] = vars(request).pop("_ratelimit_waiting", [])
+    return waiting

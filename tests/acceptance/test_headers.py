@@ -1,0 +1,88 @@
+"""What clients are told of their limits, allowed or not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import http_sf
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+
+from django_ratelimit_lua import Decision, ratelimit
+from django_ratelimit_lua.headers import add_headers
+from django_ratelimit_lua.limits.decision import LimitState
+
+OURS = ("RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def test_unless_asked_for_there_are_none(client: Client) -> None:
+    """Only `Retry-After`, on a 429."""
+    for _ in range(3):
+        response = client.get("/plain")
+        assert not [name for name in OURS if name in response.headers]
+    assert response["Retry-After"]
+
+
+def test_draft_10_names_every_policy(rf: RequestFactory, settings: Any) -> None:
+    """Several in one field, each with its quota, window, remainder and time."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+    view = ratelimit("search", "ip", ["10/m", "500/h"], algorithm="fixed_window")(ok)
+    for used in (1, 2):
+        response = view(rf.get("/"))
+        assert response["RateLimit-Policy"] == '"search";q=10;w=60, "search-2";q=500;w=3600'
+        assert response["RateLimit"] == f'"search";r={10 - used};t=60, "search-2";r={500 - used};t=3600'
+
+
+def test_x_headers_tell_the_nearest_limit(rf: RequestFactory, settings: Any) -> None:
+    """The one with the least left."""
+    settings.RATELIMIT_HEADERS = "x"
+    view = ratelimit(key="ip", rate=["2/m", "500/h"], algorithm="fixed_window")(ok)
+    for remaining in (1, 0, 0):
+        response = view(rf.get("/"))
+        found = [response[name] for name in OURS[2:]]
+        assert found == ["2", str(remaining), "60"]
+    assert response.status_code == 429
+
+
+@pytest.mark.parametrize("path", ["/plain", "/coroutine", "/on-class", "/async-on-class"])
+def test_every_kind_of_view_has_them(path: str, client: Client, settings: Any) -> None:
+    """Allowed and refused alike."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+    responses = [client.get(path) for _ in range(3)]
+    assert [http_sf.parse(r["RateLimit"].encode(), tltype="list")[0][1]["r"] for r in responses] == [1, 0, 0]
+
+
+def test_names_are_escaped_and_kept_apart(settings: Any) -> None:
+    """Quotes and backslashes as RFC 9651 says; what is not ASCII is replaced; no two are the same."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+    names = ['say "hi"', "back\\slash", "größe", "shop.views.search:*:ip:5/m", "news.views.search:*:ip:5/m", "\r\nX: y"]
+    states = tuple(LimitState(name, True, 5, 1, 4, 0.0, 60.0, 0.0, period=60.0) for name in names)
+    response = HttpResponse()
+    add_headers(response, Decision(True, states))
+    parsed = [item[0] for item in http_sf.parse(response["RateLimit-Policy"].encode(), tltype="list")]
+    assert parsed == ['say "hi"', "back\\slash", "gr__e", "search", "search-2", "__X"]
+
+
+def test_a_fallback_tells_nothing(settings: Any) -> None:
+    """Numbers that nobody counted are not shown."""
+    settings.RATELIMIT_HEADERS = "x"
+    response = HttpResponse()
+    add_headers(response, Decision(True, (LimitState("x", True, 5, 0, 5, 0.0, 0.0, 0.0),), source="fallback"))
+    assert not [name for name in OURS if name in response.headers]
+
+
+def test_a_view_that_answers_nothing_is_djangos_to_judge(rf: RequestFactory, settings: Any) -> None:
+    """We add headers to answers only."""
+    settings.RATELIMIT_HEADERS = "x"
+    assert ratelimit(key="ip", rate="5/m")(lambda request: None)(rf.get("/")) is None
+
+    async def nothing(request: HttpRequest) -> None:
+        return None
+
+    assert asyncio.run(ratelimit(key="ip", rate="5/m")(nothing)(rf.get("/"))) is None

@@ -1,0 +1,315 @@
+"""`RateLimitMiddleware`: rules from the settings on every request, under both handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, Group, User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
+from django.urls import include, path
+
+from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit, ratelimit_exempt
+from django_ratelimit_lua.glob import Glob
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules import compile_rule, compile_rules
+
+MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+AUTHENTICATION = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+
+
+def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit_exempt
+def health(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("fine")
+
+
+@ratelimit("search", "ip", "100/m")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str([state.name for state in request.ratelimit.limits]))
+
+
+def deep(request: HttpRequest) -> HttpResponse:
+    decision = RateLimiter("deep", "0/s").hit("x")
+    raise Ratelimited(decision)
+
+
+things = ([path("<int:pk>/", ok, name="detail")], "things")
+urlpatterns = [
+    path("ok", ok, name="ok"),
+    path("aok", aok, name="aok"),
+    path("health", health),
+    path("search", search),
+    path("deep", deep),
+    path("things/", include(things)),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [MIDDLEWARE]
+
+
+def get(address: str, times: int = 1, kind: str = "sync", **headers: str) -> list[int]:
+    async def requests() -> list[int]:
+        client = AsyncClient()
+        return [(await client.get(address, headers=headers)).status_code for _ in range(times)]
+
+    if kind == "async":
+        return asyncio.run(requests())
+    client = Client()
+    return [client.get(address, headers=headers).status_code for _ in range(times)]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("address", ["/ok", "/aok", "/nowhere"])
+def test_a_rule_limits_what_it_is_about(kind: str, address: str, settings: Any) -> None:
+    """Views of either kind, and paths that lead nowhere."""
+    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "2/m"}]
+    fine = 404 if address == "/nowhere" else 200
+    assert get(address, 3, kind) == [fine, fine, 429]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_paths_methods_and_routes(kind: str, settings: Any) -> None:
+    """Prefixes, globs, lists of them, URL names with their namespaces; each rule is a count of its own."""
+    settings.RATELIMIT_RULES = [
+        {"name": "prefix", "path": "/o", "key": "ip", "rate": "1/m"},
+        {"name": "glob", "path": ["/nothing/", "/a*k"], "key": "ip", "rate": "2/m"},
+        {"name": "route", "route": "things:detail", "key": ("ip", "kwarg:pk"), "rate": "1/m"},
+        {"name": "posts", "method": "POST", "key": "ip", "rate": "0/s"},
+        {"name": "off", "mode": "off", "key": "ip", "rate": "0/s"},
+    ]
+    assert get("/ok", 2, kind) == [200, 429]
+    assert get("/aok", 3, kind) == [200, 200, 429]
+    assert get("/things/1/", 2, kind) == [200, 429]
+    assert get("/things/2/", 1, kind) == [200]
+    assert get("/health", 5, kind) == [200] * 5
+    assert Client().post("/health").status_code == 200, "exempt"
+    assert Client().post("/search").status_code == 429
+
+
+def test_exemptions(settings: Any) -> None:
+    """By rule (path or route), and by decorator."""
+    settings.RATELIMIT_RULES = [
+        {"name": "all", "key": "ip", "rate": "1/m"},
+        {"name": "static", "path": "/static/", "exempt": True},
+        {"name": "ok", "route": "ok", "exempt": True},
+    ]
+    assert get("/ok", 5) == [200] * 5
+    assert get("/static/x.css", 5) == [404] * 5
+    assert get("/health", 5) == [200] * 5
+    assert get("/aok", 2) == [200, 429]
+
+
+def test_one_name_is_counted_once(settings: Any) -> None:
+    """A rule and a decorator of one name: one count, and the rule's numbers."""
+    settings.RATELIMIT_RULES = [{"name": "search", "path": "/search", "key": "ip", "rate": "2/m"}]
+    client = Client()
+    responses = [client.get("/search") for _ in range(3)]
+    assert [response.status_code for response in responses] == [200, 200, 429]
+    assert responses[0].content == b"['search']"
+
+
+def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
+    """It is counted under its name."""
+    rule = {"name": "all", "key": "ip", "rate": "5/h"}
+    settings.RATELIMIT_RULES = [rule]
+    assert get("/ok", 3) == [200] * 3
+    settings.RATELIMIT_RULES = [{**rule, "rate": "4/h"}]
+    assert get("/ok", 2) == [200, 429]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_is_raised_deep_inside_becomes_the_429(kind: str, settings: Any) -> None:
+    """Also where the decorator is told to raise."""
+    assert get("/deep", 1, kind) == [429]
+    settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
+    settings.RATELIMIT_RULES = []
+    assert get("/search", 1, kind) == [200]
+
+
+def test_other_exceptions_are_not_ours(rf: RequestFactory) -> None:
+    """They go on."""
+    assert RateLimitMiddleware(ok).process_exception(rf.get("/"), ValueError()) is None
+
+
+def test_shadow_rules_only_watch(settings: Any) -> None:
+    """Counted and decided, never refused."""
+    settings.RATELIMIT_RULES = [{"name": "watch", "key": "ip", "rate": "1/m", "mode": "shadow"}]
+    assert get("/ok", 3) == [200] * 3
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
+    """Of rules and decorators together."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "5/m"}]
+
+    async def request() -> HttpResponse:
+        return await AsyncClient().get("/search")
+
+    response = asyncio.run(request()) if kind == "async" else Client().get("/search")
+    assert response["RateLimit-Policy"] == '"all";q=5;w=60, "search";q=100;w=60'
+
+
+def person(**attributes: Any) -> Any:
+    return SimpleNamespace(pk=7, is_authenticated=True, is_staff=False, **attributes)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("audience", "limited"),
+    [("everyone", "asp"), ("anonymous", "a"), ("authenticated", "sp"), ("staff", "s")],
+)
+def test_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
+    """Who a rule is about: a(nonymous), p(erson), s(taff)."""
+    settings.RATELIMIT_RULES = [{"name": "who", "audience": audience, "key": "ip", "rate": "0/s"}]
+    staff = person()
+    staff.is_staff = True
+    users = {"a": AnonymousUser(), "p": person(), "s": staff}
+    assert "".join(letter for letter, user in sorted(users.items()) if status(user, kind) == 429) == "".join(
+        sorted(limited)
+    )
+
+
+def status(user: Any, kind: str) -> int:
+    """The status for a user whom a middleware in front has found."""
+
+    async def auser() -> Any:
+        return user
+
+    async def request() -> int:
+        request = AsyncRequestFactory().get("/ok")
+        request.user, request.auser = user, auser
+        return (await RateLimitMiddleware(aok)(request)).status_code
+
+    if kind == "async":
+        return asyncio.run(request())
+    plain = RequestFactory().get("/ok")
+    plain.user = user
+    return RateLimitMiddleware(ok)(plain).status_code
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
+    """Looked up in the database, under both handlers."""
+    settings.RATELIMIT_RULES = [{"name": "free", "audience": "group:free", "key": "user", "rate": "0/s"}]
+    free, paying = (User.objects.create(username=name) for name in ("free", "paying"))
+    free.groups.add(Group.objects.create(name="free"))
+    assert [status(user, kind) for user in (free, paying, AnonymousUser())] == [429, 200, 200]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("order", ["in front", "behind"])
+def test_in_front_of_or_behind_the_authentication(kind: str, order: str, settings: Any) -> None:
+    """Rules about users are decided when the user is known; others at once, and each counts once."""
+    settings.MIDDLEWARE = [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    settings.RATELIMIT_RULES = [
+        {"name": "ip", "key": "ip", "rate": "3/m"},
+        {"name": "user", "key": "user_or_ip", "rate": "2/m"},
+    ]
+    assert get("/ok", 3, kind) == [200, 200, 429]
+    left = RateLimiter("ip", "3/m").peek(("ip", "127.0.0.1")).remaining
+    assert left == (0 if order == "in front" else 1), "behind, all or nothing"
+
+
+def test_a_rule_that_waits_holds_the_request(settings: Any) -> None:
+    """A leaky bucket, under both handlers."""
+    import time
+
+    settings.RATELIMIT_RULES = [{"name": "paced", "key": "ip", "rate": "20/s", "algorithm": "leaky_bucket"}]
+    started = time.monotonic()
+    assert get("/ok", 2) + get("/aok", 2, "async") == [200] * 4
+    assert time.monotonic() - started >= 0.15 - 0.01
+
+
+def test_switched_off_no_rule_applies(settings: Any) -> None:
+    """`RATELIMIT_ENABLE = False`: not even looked at."""
+    settings.RATELIMIT_ENABLE = False
+    settings.RATELIMIT_RULES = "nonsense"
+    assert get("/ok", 2) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("text", "is no rule"),
+        ({"key": "ip"}, "needs a name"),
+        ({"name": "x", "keys": "ip"}, "unknown keys; known are name, path"),
+        ({"name": "x", "key": "ip"}, "needs a rate"),
+        ({"name": "x", "rate": "5/m"}, "needs a key"),
+        ({"name": "x", "key": "ip", "rate": "5/month"}, "unknown unit"),
+        ({"name": "x", "key": "me", "rate": "5/m"}, "Unknown key"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "mode": "maybe"}, "enforce, shadow, off"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "path": "api"}, "begins with /"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "path": [7]}, "begins with /"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "route": 7}, "name of a URL pattern"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "audience": "friends"}, "group:NAME"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "burst": 3}, "no option"),
+        ({"name": "x", "key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_an_error(rule: Any, message: str, settings: Any) -> None:
+    """It names the rule and the field, at `check` and when it is used."""
+    with pytest.raises(ImproperlyConfigured, match=message):
+        compile_rule(rule)
+    settings.RATELIMIT_RULES = [rule]
+    assert [found.id for found in run_checks()] == ["django_ratelimit_lua.E004"]
+
+
+def test_rules_as_a_whole(settings: Any) -> None:
+    """A list, of different names, that a middleware applies, behind whatever finds the user."""
+    with pytest.raises(ImproperlyConfigured, match="list of rules"):
+        compile_rules({"name": "x"})
+    rule = {"name": "x", "key": "user", "rate": "5/m"}
+    with pytest.raises(ImproperlyConfigured, match="two rules are called x"):
+        compile_rules([rule, rule])
+    settings.RATELIMIT_RULES = [rule]
+    assert [found.id for found in run_checks()] == ["django_ratelimit_lua.E005"]
+    settings.MIDDLEWARE = []
+    assert [found.id for found in run_checks()] == ["django_ratelimit_lua.W002"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("/a/*", "/a/b", True), ("/a/*", "/a/", True), ("/a/*", "/a/b/c", False), ("/a/**", "/a/b/c", True),
+        ("/a/*/c", "/a/b/c", True), ("/a/*/c", "/a//c", True), ("/a/*/c", "/a/b/b/c", False), ("**", "", True),
+        ("**/x", "/a/b/x", True), ("**/x", "/a/b/xy", False), ("/*a*b*", "/aab", True), ("/*a*b*", "/ba", False),
+        ("/***x", "/a/x", True), ("/é*", "/éa", True),
+        ("/a.c*", "/abc", False), ("/[ab]*", "/[ab]", True), ("*", "/a", False),
+    ],
+)  # fmt: skip
+def test_globs(pattern: str, path: str, matches: bool) -> None:
+    """One star stays within a slash, two do not; nothing else is special."""
+    assert Glob(pattern).matches(path) is matches
+
+
+def test_the_worst_glob_takes_no_time_to_speak_of() -> None:
+    """A thousand characters against ten thousand: a step for each character, no backtracking."""
+    import time
+
+    started = time.process_time()
+    assert not Glob("/" + "*a" * 500).matches("/" + "a" * 9_998 + "b")
+    assert not Glob("/" + "**a" * 333).matches("/" + "a" * 9_998 + "b")
+    assert time.process_time() - started < 1

@@ -1,0 +1,183 @@
+# ruff: noqa: E501
+"""Whose word is taken for a client's address: a corpus of hostile headers, and a fuzzer."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from typing import Any
+
+import pytest
+from django.http import HttpRequest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.identity.address import UNKNOWN, client_address
+from django_ratelimit_lua.identity.forwarded import entries
+
+CLIENT, SPOOFED, INNER = "198.51.100.7", "203.0.113.66", "10.1.2.3"
+PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
+
+
+def address(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For") -> str | None:
+    request = HttpRequest()
+    request.META["REMOTE_ADDR"] = peer
+    if header is not None:
+        request.META["HTTP_" + name.upper().replace("-", "_")] = header
+    found = client_address(request)
+    assert found.why
+    return found.network
+
+
+GARBAGE = [
+    "", " ", ",", ",,", ", ,", "\x00", "\t", "\r\n", "-", "_", "unknown", "_hidden", "null", "localhost", "client.example",
+    "1.2.3", "1.2.3.4.5", "256.1.1.1", "1.2.3.4/8", "01.02.03.04", "0x7f000001", "2130706433", "1.2.3.-4", "１.２.３.４",
+    "[", "]", "[]", "[::1", "::1]", "[1.2.3.4", ":", "::", ":::", "1::2::3", "g::1", "%", "fe80::1%", "%eth0", "[fe80::1%25eth0]",
+    "1.2.3.4:", ":80", "1.2.3.4:http", "[::1]:", "[::1]x", '"', '""', '"1.2.3.4', "'1.2.3.4'", "<script>", "' OR 1=1 --",
+    "{identity}", "}", "%00", "%s%s%n", "../../etc/passwd", "\u202e4.3.2.1", "\ud800", "😀", "A" * 9000, "1" * 9000, ":" * 9000,
+    "9" * 5000 + ".1.1.1", ",".join(["10.0.0.9"] * 3000), ",".join([SPOOFED] * 3000), "," * 9000, "\\", '\\"', "for=", "for",
+    "for=1.2.3.4", "for;for;for", ";;;;", "=====", 'for="', "\n1.2.3.4", "127.0.0.1", "0.0.0.0", "::1", "255.255.255.255",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def behind_proxies(settings: Any) -> None:
+    settings.RATELIMIT_TRUSTED_PROXIES = PROXIES
+
+
+def test_the_corpus_is_large() -> None:
+    """At least 200 hostile headers are tried below, under each way of trusting."""
+    assert len(corpus("x-forwarded-for")) >= 200
+    assert len(corpus("forwarded")) >= 200
+
+
+def corpus(kind: str) -> list[str]:
+    """What a client may send in front of what the proxies append."""
+    singles = [
+        *GARBAGE,
+        SPOOFED,
+        f"{SPOOFED}:80",
+        f"[{SPOOFED}]",
+        f'"{SPOOFED}"',
+        "::ffff:" + SPOOFED,
+        INNER,
+        "fd00::9",
+    ]
+    pairs = [f"{a},{b}" for a, b in itertools.product([SPOOFED, INNER, '"', "", "for="], singles[::3])]
+    if kind == "forwarded":
+        singles += [f"for={value}" for value in singles] + [
+            f'for="{SPOOFED}', 'x="', f'for={SPOOFED};x="', f'for="{SPOOFED}";host="', f'for=\\"{SPOOFED}', 'a="\\', 'b="\\"',
+            f"for={SPOOFED},for={INNER}", f"For={SPOOFED}", f"for = {SPOOFED}", f"for={SPOOFED};;;", f'for="{SPOOFED}, ',
+        ]  # fmt: skip
+    return singles + pairs
+
+
+@pytest.mark.parametrize("kind", ["X-Forwarded-For", "Forwarded"])
+@pytest.mark.parametrize("written", ["{client}", "{client}:4711", '"{client}"', "{client},{inner}", "::ffff:{client}"])
+def test_nothing_a_client_sends_changes_its_address(kind: str, written: str, settings: Any) -> None:
+    """Behind proxies trusted by network: the client is who the nearest trusted proxies say asked them."""
+    settings.RATELIMIT_PROXY_HEADER = kind
+    appended = written.format(client=CLIENT, inner=INNER)
+    if kind == "Forwarded":
+        # Quoted where RFC 7239 wants it: with a port or a colon.
+        hops = [hop.strip('"') for hop in appended.split(",")]
+        appended = ",".join(f'for="{hop if hop.count(":") < 2 else f"[{hop}]"}";proto=https;host=""' for hop in hops)
+    for sent in corpus(kind.lower()):
+        assert address(f"{sent}, {appended}", name=kind) == CLIENT, sent
+
+
+def test_nothing_a_client_sends_changes_its_address_behind_counted_proxies(settings: Any) -> None:
+    """Behind two proxies, the client is the second entry from the right, whatever stands to the left of it."""
+    settings.RATELIMIT_TRUSTED_PROXIES = 2
+    for sent in corpus("x-forwarded-for"):
+        assert address(f"{sent},{CLIENT}, {INNER}") == CLIENT, sent
+
+
+@pytest.mark.parametrize("trusted", [None, 0, ["192.168.0.0/16"]])
+def test_without_trust_headers_are_not_looked_at(trusted: Any, settings: Any) -> None:
+    """The default, no proxies, and a peer that is none of them."""
+    settings.RATELIMIT_TRUSTED_PROXIES = trusted
+    for sent in corpus("x-forwarded-for"):
+        assert address(sent, peer=CLIENT) == CLIENT
+
+
+@pytest.mark.parametrize(
+    ("header", "peer", "expected"),
+    [
+        (None, "10.0.0.1", "10.0.0.1"),  # The proxy itself, asking after our health.
+        ("", "10.0.0.1", "10.0.0.1"),
+        (CLIENT, "", CLIENT),  # By a Unix socket.
+        (None, "", None),
+        (CLIENT, "no address", UNKNOWN),
+        ("2001:db8:1:2::9", "fd00::1", "2001:db8:1:2::"),
+        ("[2001:db8:1:2::9]:4711", "10.0.0.1", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "10.0.0.1", "fe80::"),
+        ("10.9.9.9, 10.8.8.8", "10.0.0.1", "10.9.9.9"),  # All trusted: the request began inside.
+        ("unknown, 10.8.8.8", "10.0.0.1", "10.8.8.8"),  # A trusted proxy does not say who asked it.
+        (f"{CLIENT}, 10.0.0.2", "::ffff:10.0.0.1", CLIENT),
+    ],
+)
+def test_what_honest_proxies_write(header: str | None, peer: str, expected: str | None) -> None:
+    """Ports, brackets, zones, mapped addresses, sockets: each has its outcome."""
+    assert address(header, peer) == expected
+
+
+def test_a_socket_is_trusted_only_if_it_is_said(settings: Any) -> None:
+    """An empty REMOTE_ADDR is somebody's."""
+    settings.RATELIMIT_TRUSTED_PROXIES = ["10.0.0.0/8"]
+    assert address(CLIENT, "") is None
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    assert address(CLIENT, "") == CLIENT
+
+
+def test_fewer_entries_than_proxies_is_somebody_who_came_past_them(settings: Any) -> None:
+    """Then the header may be anybody's, and the peer counts."""
+    settings.RATELIMIT_TRUSTED_PROXIES = 3
+    assert address(f"{SPOOFED}, {SPOOFED}", CLIENT) == CLIENT
+    assert address(None, CLIENT) == CLIENT
+
+
+def test_only_so_many_hops_are_followed() -> None:
+    """Thousands of trusted entries cost a bounded time."""
+    assert address(",".join([SPOOFED] + ["10.0.0.9"] * 3000)) == "10.0.0.9"
+    assert len(list(entries(",".join(["10.0.0.9"] * 3000), "x-forwarded-for"))) == 32
+    assert len(list(entries(",".join(["for=10.0.0.9"] * 3000), "forwarded"))) == 32
+
+
+NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
+
+
+@hypothesis_settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    sent=st.one_of(st.text(max_size=200), st.lists(st.sampled_from(GARBAGE), max_size=8).map(",".join)),
+    hops=st.lists(st.sampled_from(["10.0.0.9", "10.255.0.1", "fd00::2"]), max_size=4),
+    kind=st.sampled_from(["X-Forwarded-For", "Forwarded"]),
+    counted=st.booleans(),
+)
+def test_no_header_raises_or_spoofs(sent: str, hops: list[str], kind: str, counted: bool) -> None:
+    """Any text in front of what trusted proxies wrote: no exception, and the client's own address."""
+    from django.test import override_settings
+
+    trusted = len(hops) + 1 if counted else PROXIES
+    appended = [CLIENT, *hops]
+    if kind == "Forwarded":
+        appended = [f'for="[{hop}]"' if ":" in hop else f"for={hop}" for hop in appended]
+    with override_settings(RATELIMIT_TRUSTED_PROXIES=trusted, RATELIMIT_PROXY_HEADER=kind):
+        assert address(", ".join([sent, *appended]), name=kind) == CLIENT
+        address(sent, name=kind)
+        address(sent, peer=sent, name=kind)
+
+
+@pytest.mark.parametrize("value", [True, -1, 33, "10.0.0.0/8", ["10.0.0.1/8"], ["proxy.example"], [10.5]])
+def test_trust_that_makes_no_sense_is_an_error(value: Any, settings: Any) -> None:
+    """Said by `manage.py check` and at the first request."""
+    from django.core.exceptions import ImproperlyConfigured
+
+    settings.RATELIMIT_TRUSTED_PROXIES = value
+    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_TRUSTED_PROXIES"):
+        _ = conf.TRUSTED_PROXIES
+    settings.RATELIMIT_PROXY_HEADER = "X-Real-IP"
+    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_PROXY_HEADER"):
+        _ = conf.PROXY_HEADER
