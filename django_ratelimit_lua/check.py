@@ -21,10 +21,15 @@ def describe(
     *,
     partial: bool = False,
     max_wait_us: int | None = None,
+    now: int | None = None,
 ) -> Call:
-    """The call that decides these charges, with what the settings say about keys and the clock."""
+    """The call that decides these charges, with what the settings say about keys and the clock.
+
+    `now`: microseconds since 1970, for a clock of the caller's own.
+    """
     partial = partial and any(charge.cost for charge in charges)
-    now = time.time_ns() // 1000 if conf.CLOCK == "client" else None
+    if now is None and conf.CLOCK == "client":
+        now = time.time_ns() // 1000
     return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
 
 

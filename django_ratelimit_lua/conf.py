@@ -58,6 +58,15 @@ class Conf:
             raise _bad("ALGORITHM", value, str(error)) from None
 
     @cached_property
+    def THROTTLE_ALGORITHM(self) -> str:
+        """The algorithm of DRF throttles that name none; what DRF documents is a sliding log."""
+        value = getattr(settings, "RATELIMIT_THROTTLE_ALGORITHM", "sliding_log")
+        try:
+            return algorithms.find(value).name
+        except LimitError as error:
+            raise _bad("THROTTLE_ALGORITHM", value, str(error)) from None
+
+    @cached_property
     def TIMEOUT(self) -> float:
         """Seconds one decision may take: connecting, sending and reading together."""
         value = getattr(settings, "RATELIMIT_TIMEOUT", 0.1)

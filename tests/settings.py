@@ -18,3 +18,8 @@ CACHES = {
 # Tests that count what is admitted must not lose a call to a busy machine.
 RATELIMIT_TIMEOUT = 10
 RATELIMIT_ON_STORE_ERROR = "closed"
+STATIC_URL = "/static/"
+REST_FRAMEWORK = {
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "UNAUTHENTICATED_USER": None,
+}

@@ -167,12 +167,16 @@ class Limit:
 
     def advising(self) -> Limit:
         """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""
-        if self.mode == "shadow":
-            return self
+        return self if self.mode == "shadow" else self._but(mode="advise")
+
+    def renamed(self, name: str) -> Limit:
+        """The same limit under another name, with a state of its own."""
+        return self._but(name=name, key_part=_bounded(name) + b":" + algorithms.find(self.algorithm).suffix)
+
+    def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         for attribute in fields(self):
-            object.__setattr__(copy, attribute.name, getattr(self, attribute.name))
-        object.__setattr__(copy, "mode", "advise")
+            object.__setattr__(copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name)))
         return copy
 
     def _max_wait_us(self) -> int:

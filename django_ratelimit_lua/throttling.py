@@ -1,0 +1,265 @@
+"""Django REST framework's throttle classes, by its own names: changing the import line is the whole migration.
+
+All throttles of a view that are ours are decided in one call, all or nothing, although DRF asks them one by one: a
+request that one of them refuses costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from rest_framework.settings import api_settings
+from rest_framework.throttling import BaseThrottle
+
+from .check import check, describe
+from .conf import conf
+from .http import note
+from .identity import digest
+from .identity.address import client_address
+from .limits.algorithms import LONGEST_LOG
+from .limits.call import Charge
+from .limits.decision import Decision, LimitState
+from .limits.limit import Limit, Options
+from .limits.rate import SECOND, LimitError, Rate
+
+__all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+
+
+class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
+    """DRF's `SimpleRateThrottle`; override `get_cache_key`, which returns whom to count, or None to skip.
+
+    Beside DRF's attributes (`rate`, `scope`, `THROTTLE_RATES`, `timer`, `cache_format`):
+
+    - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; None: no limit);
+    - `algorithm` and `options`: those of `Limit`. By default a sliding log, whose verdicts are the ones that DRF
+      documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
+    - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
+
+    Raises `ImproperlyConfigured` for a scope without a rate, or a rate that cannot be understood; it names the scope.
+    """
+
+    timer: Any = time.time
+    cache_format = "throttle_%(scope)s_%(ident)s"
+    scope: str | None = None
+    THROTTLE_RATES: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
+    algorithm: str | None = None
+    options: ClassVar[Options] = {}
+    rate: Any = None
+    key: str | None = None
+    state: LimitState | None = None
+
+    def __init__(self) -> None:
+        if not self.rate:
+            self.rate = self.get_rate()
+        self._parse(None)
+
+    def _parse(self, method: str | None) -> None:
+        rate = self.rate
+        if isinstance(rate, Mapping):
+            rate = rate.get(method, rate.get("*"))
+        self.num_requests, self.duration = self.parse_rate(rate)
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """Whom to count, or None to let the request pass."""
+        raise NotImplementedError(f"{type(self).__name__}.get_cache_key() must be overridden")
+
+    def get_rate(self) -> Any:
+        """The rate of the scope."""
+        if not self.scope:
+            raise ImproperlyConfigured(f"Set either `scope` or `rate` for the throttle {type(self).__name__}")
+        try:
+            return self.THROTTLE_RATES[self.scope]
+        except KeyError:
+            known = ", ".join(sorted(self.THROTTLE_RATES)) or "none"
+            raise ImproperlyConfigured(
+                f"No default throttle rate set for '{self.scope}' scope; DEFAULT_THROTTLE_RATES has: {known}"
+            ) from None
+
+    def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
+        """Requests and seconds; (None, None) for no limit."""
+        if rate is None:
+            return None, None
+        try:
+            parsed = Rate.parse(rate)
+        except LimitError as error:
+            raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
+        whole, rest = divmod(parsed.period_us, SECOND)
+        return parsed.limit, parsed.period if rest else whole
+
+    def get_ident(self, request: Any) -> str:
+        """The client's address: by DRF's NUM_PROXIES if that is set, else by `RATELIMIT_TRUSTED_PROXIES`."""
+        if api_settings.NUM_PROXIES is not None:
+            return str(super().get_ident(request))
+        return str(client_address(_plain(request)).network)
+
+    def get_cost(self, request: Any, view: Any) -> int:
+        """The units a request takes: the view's `throttle_cost`, by action if it is a dict; else 1."""
+        cost = getattr(view, "throttle_cost", 1)
+        if isinstance(cost, Mapping):
+            cost = cost.get(getattr(view, "action", None), 1)
+        return int(cost)
+
+    def prepare(self, request: Any, view: Any) -> Charge | None:
+        """What this throttle wants counted for a request, or None."""
+        if isinstance(self.rate, Mapping):
+            self._parse(request.method)
+        if self.num_requests is None or self.duration is None:
+            return None
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
+            return None
+        return Charge(self._limit(request), digest(str(self.key)), self.get_cost(request, view))
+
+    def _limit(self, request: Any) -> Limit:
+        name = self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
+        if isinstance(self.rate, Mapping):
+            name = f"{name}:{request.method if request.method in self.rate else '*'}"
+        rate = Rate.parse((self.num_requests or 0, self.duration or 0))
+        algorithm = self.algorithm or conf.THROTTLE_ALGORITHM
+        if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:
+            algorithm = "sliding_window"
+        options: Options = {**self.options, "algorithm": algorithm}
+        return Limit(name, rate, **options)
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Whether the request may go, by one decision about all of the view's throttles that are ours."""
+        if self.rate is None or not conf.ENABLE:
+            return True
+        answered, self.state = _answers(request, view, self)
+        if not answered or self.state is None:
+            return True
+        return self.throttle_success() if self.state.allowed else self.throttle_failure()
+
+    def throttle_success(self) -> bool:
+        """Called where this throttle lets a request pass."""
+        return True
+
+    def throttle_failure(self) -> bool:
+        """Called where this throttle refuses a request."""
+        return False
+
+    def wait(self) -> float | None:
+        """Seconds until the same request would be allowed; None: never, or not known."""
+        return self.state.retry_after if self.state else None
+
+
+class AnonRateThrottle(SimpleRateThrottle):
+    """Limits visitors who are not logged in, by address. Scope: anon."""
+
+    scope = "anon"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """The address, or None for who is logged in."""
+        if request.user and request.user.is_authenticated:
+            return None
+        return self.cache_format % {"scope": self.scope, "ident": self.get_ident(request)}
+
+
+class UserRateThrottle(SimpleRateThrottle):
+    """Limits users by primary key, and who is not logged in by address. Scope: user."""
+
+    scope: str | None = "user"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """The user, or the address."""
+        known = request.user and request.user.is_authenticated
+        return self.cache_format % {"scope": self.scope, "ident": request.user.pk if known else self.get_ident(request)}
+
+
+class ScopedRateThrottle(UserRateThrottle):
+    """Limits each view that has a `throttle_scope` by the rate of that scope, by user or address."""
+
+    scope = None
+    scope_attr = "throttle_scope"
+
+    def __init__(self) -> None:
+        # The view knows the scope, and is not known yet.
+        self.num_requests = self.duration = None
+        self.rate = ()
+
+    def prepare(self, request: Any, view: Any) -> Charge | None:
+        """As the view's scope says; nothing for a view without one."""
+        self.scope = getattr(view, self.scope_attr, None)
+        if not self.scope:
+            return None
+        self.rate = self.get_rate()
+        self._parse(request.method)
+        return super().prepare(request, view)
+
+
+class _Answers:
+    """What one decision said to each throttle of a view, until it is asked."""
+
+    def __init__(self, request: Any, view: Any, asking: SimpleRateThrottle) -> None:
+        self.waiting: list[tuple[type, LimitState | None]] = []
+        throttles = self._together(view, asking)
+        wanted = [(throttle, throttle.prepare(request, view)) for throttle in throttles]
+        charges = _apart([charge for _, charge in wanted if charge is not None])
+        clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
+        call = describe(charges, now=round(clocks[0]() * SECOND) if clocks else None)
+        decision = note(_plain(request), check(call)) if charges else Decision(True)
+        states = iter(decision.limits)
+        for throttle, charge in wanted:
+            self.waiting.append((type(throttle), None if charge is None else next(states, None)))
+
+    @staticmethod
+    def _together(view: Any, asking: SimpleRateThrottle) -> list[SimpleRateThrottle]:
+        """The one that asks, among those of the view that will ask after it.
+
+        One that overrides `allow_request` decides itself whether to ask at all, so it is asked alone.
+        """
+        ours = SimpleRateThrottle.allow_request
+        if type(asking).allow_request is not ours or not hasattr(view, "get_throttles"):
+            return [asking]
+        others = [
+            throttle
+            for throttle in view.get_throttles()
+            if isinstance(throttle, SimpleRateThrottle) and type(throttle).allow_request is ours
+        ]
+        places = [place for place, throttle in enumerate(others) if type(throttle) is type(asking)]
+        if not places:
+            return [asking]
+        others[places[0]] = asking
+        return others
+
+    def take(self, asking: SimpleRateThrottle) -> tuple[bool, LimitState | None]:
+        """The answer for the next throttle of that class; (False, None) if all were given."""
+        for place, (kind, state) in enumerate(self.waiting):
+            if kind is type(asking):
+                del self.waiting[place]
+                return True, state
+        return False, None
+
+
+def _answers(request: Any, view: Any, asking: SimpleRateThrottle) -> tuple[bool, LimitState | None]:
+    """The answer for a throttle: from the decision that was taken for its neighbours, or from a new one."""
+    kept = vars(_plain(request))
+    answers: _Answers | None = kept.get("_ratelimit_throttles")
+    if answers is not None:
+        answered, state = answers.take(asking)
+        if answered:
+            return True, state
+    answers = kept["_ratelimit_throttles"] = _Answers(request, view, asking)
+    return answers.take(asking)
+
+
+def _apart(charges: list[Charge]) -> list[Charge]:
+    """The same charges, with no counter twice: two throttles of one scope are told apart by their rates."""
+    seen: set[tuple[bytes, bytes]] = set()
+    apart = []
+    for charge in charges:
+        limit, number = charge.limit, 1
+        while (charge.digest, limit.key_part) in seen:
+            limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
+            number += 1
+        seen.add((charge.digest, limit.key_part))
+        apart.append(Charge(limit, charge.digest, charge.cost))
+    return apart
+
+
+def _plain(request: Any) -> Any:
+    """Django's request, inside DRF's."""
+    return getattr(request, "_request", request)

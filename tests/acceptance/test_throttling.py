@@ -1,0 +1,362 @@
+"""DRF throttling with one changed import: DRF's own names and behaviour, exact and in one call."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import include, path
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import api_view, throttle_classes
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.test import APIClient, APIRequestFactory
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_ratelimit_lua.throttling import (
+    AnonRateThrottle,
+    BaseThrottle,
+    ScopedRateThrottle,
+    SimpleRateThrottle,
+    UserRateThrottle,
+)
+from tests.engine.test_cost import calls
+
+RATES = {"anon": "30/h", "user": "50/h", "burst": "20/h", "sustained": "500/h", "uploads": "10/15m", "none": None}
+
+
+class HeaderAuthentication(BaseAuthentication):
+    """Believes a header; the tests need no database."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-User")
+        return (SimpleNamespace(pk=name, is_authenticated=True), None) if name else None
+
+
+class Anon(AnonRateThrottle):
+    THROTTLE_RATES = RATES
+
+
+class User(UserRateThrottle):
+    THROTTLE_RATES = RATES
+
+
+class Burst(User):
+    scope = "burst"
+
+
+class Sustained(User):
+    scope = "sustained"
+
+
+class Scoped(ScopedRateThrottle):
+    THROTTLE_RATES = RATES
+
+
+class Foreign(BaseThrottle):
+    asked = 0
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        type(self).asked += 1
+        return True
+
+
+class Plain(APIView):
+    authentication_classes = (HeaderAuthentication,)
+    throttle_classes: tuple[type[BaseThrottle], ...] = ()
+
+    def get(self, request: Any, **kwargs: Any) -> Response:
+        return Response({"ok": True})
+
+    def post(self, request: Any, **kwargs: Any) -> Response:
+        return Response({"ok": True})
+
+
+class Three(Plain):
+    throttle_classes = (Anon, Foreign, User, Scoped)
+    throttle_scope = "uploads"
+
+
+@api_view(["GET"])
+@throttle_classes([Anon])
+def function(request: Any) -> Response:
+    return Response({"ok": True})
+
+
+class Things(ViewSet):
+    authentication_classes = ()
+    throttle_classes = (Anon,)
+    throttle_cost = {"list": 10}  # noqa: RUF012 - as users write it
+
+    def list(self, request: Any) -> Response:
+        return Response([])
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return Response({})
+
+
+router = SimpleRouter()
+router.register("things", Things, basename="thing")
+urlpatterns = [path("three", Three.as_view()), path("function", function), path("", include(router.urls))]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+
+
+def answers(throttles: Any, times: int, method: str = "get", view: type[Plain] = Plain, **headers: str) -> list[int]:
+    handler = type("View", (view,), {"throttle_classes": throttles}).as_view()
+    factory = APIRequestFactory()
+    return [handler(getattr(factory, method)("/", headers=headers)).status_code for _ in range(times)]
+
+
+def test_anonymous_and_users_are_counted_as_in_drf() -> None:
+    """Anonymous visitors by address, users by primary key; `Anon` skips users."""
+    assert Counter(answers((Anon,), 35)) == {200: 30, 429: 5}
+    assert Counter(answers((Anon,), 35, **{"X-User": "ada"})) == {200: 35}
+    assert Counter(answers((User,), 55, **{"X-User": "ada"})) == {200: 50, 429: 5}
+    assert answers((User,), 1, **{"X-User": "grace"}) == [200]
+
+
+def test_the_429_is_drfs_own_with_an_exact_retry_after() -> None:
+    """Its body through its exception handler."""
+    client = APIClient()
+    responses = [client.get("/function") for _ in range(31)]
+    assert responses[-1].status_code == 429
+    seconds = int(responses[-1]["Retry-After"])
+    assert 3590 <= seconds <= 3600
+    assert responses[-1].json() == {"detail": f"Request was throttled. Expected available in {seconds} seconds."}
+
+
+def test_what_one_throttle_refuses_costs_the_others_nothing() -> None:
+    """Burst refuses; sustained has counted only what was let through."""
+    assert Counter(answers((Burst, Sustained), 40)) == {200: 20, 429: 20}
+    throttle = Sustained()
+    view = type("View", (Plain,), {"throttle_classes": (Sustained,)})()
+    request = view.initialize_request(APIRequestFactory().get("/"))
+    throttle.allow_request(request, view)
+    assert throttle.state.used == 21
+
+
+def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
+    """And foreign ones in the same list are asked as ever."""
+    client = APIClient()
+    client.get("/three")
+    direct.config_resetstat()
+    Foreign.asked = 0
+    response = client.get("/three")
+    assert response.status_code == 200
+    assert calls(direct) == {"evalsha": 1}
+    assert Foreign.asked == 1
+    assert [state.name for state in response.wsgi_request.ratelimit.limits] == ["anon", "user", "uploads"]
+
+
+def test_two_hundred_parallel_requests_admit_exactly_what_the_rates_say(live_server: Any) -> None:
+    """Over a real server: the tightest of three, ten in a quarter of an hour, for anonymous visitors and for a user."""
+
+    def get(user: str) -> int:
+        request = urllib.request.Request(f"{live_server.url}/three", headers={"X-User": user} if user else {})
+        try:
+            with urllib.request.urlopen(request) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    with ThreadPoolExecutor(40) as pool:
+        found = Counter(pool.map(get, ["", "ada"] * 100))
+    assert found == {200: 20, 429: 180}
+
+
+def test_scopes_belong_to_views() -> None:
+    """A view without one is not limited; one whose scope has no rate is an error that names it."""
+    assert answers((Scoped,), 3) == [200] * 3
+    limited = type("Limited", (Plain,), {"throttle_scope": "uploads"})
+    assert Counter(answers((Scoped,), 12, view=limited)) == {200: 10, 429: 2}
+    free = type("Free", (Plain,), {"throttle_scope": "none"})
+    assert answers((Scoped,), 12, view=free) == [200] * 12
+    typo = type("Typo", (Plain,), {"throttle_scope": "upload"})
+    with pytest.raises(ImproperlyConfigured, match="'upload' scope; DEFAULT_THROTTLE_RATES has: anon"):
+        answers((Scoped,), 1, view=typo)
+
+
+@pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
+def test_a_rate_that_means_nothing_names_its_scope(rate: str) -> None:
+    """At the first request, not a guess."""
+    with pytest.raises(ImproperlyConfigured, match=f"scope 'anon': Rate {rate!r}"):
+        type("Bad", (AnonRateThrottle,), {"THROTTLE_RATES": {"anon": rate}})()
+
+
+def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
+    """As in DRF."""
+    with pytest.raises(ImproperlyConfigured, match="scope"):
+        SimpleRateThrottle()
+    throttle = type("Half", (SimpleRateThrottle,), {"rate": "5/m"})()
+    with pytest.raises(NotImplementedError):
+        throttle.get_cache_key(None, None)
+
+
+def test_rates_by_method_and_costs_by_action() -> None:
+    """A dict of rates, and a view's `throttle_cost`."""
+    by_method = type(
+        "ByMethod", (AnonRateThrottle,), {"THROTTLE_RATES": {"anon": {"POST": "2/m", "GET": None, "*": "3/m"}}}
+    )
+    assert answers((by_method,), 5) == [200] * 5
+    assert answers((by_method,), 3, "post") == [200, 200, 429]
+    assert answers((by_method,), 4, "options") == [200, 200, 200, 429]
+    client = APIClient()
+    assert [client.get("/things/").status_code for _ in range(2)] == [200, 200]
+    assert [client.get("/things/1/").status_code for _ in range(10)] == [200] * 10
+    assert client.get("/things/1/").status_code == 429
+
+
+class Frozen(SimpleRateThrottle):
+    """Written against DRF: a frozen clock, its own key, its own rate format, and hooks."""
+
+    scope = "frozen"
+    THROTTLE_RATES = {"frozen": "3 per minute"}  # noqa: RUF012 - as users write it
+    moment = 1_000_000.0
+    heard: list[str] = []  # noqa: RUF012
+
+    def timer(self) -> float:
+        return self.moment
+
+    def parse_rate(self, rate: str) -> tuple[int, int]:
+        return int(rate.split()[0]), 60
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        who = request.headers.get("X-Who")
+        return who and self.cache_format % {"scope": self.scope, "ident": who}
+
+    def throttle_success(self) -> bool:
+        self.heard.append(f"yes {self.key}")
+        return super().throttle_success()
+
+    def throttle_failure(self) -> bool:
+        self.heard.append(f"no {self.wait():.0f}")
+        return super().throttle_failure()
+
+
+def test_throttles_written_against_drf_work() -> None:
+    """`timer`, `get_cache_key` (None skips), `parse_rate`, `throttle_success`, `throttle_failure`, `wait`."""
+    Frozen.heard.clear()
+    assert answers((Frozen,), 5) == [200] * 5
+    assert answers((Frozen,), 4, **{"X-Who": "ada"}) == [200, 200, 200, 429]
+    assert Frozen.heard == ["yes throttle_frozen_ada"] * 3 + ["no 60"]
+    Frozen.moment += 60
+    assert answers((Frozen,), 1, **{"X-Who": "ada"}) == [200]
+
+
+def test_a_sliding_log_frees_each_request_a_period_later() -> None:
+    """DRF's verdicts: a request counts for exactly its duration."""
+    found = []
+    for second in (0, 10, 20, 59, 60, 61, 70):
+        Frozen.moment = 2_000_000.0 + second
+        found += answers((Frozen,), 1, **{"X-Who": "grace"})
+    assert found == [200, 200, 200, 429, 200, 429, 200]
+
+
+def test_a_throttle_that_decides_itself_whether_to_ask_is_asked_alone() -> None:
+    """Its neighbours do not count a request for it that it lets pass."""
+
+    class Choosy(User):
+        def allow_request(self, request: Any, view: Any) -> bool:
+            return request.method == "GET" or super().allow_request(request, view)
+
+    assert answers((Burst, Choosy), 3) == [200] * 3
+    view = type("View", (Plain,), {"throttle_classes": (User,)})()
+    throttle = User()
+    throttle.allow_request(view.initialize_request(APIRequestFactory().get("/")), view)
+    assert throttle.state.used == 1
+    assert answers((Choosy,), 1, "post") == [200]
+
+
+def test_two_throttles_of_one_scope_are_two_counts() -> None:
+    """Told apart by their rates."""
+    tight = type("Tight", (Anon,), {"rate": "2/m"})
+    loose = type("Loose", (Anon,), {"rate": "100/h"})
+    assert answers((tight, loose), 3) == [200, 200, 429]
+    assert answers((tight, type("Tight", (tight,), {}), loose), 1) == [429]
+
+
+def test_a_throttle_asked_by_hand_answers() -> None:
+    """Without a view, and more often than the view would."""
+    request = Plain().initialize_request(APIRequestFactory().get("/"))
+    throttle = type("Two", (Anon,), {"rate": "2/m"})()
+    assert [throttle.allow_request(request, None) for _ in range(3)] == [True, True, False]
+    assert Anon().wait() is None
+
+
+def test_a_lowered_rate_waits_no_longer_than_it_alone_could() -> None:
+    """`wait()` is finite, or None for never."""
+    assert answers((type("T", (Anon,), {"rate": "30/h"}),), 30) == [200] * 30
+    throttle = type("T", (Anon,), {"rate": "5/m"})()
+    request = Plain().initialize_request(APIRequestFactory().get("/"))
+    assert not throttle.allow_request(request, None)
+    assert 0 < throttle.wait() <= 60
+    never = type("Never", (Anon,), {"rate": "0/s"})()
+    assert not never.allow_request(request, None)
+    assert never.wait() is None
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
+def test_other_algorithms_by_attribute_or_setting(algorithm: str, settings: Any) -> None:
+    """O(1) state at will."""
+    settings.RATELIMIT_THROTTLE_ALGORITHM = algorithm
+    by_setting = type("A", (Anon,), {"rate": "3/h"})
+    assert answers((by_setting,), 4) == [200] * 3 + [429]
+    settings.RATELIMIT_THROTTLE_ALGORITHM = "sliding_log"
+    by_attribute = type("B", (Anon,), {"rate": "3/h", "algorithm": algorithm, "scope": "b"})
+    assert answers((by_attribute,), 4) == [200] * 3 + [429]
+    with_options = type("C", (Anon,), {"rate": "3/h", "algorithm": "gcra", "options": {"burst": 1}, "scope": "c"})
+    assert answers((with_options,), 2) == [200, 429]
+
+
+def test_a_very_large_rate_is_a_sliding_window() -> None:
+    """A log of a million would be remembered unit by unit."""
+    assert answers((type("Large", (Anon,), {"rate": "1000000/d"}),), 1) == [200]
+
+
+def test_addresses_behind_proxies(settings: Any) -> None:
+    """By our setting; by DRF's where that is set."""
+    from django.test import override_settings
+
+    one = type("One", (Anon,), {"rate": "1/m"})
+    assert answers((one,), 1, **{"X-Forwarded-For": "198.51.100.1"}) == [200]
+    assert answers((one,), 1, **{"X-Forwarded-For": "198.51.100.2"}) == [429], "nobody is trusted"
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    assert answers((one,), 1, **{"X-Forwarded-For": "6.6.6.6, 198.51.100.1"}) == [200]
+    assert answers((one,), 1, **{"X-Forwarded-For": "7.7.7.7, 198.51.100.1"}) == [429]
+    with override_settings(REST_FRAMEWORK={"NUM_PROXIES": 2}):
+        assert answers((one,), 1, **{"X-Forwarded-For": "198.51.100.9, 10.0.0.1"}) == [200]
+
+
+def test_switched_off_nothing_is_throttled(settings: Any) -> None:
+    """`RATELIMIT_ENABLE = False`."""
+    settings.RATELIMIT_ENABLE = False
+    assert answers((type("Closed", (Anon,), {"rate": "0/s"}),), 2) == [200, 200]
+
+
+def test_drf_spectacular_shows_the_429() -> None:
+    """Where a throttle of ours limits the operation."""
+    from drf_spectacular.generators import SchemaGenerator
+    from drf_spectacular.settings import spectacular_settings
+
+    hooks = ["django_ratelimit_lua.spectacular.show_429"]
+    spectacular_settings.apply_patches({"POSTPROCESSING_HOOKS": hooks})
+    try:
+        schema = SchemaGenerator(patterns=urlpatterns).get_schema(public=True)
+    finally:
+        spectacular_settings.clear_patches()
+    assert "Retry-After" in schema["paths"]["/function"]["get"]["responses"]["429"]["headers"]
+    assert json.dumps(schema)
