@@ -8,7 +8,8 @@ demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
 test: $(VENV)/test
-	$(RUN)/python -m pytest --cov --cov-report=term $(ARGS)
+	$(RUN)/python -m coverage run -m pytest $(ARGS)
+	$(RUN)/python -m coverage report
 
 lint: $(VENV)/lint
 	$(RUN)/ruff check .

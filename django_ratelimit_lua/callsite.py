@@ -24,6 +24,8 @@ AUDIENCES = ("everyone", "anonymous", "authenticated", "staff")
 
 RateFunction = Callable[[str, HttpRequest], Any]
 RateLike = str | tuple[int, float] | Rate | RateFunction | None
+Outcome = Callable[[HttpRequest, Any], Any]
+"""Called with the request and its response, or the exception that was raised instead of one; may be `async`."""
 CostLike = int | str | Callable[[str, HttpRequest], Any]
 
 
@@ -61,6 +63,9 @@ class Site:
     block: bool = True
     rule: bool = False
     audience: str = "everyone"
+    count_if: Outcome | None = None
+    reset_if: Outcome | None = None
+    cost_after: Outcome | None = None
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -76,6 +81,9 @@ class Site:
         *,
         rule: bool = False,
         audience: str = "everyone",
+        count_if: Outcome | None = None,
+        reset_if: Outcome | None = None,
+        cost_after: Outcome | None = None,
     ) -> Site:
         """Raises `LimitError` for whatever is wrong with it."""
         if not key:
@@ -85,7 +93,23 @@ class Site:
         rates = tuple(compile_rate(one) for one in rate) if isinstance(rate, list) else (compile_rate(rate),)
         if not rates:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
-        site = cls(compile_key(key), rates, _methods(method), compile_cost(cost), options, group, block, rule, audience)
+        site = cls(
+            compile_key(key),
+            rates,
+            _methods(method),
+            compile_cost(cost),
+            options,
+            group,
+            block,
+            rule,
+            audience,
+            count_if,
+            reset_if,
+            cost_after,
+        )
+        for name, function in (("count_if", count_if), ("reset_if", reset_if), ("cost_after", cost_after)):
+            if function is not None and not callable(function):
+                raise LimitError(f"{name} is {function!r}: must be a callable (request, response or exception)")
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default: Options = {"algorithm": conf.ALGORITHM, **options}
         nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
@@ -93,6 +117,11 @@ class Site:
             constant = one if isinstance(one, Rate) else Rate(1, nominal)
             Limit("at this call site", constant, **with_default)
         return site
+
+    @property
+    def settles(self) -> bool:
+        """Whether something is left to do when the outcome is known."""
+        return self.count_if is not None or self.reset_if is not None or self.cost_after is not None
 
     @property
     def needs_user(self) -> bool:

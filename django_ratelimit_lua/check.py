@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from .conf import conf
 from .exceptions import StoreError
@@ -13,6 +14,10 @@ from .store import get_store
 
 RETRY_WHEN_CLOSED = 1.0
 """Seconds a client is told to wait when Redis cannot be asked and `RATELIMIT_ON_STORE_ERROR` is "closed"."""
+
+
+clock: Callable[[], int] | None = None
+"""The clock that a test has put in place of Redis's: microseconds since 1970."""
 
 
 def describe(
@@ -28,8 +33,8 @@ def describe(
     `now`: microseconds since 1970, for a clock of the caller's own.
     """
     partial = partial and any(charge.cost for charge in charges)
-    if now is None and conf.CLOCK == "client":
-        now = time.time_ns() // 1000
+    if now is None and (clock is not None or conf.CLOCK == "client"):
+        now = time.time_ns() // 1000 if clock is None else clock()
     return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
 
 
@@ -51,6 +56,18 @@ async def acheck(call: Call) -> Decision:
         return await get_store().arun(call)
     except StoreError:
         return _fallback(call)
+
+
+def forget(call: Call) -> None:
+    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten."""
+    with suppress(StoreError):
+        get_store().forget(call)
+
+
+async def aforget(call: Call) -> None:
+    """`forget`, without blocking the event loop."""
+    with suppress(StoreError):
+        await get_store().aforget(call)
 
 
 def _unlimited(call: Call) -> Decision:

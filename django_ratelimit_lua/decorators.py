@@ -13,10 +13,12 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from .callsite import ALL, UNSAFE, CostLike, RateLike, Site, group_of
+from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of
 from .http import note, refusal, told
 from .identity.keys import KeyLike
+from .limits.call import Charge
 from .limits.limit import Options
+from .outcome import settle
 from .steps import arun, run, steps
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -46,6 +48,9 @@ class _Ratelimit:
     - `method`: ALL, UNSAFE, or the methods to count;
     - `block`: answer 429 when over the limit; else only set `request.limited` and let the view decide;
     - `cost`: the units a request takes, or a callable (group, request), or its dotted path;
+    - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where
+      `count_if` says no, the units are given back; where `reset_if` says yes, the identity is cleared; `cost_after`
+      says how many more units the request turned out to cost;
     - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
@@ -64,9 +69,15 @@ class _Ratelimit:
         block: bool = True,
         *,
         cost: CostLike = 1,
+        count_if: Outcome | None = None,
+        reset_if: Outcome | None = None,
+        cost_after: Outcome | None = None,
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
-        site = Site.compiled(group, key, rate, method, cost, options, block)
+        site = Site.compiled(
+            group, key, rate, method, cost, options, block,
+            count_if=count_if, reset_if=reset_if, cost_after=cost_after,
+        )  # fmt: skip
 
         def decorate(view: View) -> View:
             return cast(View, _checked(view, site))
@@ -98,23 +109,43 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
     group = group_of(checked)
     blocks = any(site.block for site in sites)
 
+    settles = any(site.settles for site in sites)
+
     @functools.wraps(view)
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        decision = note(request, run(steps(request, sites, group), request))
+        unsettled: list[tuple[Site, Charge]] = []
+        decision = note(request, run(steps(request, sites, group, unsettled=unsettled), request))
         if blocks and not decision:
             return refusal(request, decision)
         if blocks and decision.wait > 0:
             time.sleep(decision.wait)
-        return told(request, checked(request, *args, **kwargs))
+        if not settles:
+            return told(request, checked(request, *args, **kwargs))
+        try:
+            outcome = checked(request, *args, **kwargs)
+        except Exception as error:
+            run(settle(request, error, unsettled, decision), request)
+            raise
+        run(settle(request, outcome, unsettled, decision), request)
+        return told(request, outcome)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        decision = note(request, await arun(steps(request, sites, group), request))
+        unsettled: list[tuple[Site, Charge]] = []
+        decision = note(request, await arun(steps(request, sites, group, unsettled=unsettled), request))
         if blocks and not decision:
             return refusal(request, decision)
         if blocks and decision.wait > 0:
             await asyncio.sleep(decision.wait)
-        return told(request, await checked(request, *args, **kwargs))
+        if not settles:
+            return told(request, await checked(request, *args, **kwargs))
+        try:
+            outcome = await checked(request, *args, **kwargs)
+        except Exception as error:
+            await arun(settle(request, error, unsettled, decision), request)
+            raise
+        await arun(settle(request, outcome, unsettled, decision), request)
+        return told(request, outcome)
 
     wrapper: Any = achecker if _is_async(checked) else checker
     wrapper._ratelimits = _Stack(wrapper, checked, sites)

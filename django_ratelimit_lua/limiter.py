@@ -96,6 +96,14 @@ class RateLimiter:
         """`refund`, for coroutines."""
         return await acheck(self._call("refund", identity, cost))
 
+    def charge(self, identity: Identity, cost: int = 1) -> Decision:
+        """Count units that were already used, even beyond the limit: then others wait until they are worked off."""
+        return check(self._call("charge", identity, cost))
+
+    async def acharge(self, identity: Identity, cost: int = 1) -> Decision:
+        """`charge`, for coroutines."""
+        return await acheck(self._call("charge", identity, cost))
+
     def reset(self, identity: Identity) -> None:
         """Forget what is counted for an identity. Raises `StoreError` where Redis cannot be asked."""
         get_store().forget(self._call("refund", identity, 0))

@@ -15,7 +15,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from .callsite import Site
-from .check import acheck, check, describe
+from .check import acheck, aforget, check, describe, forget
 from .conf import conf
 from .identity import digest
 from .identity.keys import user_missing
@@ -36,15 +36,29 @@ class WantsMembership:
     group: str
 
 
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A step that deletes what the limits of a call have counted."""
+
+    call: Call
+
+
 WANTS_USER = WantsUser()
 Steps = Generator[Any, Any, Decision]
 
 
-def steps(request: HttpRequest, sites: Sequence[Site], group: str, operation: Operation = "hit") -> Steps:
+def steps(
+    request: HttpRequest,
+    sites: Sequence[Site],
+    group: str,
+    operation: Operation = "hit",
+    unsettled: list[tuple[Site, Charge]] | None = None,
+) -> Steps:
     """Decide all sites that apply to a request in one call.
 
     Yields an awaitable, or `WANTS_USER`, or a `WantsMembership`, or the `Call`; is sent what came of it; returns the
-    decision. A name that was already counted for this request is not counted again.
+    decision. A name that was already counted for this request is not counted again. The charges of the call, in the
+    order of the decision's limits, are left in `unsettled`.
     """
     if not conf.ENABLE:
         return Decision(True)
@@ -101,6 +115,8 @@ def steps(request: HttpRequest, sites: Sequence[Site], group: str, operation: Op
             if advisory and not site.block:
                 limit = limit.advising()
             charges.append(Charge(limit, who, cost))
+            if unsettled is not None:
+                unsettled.append((site, charges[-1]))
         if site.rule:
             names.append(name)
     decision: Decision = yield describe(charges, operation)
@@ -128,6 +144,8 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
             value = getattr(request, "user", None)
             if value is None:
                 raise user_missing()
+        elif isinstance(step, Forget):
+            forget(step.call)
         elif isinstance(step, WantsMembership):
             value = step.user.groups.filter(name=step.group).exists()
         else:
@@ -148,6 +166,8 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
             if not hasattr(request, "auser"):
                 raise user_missing()
             value = await request.auser()
+        elif isinstance(step, Forget):
+            await aforget(step.call)
         elif isinstance(step, WantsMembership):
             value = await step.user.groups.filter(name=step.group).aexists()
         else:

@@ -16,7 +16,7 @@ from .decision import Decision, LimitState
 from .limit import Limit
 from .rate import SECOND, LimitError
 
-Operation = Literal["hit", "peek", "refund"]
+Operation = Literal["hit", "peek", "charge", "refund"]
 
 _RECORD = Struct("<12d")
 _STALE = 2
@@ -52,6 +52,7 @@ class Call:
     - `prefix`: what every key begins with; `now`: microseconds since 1970, or None for the server's clock;
     - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
     - `partial`: grant as many units as there are;
+    - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
     - `revision`, `fence`: the rules revision the caller goes by and the key that holds the current one.
     """
 
@@ -63,6 +64,7 @@ class Call:
     partial: bool = False
     revision: int | None = None
     fence: bytes = b""
+    hit_at: int | None = None
 
     def keys(self) -> list[bytes]:
         """The keys of the limits; the fence's key comes last, if there is one. Raises `LimitError` for a double."""
@@ -81,7 +83,7 @@ class Call:
             self.operation.encode(),
             b"" if self.revision is None else b"%d" % self.revision,
             b"" if self.now is None else b"%d" % self.now,
-            b"1" if self.partial else b"0",
+            (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
         ]
         now = time.time_ns() // 1000 if self.now is None else self.now
         for charge in self.charges:
@@ -119,8 +121,9 @@ class Call:
                     limit.rate.period,
                 )
             )
-        granted = int(numbers[2]) if self.operation == "hit" else 0
-        return Decision(status == 1, tuple(states), granted, numbers[4] / SECOND), int(numbers[3])
+        granted = int(numbers[2]) if self.operation in ("hit", "charge") else 0
+        decision = Decision(status == 1, tuple(states), granted, numbers[4] / SECOND, moment=int(numbers[1]))
+        return decision, int(numbers[3])
 
 
 @lru_cache(maxsize=64)

@@ -51,7 +51,8 @@ class Decision:
     - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
     - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the
       wait would have been;
-    - `source`: "redis", or "fallback" where the store could not be asked and a policy answered.
+    - `source`: "redis", or "fallback" where the store could not be asked and a policy answered;
+    - `moment`: microseconds since 1970 by the clock that decided (0: none did).
     """
 
     allowed: bool
@@ -59,6 +60,7 @@ class Decision:
     granted: int = 0
     wait: float = 0.0
     source: Source = "redis"
+    moment: int = 0
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -99,4 +101,5 @@ class Decision:
             granted=max(self.granted, later.granted),
             wait=max(self.wait, later.wait),
             source="fallback" if "fallback" in (self.source, later.source) else "redis",
+            moment=later.moment,
         )

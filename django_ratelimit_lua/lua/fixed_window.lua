@@ -67,6 +67,7 @@ end
 
 -- A window ahead whose units are all given back stays the next one: those before it are full.
 local give = op == 'refund' and function(cost)
+  if given_at and given_at < start then cost = 0 end
   count = count > cost and count - cost or 0
   write(key, pack('<ddd', time, start, count), idle(), time)
 end

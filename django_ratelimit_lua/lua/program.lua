@@ -3,10 +3,11 @@ Decides any number of limits, of any algorithms, all or nothing.
 
 KEYS[1..n]      the state of each limit
 KEYS[n+1]       the key that holds the current rules revision; only when ARGV[2] is not empty
-ARGV[1]         what to do: hit, peek or refund
+ARGV[1]         what to do: hit, peek, charge (take whatever the verdict is) or refund
 ARGV[2]         the rules revision the caller decided by; empty: do not ask (the fence)
 ARGV[3]         the time in microseconds; empty: this server's own clock
-ARGV[4]         1: grant as many units as there are, if not all; else 0
+ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; of a refund, the time of the hit
+                whose units are given back (the latest, if empty)
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
                 limit, period in microseconds, and six numbers a to f that its algorithm's file explains
@@ -56,7 +57,7 @@ local function look(charge)
 end
 
 local granted, denied, departs = 0, false, now
-if op == 'hit' or op == 'peek' then
+if op ~= 'refund' then
   if partial then
     local wanted
     for i = 1, count do
@@ -78,6 +79,7 @@ if op == 'hit' or op == 'peek' then
       if charge.departs and charge.departs > departs then departs = charge.departs end
     end
   end
+  if op == 'charge' then denied, departs = false, now end
   if denied then granted = 0 end
 end
 
@@ -88,6 +90,9 @@ for i = 1, count do
   local allowed = charge.allowed
   if op == 'refund' then
     charge.give(charge.cost)
+  elseif op == 'charge' then
+    charge.take(charge.cost, now, false)
+    look(charge)
   elseif op == 'hit' and charge.cost > 0 then
     if not denied and allowed then
       charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)

@@ -46,11 +46,12 @@ local function expire()
   if total > 0 then rcall('PEXPIRE', key, lifetime(idle())) end
 end
 
--- Refused units are remembered too, but never more than the limit's worth of the latest.
+-- What was refused, or used without asking, is remembered too, but never more than the limit's worth of the latest.
 local function take(cost, moment, refused)
   if moment < time then moment = time end
   if moment < last then moment = last end
-  if refused and cost > limit then cost = limit end
+  local beyond = refused or op == 'charge'
+  if beyond and cost > limit then cost = limit end
   local ahead = moment > time and pack('>I7', moment - time) or ''
   local score, units = string.format('%.0f', moment), {}
   for i = 1, cost do
@@ -63,7 +64,7 @@ local function take(cost, moment, refused)
     end
   end
   last, length, total = moment, length + cost, total + cost
-  if refused and total > limit then
+  if beyond and total > limit then
     rcall('ZREMRANGEBYRANK', key, 0, length - limit - 1)
     total = limit
   end
@@ -71,10 +72,16 @@ local function take(cost, moment, refused)
   expire()
 end
 
--- The latest go back first.
+-- Those of a hit go back by its moment; else the latest go back first.
 local give = op == 'refund' and function(cost)
   prune()
-  if cost > 0 then rcall('ZREMRANGEBYRANK', key, string.format('%.0f', -cost), -1) end
+  if given_at then
+    local moment = string.format('%.0f', given_at)
+    local units = cost > 0 and rcall('ZRANGEBYSCORE', key, moment, moment, 'LIMIT', 0, cost) or {}
+    for i = 1, #units do rcall('ZREM', key, units[i]) end
+  elseif cost > 0 then
+    rcall('ZREMRANGEBYRANK', key, string.format('%.0f', -cost), -1)
+  end
   load()
   expire()
 end

@@ -66,8 +66,23 @@ local function take(cost, moment)
   save()
 end
 
--- The latest go back first.
+-- Those of a hit go back to its segment; else the latest go back first.
 local give = op == 'refund' and function(cost)
+  if given_at then
+    for i = 1, size do
+      if ends[i] == given_at - given_at % a + a then
+        local back = math.min(cost, counts[i])
+        counts[i], total = counts[i] - back, total - back
+        if counts[i] == 0 then
+          table.remove(ends, i)
+          table.remove(counts, i)
+          size = size - 1
+        end
+        break
+      end
+    end
+    cost = 0
+  end
   while size > 0 and cost > 0 do
     local back = math.min(cost, counts[size])
     cost, total, counts[size] = cost - back, total - back, counts[size] - back

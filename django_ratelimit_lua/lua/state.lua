@@ -6,6 +6,7 @@ the digits of a microsecond stamp, is never used. Its first number is the clock 
 never before that: a clock that steps backwards refills nothing and forgets nothing.
 ]]
 local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local given_at = op == 'refund' and tonumber(ARGV[4]) or nil
 local rcall, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor
 local now, slack, cleared = 0, 0, 0
 

@@ -55,8 +55,12 @@ local function take(cost, moment, refused)
   write(key, pack('<dddddd', time, us, part, a, b, limit), idle(), time)
 end
 
+-- What has leaked since the hit is not there any more to be given back.
 local give = op == 'refund' and function(cost)
+  local before, before_part = us, part
   move(-cost)
+  if given_at and time > given_at then us = us + (time - given_at) end
+  if us > before or (us == before and part > before_part) then us, part = before, before_part end
   if us < time then us, part = time, 0 end
   write(key, pack('<dddddd', time, us, part, a, b, limit), idle(), time)
 end

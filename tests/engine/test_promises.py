@@ -257,3 +257,32 @@ def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing() -> None:
         assert ask(START)
         assert not ask(START - 3_600_000_000)
         assert not ask(START)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_a_refund_of_a_hit_gives_back_that_hit(algorithm: str) -> None:
+    """Not a later one: what others have used since still counts for its whole period."""
+    ask = Asker(Limit("back", "3/m", algorithm=algorithm))
+    later = START + 30_000_000
+    assert ask(START)
+    assert ask(later, 2).moment == later
+    ask(later, 1, "refund", hit_at=START)
+    if algorithm == "token_bucket":
+        # Half of its token's worth has leaked since, and a bit more: there is less than one to give back.
+        assert ask(later, 0, "peek").limits[0].used == 2
+        return
+    assert ask(later, 0, "peek").limits[0].used == 2
+    assert ask(later, 1)
+    assert not ask(later, 1)
+    if algorithm != "fixed_window":
+        assert not ask(START + 66_000_001, 1), "the later units still count"
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_a_refund_too_late_gives_back_nothing(algorithm: str) -> None:
+    """When the limit has forgotten the hit, there is nothing to give back."""
+    ask = Asker(Limit("late", "3/m", algorithm=algorithm))
+    assert ask(START)
+    later = START + 120_000_000
+    assert ask(later, 2)
+    assert ask(later, 1, "refund", hit_at=START).limits[0].used == 2

@@ -28,6 +28,7 @@ ROOMS = [
     "check glob exempt",
     "limiter callsite",
     "steps rules",
+    "outcome",
     "headers",
     "http",
     "decorators core middleware throttling",
@@ -35,6 +36,8 @@ ROOMS = [
     "checks",
     "apps",
     "embedded",
+    "testing",
+    "pytest_plugin",
     "__init__",
 ]
 FORBIDDEN = {"limits": {"django", "redis", "django_redis"}, "lua": {"django", "redis", "django_redis"}}

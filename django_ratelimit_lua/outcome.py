@@ -1,0 +1,53 @@
+"""What is left to do when a view has answered or raised: give back, clear, charge.
+
+A unit is taken before the view and given back after it, so that requests that run side by side cannot slip through
+together. A worker that dies in between loses its unit until the limit forgets it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from django.http import HttpRequest
+
+from .callsite import Outcome, Site
+from .check import describe
+from .limits.call import Charge
+from .limits.decision import Decision
+from .limits.rate import LimitError
+from .steps import Forget, Steps
+
+
+def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, Charge]], decision: Decision) -> Steps:
+    """Settle the charges of a decision, by the outcome: a response, or the exception that was raised."""
+    back, more, clear = [], [], []
+    for (site, charge), state in zip(unsettled, decision.limits, strict=False):
+        if site.reset_if is not None and (yield from _asked(site.reset_if, request, outcome)):
+            clear.append(charge)
+            continue
+        if site.cost_after is not None:
+            cost = yield from _asked(site.cost_after, request, outcome)
+            if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
+                raise LimitError(f"cost_after gave {cost!r}: must be a whole number from 0")
+            if cost:
+                more.append(replace(charge, cost=cost))
+        taken = state.allowed and charge.cost > 0
+        if taken and site.count_if is not None and not (yield from _asked(site.count_if, request, outcome)):
+            back.append(charge)
+    if back:
+        yield replace(describe(back, "refund"), hit_at=decision.moment + round(decision.wait * 1_000_000))
+    if more:
+        yield describe(more, "charge")
+    if clear:
+        yield Forget(describe(clear, "refund"))
+    return decision
+
+
+def _asked(function: Outcome, request: HttpRequest, outcome: Any) -> Generator[Any, Any, Any]:
+    answer = function(request, outcome)
+    if inspect.isawaitable(answer):
+        answer = yield answer
+    return answer

@@ -1,0 +1,40 @@
+"""Fixtures for pytest, there as soon as the package is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from .embedded import Server
+
+
+@pytest.fixture
+def ratelimit_clock() -> Iterator[Any]:
+    """A clock that stands still until `ratelimit_clock.advance(seconds)`; see `testing.move_clock`."""
+    from .testing import move_clock
+
+    with move_clock() as clock:
+        yield clock
+
+
+@pytest.fixture
+def override_ratelimits() -> Iterator[Callable[..., None]]:
+    """A function with the arguments of `testing.override_ratelimits`, in force until the test ends."""
+    from .testing import override_ratelimits as override
+
+    with ExitStack() as stack:
+
+        def start(**arguments: Any) -> None:
+            stack.enter_context(override(**arguments))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def ratelimit_server() -> Iterator[Server]:
+    """A Valkey of the test session's own; its `url` goes into `CACHES`. Needs the extra `demo`."""
+    with Server() as server:
+        yield server

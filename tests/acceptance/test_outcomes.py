@@ -1,0 +1,159 @@
+"""Counting by outcome: reserved before the view, settled after it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+
+
+def failed(request: HttpRequest, outcome: Any) -> bool:
+    return isinstance(outcome, Exception) or outcome.status_code != 302
+
+
+def succeeded(request: HttpRequest, outcome: Any) -> bool:
+    return not failed(request, outcome)
+
+
+async def afailed(request: HttpRequest, outcome: Any) -> bool:
+    return failed(request, outcome)
+
+
+def answer(request: HttpRequest) -> HttpResponse:
+    """A login: the right password is redirected, a wrong one gets its form back, a broken one raises."""
+    password = request.GET.get("password")
+    if password == "broken":
+        raise ValueError(password)
+    return HttpResponse(status=302 if password == "right" else 200)
+
+
+def ask(view: Any, *passwords: str) -> list[int]:
+    return [view(RequestFactory().get("/", {"password": password})).status_code for password in passwords]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_only_what_counts_counts(algorithm: str) -> None:
+    """Successes are given back; failures and exceptions count."""
+    login = ratelimit("login", "ip", "3/15m", count_if=failed, algorithm=algorithm)(answer)
+    assert ask(login, *["right"] * 10, "wrong", "right", "wrong") == [302] * 10 + [200, 302, 200]
+    with pytest.raises(ValueError, match="broken"):
+        ask(login, "broken")
+    assert ask(login, "right", "wrong") == [429, 429]
+
+
+def test_a_hundred_parallel_guesses_meet_five(rf: RequestFactory) -> None:
+    """Five reach the view. The next password that gets through, a right one, clears what still counts."""
+    reached, gate = [], threading.Barrier(100)
+
+    def guess(request: HttpRequest) -> HttpResponse:
+        reached.append(1)
+        time.sleep(0.05)
+        return answer(request)
+
+    login = ratelimit("login", "get:name", (5, 4), count_if=failed, reset_if=succeeded)(guess)
+
+    def attempt(number: int) -> int:
+        gate.wait()
+        return login(rf.get("/", {"name": "ada", "password": "wrong"})).status_code
+
+    with ThreadPoolExecutor(100) as pool:
+        statuses = list(pool.map(attempt, range(100)))
+    assert len(reached) == 5
+    assert sorted(statuses) == [200] * 5 + [429] * 95
+    right = rf.get("/", {"name": "ada", "password": "right"})
+    assert login(right).status_code == 429, "a lock that a right password opened would stop nobody"
+    time.sleep(right.ratelimit.retry_after)
+    reached.clear()
+    assert login(right).status_code == 302
+    assert [login(rf.get("/", {"name": "ada"})).status_code for _ in range(6)] == [200] * 5 + [429]
+
+
+def test_one_right_password_clears_the_failures() -> None:
+    """`reset_if`: four failures, a success, and there are five tries again."""
+    login = ratelimit("login", "ip", "5/15m", count_if=failed, reset_if=succeeded)(answer)
+    assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [429]
+
+
+def test_coroutines_settle_too() -> None:
+    """With plain predicates and coroutines, also when the view raises."""
+
+    @ratelimit("login", "ip", "3/15m", count_if=afailed, reset_if=succeeded, cost_after=lambda request, outcome: 0)
+    async def login(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0)
+        return answer(request)
+
+    async def asked(*passwords: str) -> list[Any]:
+        found = []
+        for password in passwords:
+            try:
+                found.append((await login(RequestFactory().get("/", {"password": password}))).status_code)
+            except ValueError:
+                found.append("raised")
+        return found
+
+    assert asyncio.run(asked("wrong", "broken", "right", "wrong", "broken", "wrong", "right")) == [
+        200, "raised", 302, 200, "raised", 200, 429,
+    ]  # fmt: skip
+
+
+def test_an_asynchronous_predicate_on_a_plain_view() -> None:
+    """It is waited for."""
+    login = ratelimit("login", "ip", "2/15m", count_if=afailed)(answer)
+    assert ask(login, "right", "right", "wrong", "wrong", "wrong") == [302, 302, 200, 200, 429]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_a_cost_known_only_afterwards(algorithm: str) -> None:
+    """Charged after, once for each request, even beyond the limit; then others wait until it is worked off."""
+    export = ratelimit(
+        "export",
+        "ip",
+        "10/h",
+        cost=1,
+        cost_after=lambda request, outcome: int(request.GET["password"]),
+        algorithm=algorithm,
+    )(answer)
+    assert ask(export, "3", "20", "0") == [200, 200, 429]
+
+
+def test_a_cost_afterwards_is_a_whole_number() -> None:
+    """Anything else is an error."""
+    view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
+    with pytest.raises(LimitError, match="cost_after gave -1"):
+        ask(view, "x")
+    with pytest.raises(LimitError, match="count_if is 'failed'"):
+        ratelimit("x", "ip", "10/h", count_if="failed")
+
+
+def test_charge_counts_what_was_already_used() -> None:
+    """By hand: beyond the limit, and no more than told."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
+        limiter = RateLimiter("used", "10/h", algorithm=algorithm)
+        assert limiter.charge("ada", 4).remaining == 6
+        decision = asyncio.run(limiter.acharge("ada", 8))
+        assert (decision.granted, decision.remaining) == (8, 0)
+        assert not limiter.hit("ada")
+    bucket = RateLimiter("debt", "10/h", algorithm="token_bucket")
+    bucket.charge("ada", 30)
+    assert 7100 < bucket.peek("ada").retry_after <= 7560, "twenty tokens and one"
+
+
+def test_settled_where_redis_is_gone(settings: Any) -> None:
+    """Nothing is raised; what could not be given back is forgotten in time."""
+    view = ratelimit("x", "ip", "2/h", count_if=failed, reset_if=succeeded)
+
+    def breaks(request: HttpRequest) -> HttpResponse:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+        return answer(request)
+
+    assert ask(view(breaks), "right") == [302]
+    assert ask(view(breaks), "wrong") in ([200], [429])
