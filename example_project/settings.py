@@ -13,6 +13,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
+    "rest_framework",
     "django_ratelimit_lua",
 ]
 MIDDLEWARE = [
@@ -21,11 +22,13 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django_ratelimit_lua.middleware.RateLimitMiddleware",
 ]
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
         "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
     }
 ]
@@ -49,3 +52,15 @@ CACHES = {
 }
 RATELIMIT_CACHE_PREFIX = "example:"
 RATELIMIT_VIEW = "example_project.views.blocked"
+RATELIMIT_HEADERS = "draft-10"
+
+# What the middleware applies to every request, before any view. Paths that lead nowhere are limited as well.
+RATELIMIT_RULES = [
+    {"name": "static", "path": "/static/", "exempt": True},
+    {"name": "everything", "key": "ip", "rate": "1200/m", "algorithm": "token_bucket", "burst": 200},
+    {"name": "scanners", "path": ["/wp-*", "/**.php"], "key": "ip", "rate": "8/10s"},
+]
+
+REST_FRAMEWORK = {
+    "DEFAULT_THROTTLE_RATES": {"anon": "5/s", "user": "100/h"},
+}

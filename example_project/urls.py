@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from . import views
+from . import api, views
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -11,5 +11,7 @@ urlpatterns = [
     path("export/", views.export, name="export"),
     path("webhook/", views.webhook, name="webhook"),
     path("clock/", views.clock, name="clock"),
+    path("api/", api.Orders.as_view(), name="api"),
+    path("address/", views.address, name="address"),
     path("reset/", views.reset, name="reset"),
 ]

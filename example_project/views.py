@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.http import retry_after_header
+from django_ratelimit_lua.identity.address import client_address
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,17 @@ async def webhook(request: HttpRequest) -> HttpResponse:
 @ratelimit(key="ip", rate="20/30s", algorithm="sliding_log")
 async def clock(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"time": time.time(), "limits": numbers(request.ratelimit)})
+
+
+# Whose address counts? Open this page from outside to see whether your proxies are set up as you think.
+
+
+@require_GET
+def address(request: HttpRequest) -> HttpResponse:
+    found = client_address(request)
+    seen = {name: request.headers.get(name) for name in ("X-Forwarded-For", "Forwarded")}
+    context = {"found": found, "remote_addr": request.META.get("REMOTE_ADDR"), "seen": seen}
+    return render(request, "address.html", context)
 
 
 # The rest is for the page that shows all this.

@@ -20,6 +20,7 @@ function request(target, rows) {
     return fetch("/login/", { method: "POST", headers, body });
   }
   if (target === "webhook") return fetch("/webhook/", { method: "POST", headers });
+  if (target === "wp-login.php") return fetch("/wp-login.php", { headers });
   return fetch(target === "export" ? `/export/?rows=${rows}` : `/${target}/`, { headers });
 }
 
@@ -30,10 +31,10 @@ async function send(index, target, rows, started) {
     const isJson = (response.headers.get("Content-Type") || "").includes("json");
     const body = isJson ? await response.json() : {};
     result.limits = body.limits || [];
-    result.retry = body.retry_after;
+    result.retry = body.retry_after ?? response.headers.get("Retry-After");
     result.status = response.status;
     result.wait = body.wait || 0;
-    result.kind = response.status === 429 ? "refused" : !response.ok ? "failed" : result.wait > 0.001 ? "waited" : "admitted";
+    result.kind = response.status === 429 ? "refused" : !response.ok && response.status !== 404 ? "failed" : result.wait > 0.001 ? "waited" : "admitted";
   } catch (error) {
     result.status = String(error);
   }
@@ -48,7 +49,7 @@ function explain(result) {
   if (result.kind === "waited") return `${when}its turn came ${seconds(result.wait)} later.`;
   if (result.kind === "admitted") return `${when}admitted.`;
   const by = result.limits.filter((limit) => !limit.allowed).map((limit) => limit.name).join(" and ");
-  const retry = result.retry == null ? "it could never fit." : `it would fit in ${seconds(result.retry)}.`;
+  const retry = result.retry == null ? "it could never fit." : `it would fit in ${seconds(Number(result.retry))}.`;
   return `${when}refused by ${by || "the limit"}; ${retry}`;
 }
 

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import http_sf
 import pytest
 import redis
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
@@ -106,7 +108,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 
 
 def burst(browser: Any, target: str, count: int) -> str:
-    browser.find_element("css selector", f"input[value={target}]").click()
+    browser.find_element("css selector", f"input[value='{target}']").click()
     for field, value in (("count", count), ("spread", 0)):
         browser.execute_script(
             "const f = document.getElementById(arguments[0]); f.value = arguments[1];"
@@ -134,6 +136,8 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, si
         "export": "10 admitted, 2 refused.",
         "webhook": "12 admitted, 11 of them waiting their turn, 0 refused.",
         "clock": "12 admitted, 0 refused.",
+        "api": "5 admitted, 7 refused.",
+        "wp-login.php": "8 admitted, 4 refused.",
         "search": "10 admitted, 2 refused.",
     }
     for target, summary in expected.items():
@@ -142,7 +146,7 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, si
     refused = browser.find_element("css selector", "#plot .mark.refused")
     assert "refused by 10/s; it would fit in" in refused.get_attribute("aria-label")
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-    errors = [entry["message"] for entry in browser.get_log("browser") if "429" not in entry["message"]]
+    errors = [entry["message"] for entry in browser.get_log("browser") if "status of 4" not in entry["message"]]
     assert errors == []
     browser.execute_script("window.scrollTo(0, 0)")
     browser.set_window_size(size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140)
@@ -159,6 +163,29 @@ def test_the_login_form_is_a_login_form(browser: Any, site: str) -> None:
     screenshot(browser, "blocked")
     assert "correct username" in log_in(browser, site, "grace", "guess")
     screenshot(browser, "login")
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
+def test_a_visitor_sees_which_address_counts_and_why(size: tuple[int, int], browser: Any, site: str) -> None:
+    """For whoever sets up a proxy."""
+    browser.set_window_size(*size)
+    browser.get(site + "address/")
+    text = browser.find_element("tag name", "main").text
+    assert "You are counted as 127.0.0.1" in text
+    assert "Because it is REMOTE_ADDR; no proxy is trusted." in text
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    screenshot(browser, f"address-{size[0]}")
+
+
+def test_the_browsable_api_works_and_tells_what_is_left(browser: Any, site: str) -> None:
+    """A page for people, and the headers of throttles and rules together."""
+    browser.get(site)
+    forget(browser)
+    browser.get(site + "api/")
+    assert "five a second" in browser.page_source
+    with urllib.request.urlopen(site + "api/") as response:
+        names = [name for name, _ in http_sf.parse(response.headers["RateLimit-Policy"].encode(), tltype="list")]
+    assert names == ["everything", "anon", "user"]
 
 
 def forget(browser: Any) -> None:
