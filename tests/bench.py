@@ -16,7 +16,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
 from django.http import HttpRequest, HttpResponse  # noqa: E402
-from django.test import RequestFactory  # noqa: E402
+from django.test import Client, RequestFactory, override_settings  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
 from django_ratelimit_lua.check import describe  # noqa: E402
@@ -116,7 +116,8 @@ def server_cost(sha: str) -> None:
     commands = {"bare": wire.command(b"EVALSHA", sha.encode(), b"1", b"bench")}
     for algorithm in ALGORITHMS:
         for count in (1, 3, 8):
-            rates = [f"{10**7 + number}/h" for number in range(count)]
+            most = 90_000 if algorithm == "sliding_log" else 10**7
+            rates = [f"{most + number}/h" for number in range(count)]
             limits = limiter(f"script{count}", rates, algorithm).limits
             call = describe([Charge(limit, b"s" * 32) for limit in limits])
             commands[f"{algorithm} {count}"] = wire.evalsha(call)
@@ -126,6 +127,45 @@ def server_cost(sha: str) -> None:
         columns = [times[f"{algorithm} {count}"] for count in (1, 3, 8)]
         print(f"{algorithm:18}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
     print("aim: at most 6x for 1 and 12x for 3\n")
+
+
+def rules(count: int) -> list[dict[str, Any]]:
+    """Rules of which one applies."""
+    others = [{"name": f"r{n}", "path": f"/area{n}/*", "key": "ip", "rate": "5/m"} for n in range(count - 1)]
+    return [*others, {"name": "all", "path": "/plain", "key": "ip", "rate": "100000000/h"}]
+
+
+def faces() -> None:
+    """Requests per second through the test client's handler."""
+    middleware = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    with_middleware = {"MIDDLEWARE": middleware}
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "no limiter": ("/plain", {}),
+        "@ratelimit": ("/decorated", {}),
+        "middleware, 1 rule": ("/plain", {**with_middleware, "RATELIMIT_RULES": rules(1)}),
+        "middleware, 100 rules": ("/plain", {**with_middleware, "RATELIMIT_RULES": rules(100)}),
+        "DRF, no throttle": ("/drf-plain", {}),
+        "DRF, its own 3 throttles": ("/drf-theirs", {}),
+        "DRF, our 3 throttles (sliding log)": ("/drf-ours", {}),
+        "DRF, our 3 throttles (token bucket)": ("/drf-bucket", {}),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(5):
+        for name, (path, options) in cases.items():
+            with override_settings(ROOT_URLCONF="tests.bench_site", **options):
+                client = Client()
+                for _ in range(20):
+                    assert client.get(path).status_code == 200
+                started = time.perf_counter()
+                for _ in range(200):
+                    client.get(path)
+                seconds[name].append((time.perf_counter() - started) / 200)
+    middle = {name: statistics.median(rounds) for name, rounds in seconds.items()}
+    print(f"{'through the handler':38}{'requests/s':>11}{'µs':>8}{'x its bare view':>17}")
+    for name, taken in middle.items():
+        bare = middle["DRF, no throttle" if name.startswith("DRF") else "no limiter"]
+        print(f"{name:38}{1 / taken:11.0f}{taken * 1e6:8.0f}{taken / bare:17.2f}")
+    print()
 
 
 def memory() -> None:
@@ -170,6 +210,7 @@ def main() -> None:
     print("medians of rounds taken in turns; Valkey on loopback\n")
     client_cost(sha)
     server_cost(sha)
+    faces()
     memory()
     server.stop()
 
