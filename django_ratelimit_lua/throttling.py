@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -121,8 +122,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         algorithm = self.algorithm or conf.THROTTLE_ALGORITHM
         if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:
             algorithm = "sliding_window"
-        options: Options = {**self.options, "algorithm": algorithm}
-        return Limit(name, rate, **options)
+        return _limit(name, rate, algorithm, tuple(self.options.items()))
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
@@ -188,6 +188,11 @@ class ScopedRateThrottle(UserRateThrottle):
         self.rate = self.get_rate()
         self._parse(request.method)
         return super().prepare(request, view)
+
+
+@lru_cache(maxsize=4096)
+def _limit(name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]) -> Limit:
+    return Limit(name, rate, **{**dict(options), "algorithm": algorithm})
 
 
 class _Answers:
