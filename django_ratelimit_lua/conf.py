@@ -51,20 +51,12 @@ class Conf:
     @cached_property
     def ALGORITHM(self) -> str:
         """The algorithm of limits that name none."""
-        value = getattr(settings, "RATELIMIT_ALGORITHM", "sliding_window")
-        try:
-            return algorithms.find(value).name
-        except LimitError as error:
-            raise _bad("ALGORITHM", value, str(error)) from None
+        return self._algorithm("ALGORITHM", "sliding_window")
 
     @cached_property
     def THROTTLE_ALGORITHM(self) -> str:
         """The algorithm of DRF throttles that name none; what DRF documents is a sliding log."""
-        value = getattr(settings, "RATELIMIT_THROTTLE_ALGORITHM", "sliding_log")
-        try:
-            return algorithms.find(value).name
-        except LimitError as error:
-            raise _bad("THROTTLE_ALGORITHM", value, str(error)) from None
+        return self._algorithm("THROTTLE_ALGORITHM", "sliding_log")
 
     @cached_property
     def TIMEOUT(self) -> float:
@@ -153,6 +145,14 @@ class Conf:
     @cached_property
     def IPV6_MASK(self) -> int:
         return self._mask("IPV6_MASK", 64, 128)
+
+    @staticmethod
+    def _algorithm(name: str, default: str) -> str:
+        value = getattr(settings, f"RATELIMIT_{name}", default)
+        try:
+            return algorithms.find(value).name
+        except LimitError as error:
+            raise _bad(name, value, str(error)) from None
 
     @staticmethod
     def _mask(name: str, default: int, longest: int) -> int:

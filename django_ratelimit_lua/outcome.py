@@ -23,6 +23,8 @@ from .steps import Forget, Steps
 
 def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, Charge]], decision: Decision) -> Steps:
     """Settle the charges of a decision, by the outcome: a response, or the exception that was raised."""
+    if decision.source == "fallback":
+        return decision  # Nothing was taken that could be given back.
     back, more, clear = [], [], []
     for (site, charge), state in zip(unsettled, decision.limits, strict=False):
         if site.reset_if is not None and (yield from _asked(site.reset_if, request, outcome)):

@@ -72,6 +72,8 @@ def compile_rule(given: Mapping[str, Any]) -> Rule | None:
             f"{where}: route is {route!r}; write the name of a URL pattern, such as 'shop:detail'"
         )
     if given.get("exempt"):
+        if not paths and route is None:
+            raise ImproperlyConfigured(f"{where}: exempts everything; name a path or a route")
         return Rule(name, paths, route, None)
     if given.get("rate") is None:
         raise ImproperlyConfigured(f"{where}: needs a rate, such as '100/m' (or exempt=True)")

@@ -257,6 +257,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"key": "ip"}, "needs a name"),
         ({"name": "x", "keys": "ip"}, "unknown keys; known are name, path"),
         ({"name": "x", "key": "ip"}, "needs a rate"),
+        ({"name": "x", "exempt": True}, "exempts everything"),
         ({"name": "x", "rate": "5/m"}, "needs a key"),
         ({"name": "x", "key": "ip", "rate": "5/month"}, "unknown unit"),
         ({"name": "x", "key": "me", "rate": "5/m"}, "Unknown key"),

@@ -156,4 +156,19 @@ def test_settled_where_redis_is_gone(settings: Any) -> None:
         return answer(request)
 
     assert ask(view(breaks), "right") == [302]
-    assert ask(view(breaks), "wrong") in ([200], [429])
+
+
+def test_what_was_never_taken_is_not_given_back(settings: Any) -> None:
+    """Redis was gone for the request, and is back for its outcome: others' units stay where they are."""
+    here = settings.CACHES
+    limiter = RateLimiter("x:*:ip:2/h", "2/h")
+    limiter.hit(("ip", "127.0.0.1"))
+
+    def heals(request: HttpRequest) -> HttpResponse:
+        settings.CACHES = here
+        return answer(request)
+
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    settings.CACHES = {"default": {**here["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    assert ask(ratelimit("x", "ip", "2/h", count_if=failed)(heals), "right") == [302]
+    assert limiter.peek(("ip", "127.0.0.1")).limits[0].used == 1
