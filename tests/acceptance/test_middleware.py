@@ -207,6 +207,39 @@ def status(user: Any, kind: str) -> int:
     return RateLimitMiddleware(ok)(plain).status_code
 
 
+def test_an_asynchronous_request_never_goes_through_a_thread(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules about addresses, users and audiences, early and late, and a decorated view: all on the event loop."""
+    from asgiref.sync import AsyncToSync, SyncToAsync, iscoroutinefunction
+
+    def adapted(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("adapted")
+
+    monkeypatch.setattr(SyncToAsync, "__call__", adapted)
+    monkeypatch.setattr(AsyncToSync, "__call__", adapted)
+    settings.RATELIMIT_RULES = [
+        {"name": "ip", "key": "ip", "rate": "5/m"},
+        {"name": "user", "key": "user", "audience": "authenticated", "rate": "1/m"},
+    ]
+
+    async def auser() -> Any:
+        return person()
+
+    async def requests() -> list[Any]:
+        middleware = RateLimitMiddleware(ratelimit(key="user", rate="5/m")(aok))
+        assert iscoroutinefunction(middleware)
+        assert iscoroutinefunction(middleware.process_view)
+        found = []
+        for _ in range(2):
+            request = AsyncRequestFactory().get("/ok")
+            request.auser = auser
+            found.append((await middleware(request)).status_code)
+            late = await middleware.process_view(request, aok, (), {})
+            found.append(late and late.status_code)
+        return found
+
+    assert asyncio.run(requests()) == [200, None, 200, 429]
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,24 @@ def test_charge_counts_what_was_already_used() -> None:
     bucket = RateLimiter("debt", "10/h", algorithm="token_bucket")
     bucket.charge("ada", 30)
     assert 7100 < bucket.peek("ada").retry_after <= 7560, "twenty tokens and one"
+
+
+def test_a_worker_that_dies_loses_its_unit_until_it_lapses() -> None:
+    """Killed between the hit and its outcome: one unit is gone, and comes back with its period."""
+
+    def dies(request: HttpRequest) -> HttpResponse:
+        os._exit(9)
+
+    view = ratelimit("dying", "ip", (2, 1), algorithm="sliding_log", count_if=failed)
+    child = os.fork()
+    if not child:
+        view(dies)(RequestFactory().get("/"))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    request = RequestFactory().get("/", {"password": "right"})
+    view(answer)(request)
+    assert request.ratelimit.remaining == 0, "one for the dead, one for the living until its outcome was known"
+    time.sleep(1)
+    assert ask(view(answer), "wrong", "wrong", "wrong") == [200, 200, 429]
 
 
 def test_settled_where_redis_is_gone(settings: Any) -> None:
