@@ -15,16 +15,15 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
-from .check import check, describe
 from .conf import conf
-from .http import note
 from .identity import digest
 from .identity.address import client_address
 from .limits.algorithms import LONGEST_LOG
 from .limits.call import Charge
-from .limits.decision import Decision, LimitState
+from .limits.decision import LimitState
 from .limits.limit import Limit, Options
 from .limits.rate import SECOND, LimitError, Rate
+from .together import answer, plain
 
 __all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
 
@@ -94,7 +93,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """The client's address: by DRF's NUM_PROXIES if that is set, else by `RATELIMIT_TRUSTED_PROXIES`."""
         if api_settings.NUM_PROXIES is not None:
             return str(super().get_ident(request))
-        return str(client_address(_plain(request)).network)
+        return str(client_address(plain(request)).network)
 
     def get_cost(self, request: Any, view: Any) -> int:
         """The units a request takes: the view's `throttle_cost`, by action if it is a dict; else 1."""
@@ -128,8 +127,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
         if self.rate is None or not conf.ENABLE:
             return True
-        answered, self.state = _answers(request, view, self)
-        if not answered or self.state is None:
+        self.state = answer(request, view, self, SimpleRateThrottle)
+        if self.state is None:
             return True
         return self.throttle_success() if self.state.allowed else self.throttle_failure()
 
@@ -193,78 +192,3 @@ class ScopedRateThrottle(UserRateThrottle):
 @lru_cache(maxsize=4096)
 def _limit(name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]) -> Limit:
     return Limit(name, rate, **{**dict(options), "algorithm": algorithm})
-
-
-class _Answers:
-    """What one decision said to each throttle of a view, until it is asked."""
-
-    def __init__(self, request: Any, view: Any, asking: SimpleRateThrottle) -> None:
-        self.waiting: list[tuple[type, LimitState | None]] = []
-        throttles = self._together(view, asking)
-        wanted = [(throttle, throttle.prepare(request, view)) for throttle in throttles]
-        charges = _apart([charge for _, charge in wanted if charge is not None])
-        clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
-        call = describe(charges, now=round(clocks[0]() * SECOND) if clocks else None)
-        decision = note(_plain(request), check(call)) if charges else Decision(True)
-        states = iter(decision.limits)
-        for throttle, charge in wanted:
-            self.waiting.append((type(throttle), None if charge is None else next(states, None)))
-
-    @staticmethod
-    def _together(view: Any, asking: SimpleRateThrottle) -> list[SimpleRateThrottle]:
-        """The one that asks, among those of the view that will ask after it.
-
-        One that overrides `allow_request` decides itself whether to ask at all, so it is asked alone.
-        """
-        ours = SimpleRateThrottle.allow_request
-        if type(asking).allow_request is not ours or not hasattr(view, "get_throttles"):
-            return [asking]
-        others = [
-            throttle
-            for throttle in view.get_throttles()
-            if isinstance(throttle, SimpleRateThrottle) and type(throttle).allow_request is ours
-        ]
-        places = [place for place, throttle in enumerate(others) if type(throttle) is type(asking)]
-        if not places:
-            return [asking]
-        others[places[0]] = asking
-        return others
-
-    def take(self, asking: SimpleRateThrottle) -> tuple[bool, LimitState | None]:
-        """The answer for the next throttle of that class; (False, None) if all were given."""
-        for place, (kind, state) in enumerate(self.waiting):
-            if kind is type(asking):
-                del self.waiting[place]
-                return True, state
-        return False, None
-
-
-def _answers(request: Any, view: Any, asking: SimpleRateThrottle) -> tuple[bool, LimitState | None]:
-    """The answer for a throttle: from the decision that was taken for its neighbours, or from a new one."""
-    kept = vars(_plain(request))
-    answers: _Answers | None = kept.get("_ratelimit_throttles")
-    if answers is not None:
-        answered, state = answers.take(asking)
-        if answered:
-            return True, state
-    answers = kept["_ratelimit_throttles"] = _Answers(request, view, asking)
-    return answers.take(asking)
-
-
-def _apart(charges: list[Charge]) -> list[Charge]:
-    """The same charges, with no counter twice: two throttles of one scope are told apart by their rates."""
-    seen: set[tuple[bytes, bytes]] = set()
-    apart = []
-    for charge in charges:
-        limit, number = charge.limit, 1
-        while (charge.digest, limit.key_part) in seen:
-            limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
-            number += 1
-        seen.add((charge.digest, limit.key_part))
-        apart.append(Charge(limit, charge.digest, charge.cost))
-    return apart
-
-
-def _plain(request: Any) -> Any:
-    """Django's request, inside DRF's."""
-    return getattr(request, "_request", request)

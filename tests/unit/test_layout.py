@@ -31,6 +31,7 @@ ROOMS = [
     "outcome",
     "headers",
     "http",
+    "together",
     "decorators core middleware throttling",
     "spectacular",
     "checks",
