@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync
@@ -21,6 +21,7 @@ from .identity import digest
 from .identity.keys import user_missing
 from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
+from .limits.limit import Limit
 from .limits.rate import Rate
 
 
@@ -65,63 +66,76 @@ def steps(
     charges: list[Charge] = []
     taken: set[tuple[bytes, bytes]] = set()
     names: list[str] = []
-    advisory = len({site.block for site in sites}) > 1
+    mixed = len({site.block for site in sites}) > 1
     for site in sites:
-        if not site.applies_to(request):
-            continue
         name = site.group or group
-        if site.group is not None and site.group in counted(request):
+        if not site.applies_to(request) or site.group in counted(request):
             continue
-        if site.audience != "everyone":
-            user = yield WANTS_USER
-            if site.audience.startswith("group:"):
-                belongs = user.is_authenticated and (yield WantsMembership(user, site.audience.removeprefix("group:")))
-            else:
-                belongs = {
-                    "anonymous": not user.is_authenticated,
-                    "authenticated": user.is_authenticated,
-                    "staff": user.is_authenticated and user.is_staff,
-                }[site.audience]
-            if not belongs:
-                continue
-        rates = []
-        for rate in site.rates:
-            if callable(rate):
-                rate = rate(name, request)
-                if inspect.isawaitable(rate):
-                    rate = yield rate
-                rate = None if rate is None else Rate.parse(rate)
-            if rate is not None:
-                rates.append(rate)
+        if not (yield from _is_about(site, request)):
+            continue
+        rates = [rate for rate in (yield from _rates(site, name, request)) if rate is not None]
         if not rates:
             continue
-        cost = site.cost
-        if callable(cost):
-            cost = cost(name, request)
-            if inspect.isawaitable(cost):
-                cost = yield cost
+        cost = (yield from _called(site.cost, name, request)) if callable(site.cost) else site.cost
         user = (yield WANTS_USER) if site.key.needs_user else None
         identity = site.key.read(name, request, user)
-        if inspect.isawaitable(identity):
-            identity = yield identity
-        who = digest(identity)
+        who = digest((yield identity) if inspect.isawaitable(identity) else identity)
         for rate in rates:
-            limit = site.limit(name, rate)
-            ordinal = 1
-            while (who, limit.key_part) in taken:
-                ordinal += 1
-                limit = site.limit(name, rate, ordinal)
-            taken.add((who, limit.key_part))
-            if advisory and not site.block:
-                limit = limit.advising()
-            charges.append(Charge(limit, who, cost))
+            charge = Charge(_limit(site, name, rate, who, taken), who, cost)
+            if mixed and not site.block:
+                charge = replace(charge, limit=charge.limit.advising())
+            charges.append(charge)
             if unsettled is not None:
-                unsettled.append((site, charges[-1]))
+                unsettled.append((site, charge))
         if site.rule:
             names.append(name)
     decision: Decision = yield describe(charges, operation)
     counted(request).update(names)
     return decision
+
+
+def _called(function: Any, group: str, request: HttpRequest) -> Generator[Any, Any, Any]:
+    value = function(group, request)
+    if inspect.isawaitable(value):
+        value = yield value
+    return value
+
+
+def _rates(site: Site, group: str, request: HttpRequest) -> Generator[Any, Any, list[Rate | None]]:
+    rates: list[Rate | None] = []
+    for rate in site.rates:
+        if callable(rate):
+            rate = yield from _called(rate, group, request)
+            rate = None if rate is None else Rate.parse(rate)
+        rates.append(rate)
+    return rates
+
+
+def _is_about(site: Site, request: HttpRequest) -> Generator[Any, Any, bool]:
+    """Whether the request's user is of the site's audience."""
+    if site.audience == "everyone":
+        return True
+    user = yield WANTS_USER
+    if site.audience.startswith("group:"):
+        return user.is_authenticated and bool((yield WantsMembership(user, site.audience.removeprefix("group:"))))
+    return bool(
+        {
+            "anonymous": not user.is_authenticated,
+            "authenticated": user.is_authenticated,
+            "staff": user.is_authenticated and user.is_staff,
+        }[site.audience]
+    )
+
+
+def _limit(site: Site, group: str, rate: Rate, who: bytes, taken: set[tuple[bytes, bytes]]) -> Limit:
+    """The site's limit for a rate, under a name that no other of this call has for the same identity."""
+    ordinal = 1
+    limit = site.limit(group, rate)
+    while (who, limit.key_part) in taken:
+        ordinal += 1
+        limit = site.limit(group, rate, ordinal)
+    taken.add((who, limit.key_part))
+    return limit
 
 
 def counted(request: HttpRequest) -> set[str]:
