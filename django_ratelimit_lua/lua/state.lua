@@ -22,8 +22,9 @@ local function checked(reply, key)
 end
 
 -- Milliseconds that a state is worth keeping which is idle from then on. Expiry is garbage collection, never meaning.
+-- (A whole number as an argument reaches Redis with all its digits; only Lua's own formatting would lose some.)
 local function lifetime(idle)
-  return string.format('%d', floor((idle - now + slack) / 1000) + 1)
+  return floor((idle - now + slack) / 1000) + 1
 end
 
 local function write(key, state, idle, time)

@@ -33,11 +33,6 @@ if state and #state == 48 then
   if us < time then us, part = time, 0 end
 end
 
-local function idle()
-  if us == time and part == 0 then return now end
-  return part > 0 and us + 1 or us
-end
-
 -- The first microsecond at which this cost fits into the burst.
 local function at(cost)
   if cost > limit then return nil end
@@ -52,7 +47,7 @@ local function take(cost, moment, refused)
   move(cost)
   -- A refused hit costs too, but never more than an empty bucket.
   if refused and (us - time > e or (us - time == e and part > f)) then us, part = time + e, f end
-  write(key, pack('<dddddd', time, us, part, a, b, limit), idle(), time)
+  write(key, pack('<dddddd', time, us, part, a, b, limit), part > 0 and us + 1 or us, time)
 end
 
 -- What has leaked since the hit is not there any more to be given back.
@@ -62,7 +57,7 @@ local give = op == 'refund' and function(cost)
   if given_at and time > given_at then us = us + (time - given_at) end
   if us > before or (us == before and part > before_part) then us, part = before, before_part end
   if us < time then us, part = time, 0 end
-  write(key, pack('<dddddd', time, us, part, a, b, limit), idle(), time)
+  write(key, pack('<dddddd', time, us, part, a, b, limit), part > 0 and us + 1 or us, time)
 end
 
 local function numbers()
@@ -70,7 +65,8 @@ local function numbers()
   if rest < 0 then span, rest = span - 1, rest + a end
   local room = whole_tokens(span, rest, a, b)
   if room > limit then room = limit end
-  return limit - room, room, idle()
+  local unused = us == time and part == 0
+  return limit - room, room, unused and now or part > 0 and us + 1 or us
 end
 
 return at, take, give, numbers

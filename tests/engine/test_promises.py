@@ -162,6 +162,15 @@ def test_expiry_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_longest_period_expires_when_it_should(algorithm: str, direct: redis.Redis) -> None:
+    """Ten years are a number of twelve digits in milliseconds, and arrive as such."""
+    ask = Asker(Limit("long", "2/3650d", algorithm=algorithm))
+    reset = ask(None).limits[0].reset_after
+    assert reset >= 3650 * 86400 / 2
+    assert reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= reset + 0.002
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_changing_the_algorithm_starts_afresh(algorithm: str) -> None:
     """Each algorithm keeps its own state."""
     prefix = Asker(Limit("x", "1/h")).prefix
