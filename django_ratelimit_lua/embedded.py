@@ -15,7 +15,7 @@ _KEEPER = """folder=$1; shift
 "$@" >"$folder/log" 2>&1 </dev/null & child=$!
 echo $child
 read -r _
-kill -CONT $child; kill $child; wait $child
+kill -CONT $child 2>/dev/null; kill $child 2>/dev/null; wait $child
 rm -rf "$folder"
 """
 
