@@ -108,7 +108,6 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
         checked, sites = below.view, (site, *below.sites)
     group = group_of(checked)
     blocks = any(site.block for site in sites)
-
     settles = any(site.settles for site in sites)
 
     @functools.wraps(view)
