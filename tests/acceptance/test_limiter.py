@@ -75,17 +75,17 @@ def test_an_edit_keeps_what_was_used() -> None:
 
 
 def test_acquire_waits_its_turn() -> None:
-    """One per 50 ms, in turn, and no longer than asked for."""
-    limiter = RateLimiter("paced", "20/s", algorithm="leaky_bucket")
+    """One per 500 ms, in turn, and no longer than asked for."""
+    limiter = RateLimiter("paced", "2/s", algorithm="leaky_bucket")
     started = time.monotonic()
     decisions = [limiter.acquire("ada") for _ in range(3)]
     assert all(decisions)
-    assert time.monotonic() - started >= 0.1 - 0.002
+    assert time.monotonic() - started >= 1 - 0.002
     started = time.monotonic()
     refused = limiter.acquire("ada", timeout=0.01)
-    assert time.monotonic() - started < 0.04
+    assert time.monotonic() - started < 0.4
     assert not refused
-    assert 0.01 < refused.wait <= 0.05
+    assert 0.01 < refused.wait <= 0.5
     assert refused.limits[0].used <= decisions[-1].limits[0].used
 
 
@@ -96,7 +96,7 @@ def test_acquire_reserves_under_any_algorithm() -> None:
         assert limiter.acquire("ada").wait == 0
         started = time.monotonic()
         assert limiter.acquire("ada", timeout=1)
-        assert 0.08 < time.monotonic() - started < 0.3, algorithm
+        assert 0.08 < time.monotonic() - started < 2, algorithm
         assert not limiter.acquire("ada", timeout=0), algorithm
 
 
@@ -192,7 +192,7 @@ def test_switched_off_it_lets_everything_through(settings: Any) -> None:
 def test_the_clients_clock_where_redis_may_not_be_asked(settings: Any) -> None:
     """`RATELIMIT_CLOCK = "client"`."""
     settings.RATELIMIT_CLOCK = "client"
-    limiter = RateLimiter("clock", (2, 0.2), algorithm="sliding_log")
+    limiter = RateLimiter("clock", (2, 1), algorithm="sliding_log")
     decisions = [limiter.hit("ada") for _ in range(3)]
     assert [decision.allowed for decision in decisions] == [True, True, False]
     time.sleep(decisions[-1].retry_after)
