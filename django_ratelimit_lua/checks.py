@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import dotted
 from .conf import NAMES, conf
+from .limits.rate import LimitError, Rate
 from .rules import current_rules
 from .store import why_unusable
 
@@ -17,6 +18,7 @@ BAD_SETTING = "django_ratelimit_lua.E001"
 BAD_CACHE = "django_ratelimit_lua.E002"
 BAD_PATH = "django_ratelimit_lua.E003"
 BAD_RULE = "django_ratelimit_lua.E004"
+BAD_THROTTLE_RATE = "django_ratelimit_lua.E006"
 NO_USER = "django_ratelimit_lua.E005"
 UNUSED_RULES = "django_ratelimit_lua.W002"
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -69,6 +71,23 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
         hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
         return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]
     return []
+
+
+@register(Tags.caches)
+def check_throttle_rates(**kwargs: Any) -> list[CheckMessage]:
+    """Every rate of DRF's settings can be understood, where throttles of ours go by them."""
+    drf = getattr(settings, "REST_FRAMEWORK", {})
+    ours = [path for path in drf.get("DEFAULT_THROTTLE_CLASSES", ()) if str(path).startswith("django_ratelimit_lua.")]
+    found: list[CheckMessage] = []
+    for scope, rate in drf.get("DEFAULT_THROTTLE_RATES", {}).items() if ours else ():
+        for one in rate.values() if isinstance(rate, dict) else (rate,):
+            try:
+                _ = one is None or Rate.parse(one)
+            except LimitError as error:
+                where = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}"
+                hint = "Write '100/d', '10/15m', None, or a dict of these by method."
+                found.append(Error(f"{where}: {error}.", hint=hint, id=BAD_THROTTLE_RATE))
+    return found
 
 
 @register(Tags.caches)

@@ -6,19 +6,18 @@ together. A worker that dies in between loses its unit until the limit forgets i
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest
 
-from .callsite import Outcome, Site
+from .callsite import Site
 from .check import describe
 from .limits.call import Charge
 from .limits.decision import Decision
 from .limits.rate import LimitError
-from .steps import Forget, Steps
+from .steps import Forget, Steps, called
 
 
 def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, Charge]], decision: Decision) -> Steps:
@@ -27,17 +26,17 @@ def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, C
         return decision  # Nothing was taken that could be given back.
     back, more, clear = [], [], []
     for (site, charge), state in zip(unsettled, decision.limits, strict=False):
-        if site.reset_if is not None and (yield from _asked(site.reset_if, request, outcome)):
+        if site.reset_if is not None and (yield from called(site.reset_if, request, outcome)):
             clear.append(charge)
             continue
         if site.cost_after is not None:
-            cost = yield from _asked(site.cost_after, request, outcome)
+            cost = yield from called(site.cost_after, request, outcome)
             if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
                 raise LimitError(f"cost_after gave {cost!r}: must be a whole number from 0")
             if cost:
                 more.append(replace(charge, cost=cost))
         taken = state.allowed and charge.cost > 0
-        if taken and site.count_if is not None and not (yield from _asked(site.count_if, request, outcome)):
+        if taken and site.count_if is not None and not (yield from called(site.count_if, request, outcome)):
             back.append(charge)
     if back:
         yield replace(describe(back, "refund"), hit_at=decision.moment + round(decision.wait * 1_000_000))
@@ -46,10 +45,3 @@ def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, C
     if clear:
         yield Forget(describe(clear, "refund"))
     return decision
-
-
-def _asked(function: Outcome, request: HttpRequest, outcome: Any) -> Generator[Any, Any, Any]:
-    answer = function(request, outcome)
-    if inspect.isawaitable(answer):
-        answer = yield answer
-    return answer

@@ -7,7 +7,7 @@ asynchronous driver wait for it, each in its own way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -76,10 +76,9 @@ def steps(
         rates = [rate for rate in (yield from _rates(site, name, request)) if rate is not None]
         if not rates:
             continue
-        cost = (yield from _called(site.cost, name, request)) if callable(site.cost) else site.cost
+        cost = (yield from called(site.cost, name, request)) if callable(site.cost) else site.cost
         user = (yield WANTS_USER) if site.key.needs_user else None
-        identity = site.key.read(name, request, user)
-        who = digest((yield identity) if inspect.isawaitable(identity) else identity)
+        who = digest((yield from called(site.key.read, name, request, user)))
         for rate in rates:
             charge = Charge(_limit(site, name, rate, who, taken), who, cost)
             if mixed and not site.block:
@@ -94,8 +93,9 @@ def steps(
     return decision
 
 
-def _called(function: Any, group: str, request: HttpRequest) -> Generator[Any, Any, Any]:
-    value = function(group, request)
+def called(function: Callable[..., Any], *arguments: Any) -> Generator[Any, Any, Any]:
+    """Call a function of the user's, and have it waited for if it is a coroutine's."""
+    value = function(*arguments)
     if inspect.isawaitable(value):
         value = yield value
     return value
@@ -105,7 +105,7 @@ def _rates(site: Site, group: str, request: HttpRequest) -> Generator[Any, Any, 
     rates: list[Rate | None] = []
     for rate in site.rates:
         if callable(rate):
-            rate = yield from _called(rate, group, request)
+            rate = yield from called(rate, group, request)
             rate = None if rate is None else Rate.parse(rate)
         rates.append(rate)
     return rates

@@ -102,6 +102,42 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error() -> None:
     assert "Rate 'os.sep' is not callable" in messages[1][1]
 
 
+def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
+    """Where throttles of ours go by it; it names the scope."""
+    rates = {"anon": "5/month", "user": {"GET": "100/h", "*": "ten/m"}, "fine": "10/15m", "none": None}
+    theirs = {
+        "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.AnonRateThrottle"],
+        "DEFAULT_THROTTLE_RATES": rates,
+    }
+    settings.REST_FRAMEWORK = theirs
+    assert found() == []
+    settings.REST_FRAMEWORK = {
+        **theirs,
+        "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"],
+    }
+    messages = found()
+    assert [identifier for identifier, _ in messages] == ["E006", "E006"]
+    assert "scope 'anon': Rate '5/month'" in messages[0][1]
+    assert "scope 'user': Rate 'ten/m'" in messages[1][1]
+
+
+def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
+    """So that an id can be silenced, and looked up."""
+    import inspect
+
+    from django_ratelimit_lua import checks
+
+    text = inspect.getsource(checks)
+    names = [
+        name
+        for name, value in vars(checks).items()
+        if str(value).startswith("django_ratelimit_lua.") and name.isupper()
+    ]
+    ids = [getattr(checks, name) for name in names if name != "MIDDLEWARE"]
+    assert len(ids) == len(set(ids)) == 8
+    assert text.count("id=") == text.count("hint=")
+
+
 def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None:
     """True is open, False is closed; the newer setting goes first."""
     del settings.RATELIMIT_ON_STORE_ERROR
