@@ -25,6 +25,7 @@ def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, C
     if decision.source == "fallback":
         return decision  # Nothing was taken that could be given back.
     back, more, clear = [], [], []
+    charged: set[tuple[bytes, bytes]] = vars(request).setdefault("_ratelimit_charged", set())
     for (site, charge), state in zip(unsettled, decision.limits, strict=False):
         if site.reset_if is not None and (yield from called(site.reset_if, request, outcome)):
             clear.append(charge)
@@ -33,7 +34,10 @@ def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, C
             cost = yield from called(site.cost_after, request, outcome)
             if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
                 raise LimitError(f"cost_after gave {cost!r}: must be a whole number from 0")
-            if cost:
+            # Once for each request, however often it goes through the view.
+            counter = (charge.digest, charge.limit.key_part)
+            if cost and counter not in charged:
+                charged.add(counter)
                 more.append(replace(charge, cost=cost))
         taken = state.allowed and charge.cost > 0
         if taken and site.count_if is not None and not (yield from called(site.count_if, request, outcome)):

@@ -126,6 +126,17 @@ def test_a_cost_known_only_afterwards(algorithm: str) -> None:
     assert ask(export, "3", "20", "0") == [200, 200, 429]
 
 
+def test_a_cost_afterwards_is_charged_once_for_a_request(rf: RequestFactory) -> None:
+    """Also if the request goes through the view again."""
+    export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(answer)
+    request = rf.get("/")
+    for used in (1, 12):
+        export(request)
+        assert request.ratelimit.limits[-1].used == used
+    export(rf.get("/"))
+    assert RateLimiter("export:*:ip:100/h", "100/h").peek(("ip", "127.0.0.1")).limits[0].used == 23
+
+
 def test_a_cost_afterwards_is_a_whole_number() -> None:
     """Anything else is an error."""
     view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
