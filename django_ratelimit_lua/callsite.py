@@ -140,13 +140,16 @@ class Site:
         if limit is None:
             if len(self._limits) >= 1000:
                 self._limits.clear()
-            methods = ",".join(sorted(self.methods)) if self.methods is not None else "*"
-            name = f"{group}:{methods}:{self.key.name}:{rate}" + (f"*{ordinal}" if ordinal > 1 else "")
-            if self.rule:  # Named by itself, so that a changed rate keeps the count.
-                name = group if len(self.rates) == 1 else f"{group}:{rate}"
+            name = self._name(group, rate) + (f"*{ordinal}" if ordinal > 1 else "")
             options: Options = {**self.options, "algorithm": algorithm}
             limit = self._limits[known] = Limit(name, rate, **options)
         return limit
+
+    def _name(self, group: str, rate: Rate) -> str:
+        if self.rule:  # Named by itself, so that a changed rate keeps the count.
+            return group if len(self.rates) == 1 else f"{group}:{rate}"
+        methods = ",".join(sorted(self.methods)) if self.methods is not None else "*"
+        return f"{group}:{methods}:{self.key.name}:{rate}"
 
 
 def _methods(method: Any) -> frozenset[str] | None:

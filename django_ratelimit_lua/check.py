@@ -70,9 +70,13 @@ async def aforget(call: Call) -> None:
         await get_store().aforget(call)
 
 
+def _wanted(call: Call) -> int:
+    """The units that are granted if the call is allowed: a hit's."""
+    return max((charge.cost for charge in call.charges), default=0) if call.operation == "hit" else 0
+
+
 def _unlimited(call: Call) -> Decision:
-    granted = max((charge.cost for charge in call.charges), default=0)
-    return Decision(True, granted=granted if call.operation == "hit" else 0)
+    return Decision(True, granted=_wanted(call))
 
 
 def _fallback(call: Call) -> Decision:
@@ -93,5 +97,4 @@ def _fallback(call: Call) -> Decision:
         for charge in call.charges
     )
     allowed = all(state.allowed for state in states if state.enforced)
-    granted = max((charge.cost for charge in call.charges), default=0) if allowed and call.operation == "hit" else 0
-    return Decision(allowed, states, granted, source="fallback")
+    return Decision(allowed, states, _wanted(call) if allowed else 0, source="fallback")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from django.conf import settings
@@ -105,19 +106,15 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     return rules
 
 
-_compiled: dict[str, tuple[Rule, ...]] = {}
-
-
+@cache
 def current_rules() -> tuple[Rule, ...]:
     """The rules of the settings, compiled once. Raises `ImproperlyConfigured`."""
-    if "settings" not in _compiled:
-        _compiled["settings"] = compile_rules(getattr(settings, "RATELIMIT_RULES", ()))
-    return _compiled["settings"]
+    return compile_rules(getattr(settings, "RATELIMIT_RULES", ()))
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:
     if setting.startswith("RATELIMIT_"):
-        _compiled.clear()
+        current_rules.cache_clear()
 
 
 setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.rules")

@@ -25,10 +25,11 @@ logger = logging.getLogger("django_ratelimit_lua")
 class Store:
     """Performs calls on one cache alias, each within `timeout` seconds."""
 
-    def __init__(self, alias: str, timeout: float) -> None:
-        self._connections = Connections(Alias(alias), timeout)
-        self._async_connections = AsyncConnections(Alias(alias), timeout)
-        self._name = alias
+    def __init__(self, name: str, timeout: float) -> None:
+        alias = Alias(name)
+        self._connections = Connections(alias, timeout)
+        self._async_connections = AsyncConnections(alias, timeout)
+        self._name = name
         self._down = False
 
     def run(self, call: Call) -> Decision:

@@ -127,6 +127,15 @@ def test_one_name_is_counted_once(settings: Any) -> None:
     assert responses[0].content == b"['search']"
 
 
+def test_rules_whose_names_meet_are_counts_of_their_own(settings: Any) -> None:
+    """A rate written twice, and a rule called as another's rate is: no key stands twice in one call."""
+    settings.RATELIMIT_RULES = [
+        {"name": "all", "key": "ip", "rate": ["3/m", "3/m"]},
+        {"name": "all:3/m", "key": "ip", "rate": "2/m"},
+    ]
+    assert get("/ok", 3) == [200, 200, 429]
+
+
 def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
     """It is counted under its name."""
     rule = {"name": "all", "key": "ip", "rate": "5/h"}
