@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.translation import gettext_lazy as _
 
 
 class RatelimitConfig(AppConfig):
-    """Registers the system checks."""
+    """Registers the system checks, and starts publishing the rules of the database."""
 
     name = "django_ratelimit_lua"
-    verbose_name = "Rate limits"
+    verbose_name = _("Rate limits")
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks."""
-        from . import checks  # noqa: F401
+        """Register the system checks, and start noting and publishing changes."""
+        from . import checks, publish  # noqa: F401
+        from .models import noting
+
+        noting.connect()
+        publish.connect()
+        post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
+
+
+def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:
+    """Publish what migrations may have done to the rules, also where they took the tables away."""
+    from . import publish
+
+    if plan:
+        publish.after_migration(using)

@@ -47,12 +47,16 @@ def compile_cost(cost: CostLike) -> int | Callable[[str, HttpRequest], Any]:
             return lazily(cost, "Cost")
     elif isinstance(cost, int) and not isinstance(cost, bool) and cost >= 0:
         return cost
-    raise LimitError(f"Cost {cost!r}: must be a whole number from 0, a callable (group, request) or its dotted path")
+    right = "must be a whole number from 0, a callable (group, request) or its dotted path"
+    raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One `@ratelimit`: whom it counts, how fast, for which methods."""
+    """One `@ratelimit`: whom it counts, how fast, for which methods.
+
+    `tiers`: what stands in its place for the members of Django groups, the most favourable first.
+    """
 
     key: Key
     rates: tuple[Rate | RateFunction | None, ...]
@@ -62,17 +66,18 @@ class Site:
     group: str | None = None
     block: bool = True
     rule: bool = False
-    audience: str = "everyone"
+    audience: tuple[str, ...] = ("everyone",)
     count_if: Outcome | None = None
     reset_if: Outcome | None = None
     cost_after: Outcome | None = None
+    tiers: tuple[tuple[str, Site], ...] = ()
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def compiled(
         cls,
         group: str | None,
-        key: KeyLike | None,
+        key: KeyLike | Key | None,
         rate: Any,
         method: Any,
         cost: CostLike,
@@ -80,7 +85,7 @@ class Site:
         block: bool = True,
         *,
         rule: bool = False,
-        audience: str = "everyone",
+        audience: tuple[str, ...] = ("everyone",),
         count_if: Outcome | None = None,
         reset_if: Outcome | None = None,
         cost_after: Outcome | None = None,
@@ -94,7 +99,7 @@ class Site:
         if not rates:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
         site = cls(
-            compile_key(key),
+            key if isinstance(key, Key) else compile_key(key),
             rates,
             _methods(method),
             compile_cost(cost),
@@ -126,7 +131,7 @@ class Site:
     @property
     def needs_user(self) -> bool:
         """Whether it can only be decided when the user is known."""
-        return self.key.needs_user or self.audience != "everyone"
+        return self.key.needs_user or bool(self.tiers) or "everyone" not in self.audience
 
     def applies_to(self, request: HttpRequest) -> bool:
         """Whether this request's method is one of those to be counted."""
@@ -158,7 +163,7 @@ def _methods(method: Any) -> frozenset[str] | None:
     names = [method] if isinstance(method, str) else method
     listed = isinstance(names, (list, tuple, set, frozenset)) and names
     if not listed or not all(isinstance(name, str) and name.isalpha() for name in names):
-        raise LimitError(f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names")
+        raise LimitError(f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names", "method")
     return frozenset(name.upper() for name in names)
 
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+
+from asgiref.sync import sync_to_async
 
 from .conf import conf
 from .exceptions import StoreError
-from .limits.call import Call, Charge, Operation
+from .limits.call import Call, Charge, Operation, StaleRules, Subject
 from .limits.decision import Decision, LimitState
+from .rules.current import current, fence_key, is_fenced, load
+from .rules.ruleset import Ruleset
 from .store import get_store
 
 RETRY_WHEN_CLOSED = 1.0
-"""Seconds a client is told to wait when Redis cannot be asked and `RATELIMIT_ON_STORE_ERROR` is "closed"."""
+"""Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""
 
+FENCED_ATTEMPTS = 3
+"""How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
+request anyway."""
 
 clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
@@ -27,20 +35,31 @@ def describe(
     partial: bool = False,
     max_wait_us: int | None = None,
     now: int | None = None,
+    ruleset: Ruleset | None = None,
+    subjects: Sequence[Subject] = (),
 ) -> Call:
     """The call that decides these charges, with what the settings say about keys and the clock.
 
-    `now`: microseconds since 1970, for a clock of the caller's own.
+    `now`: microseconds since 1970, for a clock of the caller's own; `ruleset`: the rules it goes by, where it has to go
+    by the current ones; `subjects`: whose overrides it goes by.
     """
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
         now = time.time_ns() // 1000 if clock is None else clock()
-    return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
+    if ruleset is None or not is_fenced():
+        return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
+    return Call(
+        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
+        revision=ruleset.revision, fence=fence_key(), subjects=subjects,
+    )  # fmt: skip
 
 
 def check(call: Call) -> Decision:
-    """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter."""
-    if not conf.ENABLE or not call.charges:
+    """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter.
+
+    Raises `StaleRules` where the call goes by rules that are not the current ones.
+    """
+    if not conf.ENABLE or not (call.charges or call.revision is not None):
         return _unlimited(call)
     try:
         return get_store().run(call)
@@ -50,12 +69,46 @@ def check(call: Call) -> Decision:
 
 async def acheck(call: Call) -> Decision:
     """`check`, without blocking the event loop."""
-    if not conf.ENABLE or not call.charges:
+    if not conf.ENABLE or not (call.charges or call.revision is not None):
         return _unlimited(call)
     try:
         return await get_store().arun(call)
     except StoreError:
         return _fallback(call)
+
+
+def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
+    """Decide the call that the current rules make of something."""
+    ruleset = rules()
+    for _ in range(FENCED_ATTEMPTS):
+        try:
+            return check(describe_by(ruleset))
+        except StaleRules as stale:
+            ruleset = load(stale)
+    return check(replace(describe_by(ruleset), revision=None))
+
+
+async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
+    """`check_current`, without blocking the event loop."""
+    ruleset = await arules()
+    for _ in range(FENCED_ATTEMPTS):
+        try:
+            return await acheck(describe_by(ruleset))
+        except StaleRules as stale:
+            ruleset = await arules(stale)
+    return await acheck(replace(describe_by(ruleset), revision=None))
+
+
+def rules(stale: StaleRules | None = None) -> Ruleset:
+    """The rules to go by; loaded where there are none yet, or they are stale. Raises `ImproperlyConfigured`."""
+    ruleset = current()
+    return load(stale) if ruleset is None or stale is not None else ruleset
+
+
+async def arules(stale: StaleRules | None = None) -> Ruleset:
+    """`rules`, without blocking the event loop."""
+    ruleset = current()
+    return await sync_to_async(load)(stale) if ruleset is None or stale is not None else ruleset
 
 
 def forget(call: Call) -> None:
@@ -80,21 +133,23 @@ def _unlimited(call: Call) -> Decision:
 
 
 def _fallback(call: Call) -> Decision:
-    is_open = conf.ON_STORE_ERROR == "open"
-    states = tuple(
-        LimitState(
-            name=charge.limit.name,
-            allowed=is_open or charge.limit.mode == "shadow",
-            limit=charge.limit.rate.limit,
-            used=0,
-            remaining=charge.limit.rate.limit if is_open else 0,
-            retry_after=0.0 if is_open else RETRY_WHEN_CLOSED,
-            reset_after=0.0,
-            wait=0.0,
-            mode=charge.limit.mode,
-            period=charge.limit.rate.period,
-        )
-        for charge in call.charges
-    )
+    states = tuple(_fallback_state(charge) for charge in call.charges)
     allowed = all(state.allowed for state in states if state.enforced)
     return Decision(allowed, states, _wanted(call) if allowed else 0, source="fallback")
+
+
+def _fallback_state(charge: Charge) -> LimitState:
+    limit = charge.limit
+    is_open = (limit.on_store_error or conf.ON_STORE_ERROR) == "open"
+    return LimitState(
+        name=limit.name,
+        allowed=is_open or limit.mode == "shadow",
+        limit=limit.rate.limit,
+        used=0,
+        remaining=limit.rate.limit if is_open else 0,
+        retry_after=0.0 if is_open else RETRY_WHEN_CLOSED,
+        reset_after=0.0,
+        wait=0.0,
+        mode=limit.mode,
+        period=limit.rate.period,
+    )

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from . import dotted
 from .conf import NAMES, conf
 from .limits.rate import LimitError, Rate
-from .rules import current_rules
+from .rules.ruleset import settings_rules
 from .store import why_unusable
 
 BAD_SETTING = "django_ratelimit_lua.E001"
@@ -57,7 +57,7 @@ def check_cache(**kwargs: Any) -> list[CheckMessage]:
 def check_rules(**kwargs: Any) -> list[CheckMessage]:
     """Every rule in `RATELIMIT_RULES` can be understood, and somebody applies them."""
     try:
-        rules = current_rules()
+        rules = settings_rules()
     except ImproperlyConfigured as error:
         return [Error(str(error), hint="See the middleware page of the documentation.", id=BAD_RULE)]
     middleware = list(getattr(settings, "MIDDLEWARE", ()))
@@ -66,7 +66,7 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
     if MIDDLEWARE not in middleware:
         hint = f"Add '{MIDDLEWARE}' to MIDDLEWARE."
         return [Warning("RATELIMIT_RULES has rules, but nothing applies them.", hint=hint, id=UNUSED_RULES)]
-    needs_user = [rule.name for rule in rules if rule.site and rule.site.needs_user]
+    needs_user = [rule.name for rule in rules if rule.site and rule.mode != "off" and rule.site.needs_user]
     if needs_user and AUTHENTICATION not in middleware:
         hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
         return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]

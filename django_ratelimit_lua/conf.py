@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -16,11 +16,10 @@ from django.core.signals import setting_changed
 
 from .dotted import find
 from .limits import algorithms
+from .limits.limit import POLICIES, Policy
 from .limits.rate import LimitError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Policy = Literal["open", "closed"]
-POLICIES = ("open", "closed")
 CLOCKS = ("redis", "client")
 
 
@@ -92,6 +91,14 @@ class Conf:
         if value not in (None, "draft-10", "x"):
             raise _bad("HEADERS", value, "choose one of: None, draft-10, x")
         return cast("str | None", value)
+
+    @cached_property
+    def RULES_MAX_AGE(self) -> float:
+        """Seconds that a request which meets no rule may go by the rules as this process knows them; 0: it asks."""
+        value = getattr(settings, "RATELIMIT_RULES_MAX_AGE", 0.0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
+            raise _bad("RULES_MAX_AGE", value, "must be a number of seconds from 0, such as 1")
+        return float(value)
 
     @cached_property
     def KEY_SECRET(self) -> str | bytes:

@@ -16,9 +16,9 @@ from django.http import HttpRequest
 from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of
 from .http import note, refusal, told
 from .identity.keys import KeyLike
-from .limits.call import Charge
 from .limits.limit import Options
 from .outcome import settle
+from .overridden import Wanted
 from .steps import arun, run, steps
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -112,8 +112,8 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     @functools.wraps(view)
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        unsettled: list[tuple[Site, Charge]] = []
-        decision = note(request, run(steps(request, sites, group, unsettled=unsettled), request))
+        kept: list[Wanted] = []
+        decision = note(request, run(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:
             return refusal(request, decision)
         if blocks and decision.wait > 0:
@@ -123,15 +123,15 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
         try:
             outcome = checked(request, *args, **kwargs)
         except Exception as error:
-            run(settle(request, error, unsettled, decision), request)
+            run(settle(request, error, kept, decision), request)
             raise
-        run(settle(request, outcome, unsettled, decision), request)
+        run(settle(request, outcome, kept, decision), request)
         return told(request, outcome)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        unsettled: list[tuple[Site, Charge]] = []
-        decision = note(request, await arun(steps(request, sites, group, unsettled=unsettled), request))
+        kept: list[Wanted] = []
+        decision = note(request, await arun(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:
             return refusal(request, decision)
         if blocks and decision.wait > 0:
@@ -141,9 +141,9 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
         try:
             outcome = await checked(request, *args, **kwargs)
         except Exception as error:
-            await arun(settle(request, error, unsettled, decision), request)
+            await arun(settle(request, error, kept, decision), request)
             raise
-        await arun(settle(request, outcome, unsettled, decision), request)
+        await arun(settle(request, outcome, kept, decision), request)
         return told(request, outcome)
 
     wrapper: Any = achecker if _is_async(checked) else checker

@@ -13,6 +13,7 @@ from .conf import conf
 from .exceptions import Ratelimited
 from .headers import add_headers
 from .limits.decision import Decision
+from .rules.current import current
 
 PROBLEM = "application/problem+json"
 _PLAIN = "text/plain"
@@ -27,11 +28,25 @@ def retry_after_header(decision: Decision) -> str | None:
     return None if seconds is None else str(max(1, math.ceil(seconds)))
 
 
+def message(decision: Decision) -> str:
+    """What the rule that refuses has to say to who is refused; empty if nothing."""
+    ruleset = current()
+    for name in decision.denied_by if ruleset is not None else ():
+        rule = ruleset.rule_of(name) if ruleset is not None else None
+        if rule is not None and rule.message:
+            return rule.message
+    return ""
+
+
 def _when(retry_after: str | None) -> str:
     if retry_after is None:
         return "This request is larger than the limit allows."
     unit = "second" if retry_after == "1" else "seconds"
     return f"Try again in {retry_after} {unit}."
+
+
+def _detail(decision: Decision, retry_after: str | None) -> str:
+    return " ".join(part for part in (message(decision), _when(retry_after)) if part)
 
 
 def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:
@@ -40,7 +55,7 @@ def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:
         "type": "about:blank",
         "title": "Too Many Requests",
         "status": 429,
-        "detail": _when(retry_after),
+        "detail": _detail(decision, retry_after),
     }
     if retry_after is not None:
         body["retry_after"] = int(retry_after)
@@ -48,14 +63,18 @@ def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:
 
 
 def _page(request: HttpRequest, decision: Decision, retry_after: str | None) -> HttpResponse:
-    context = {"decision": decision, "retry_after": None if retry_after is None else int(retry_after)}
+    context = {
+        "decision": decision,
+        "message": message(decision),
+        "retry_after": None if retry_after is None else int(retry_after),
+    }
     try:
         return HttpResponse(loader.render_to_string("429.html", context, request), status=429)
     except TemplateDoesNotExist as error:
         if error.args[0] != "429.html":
             raise
     return HttpResponse(
-        f"Too many requests. {_when(retry_after)}\n", status=429, content_type=f"{_PLAIN}; charset=utf-8"
+        f"Too many requests. {_detail(decision, retry_after)}\n", status=429, content_type=f"{_PLAIN}; charset=utf-8"
     )
 
 

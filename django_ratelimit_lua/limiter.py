@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
 
-from .check import acheck, check, describe
+from .check import acheck_current, check_current, describe
 from .conf import conf
 from .exceptions import Ratelimited
 from .identity import Identity, digest
@@ -18,6 +18,8 @@ from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
 from .limits.limit import Limit, Options, wait_us
 from .limits.rate import LimitError, Rate
+from .rules.current import current
+from .rules.ruleset import Ruleset
 from .store import get_store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +41,8 @@ class RateLimiter:
     - `name`: what the count is kept under. The rate is not part of it: changing the rate keeps the count;
     - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing;
     - the other arguments are those of `Limit`; `algorithm` defaults to `RATELIMIT_ALGORITHM`.
+
+    A rule whose `group` is the name takes the place of the rates and options given here, from the next call on.
 
     An identity is whoever is counted: text, bytes, a number, a UUID, None, or a tuple of these. Each method has a
     twin for coroutines with an `a` in front of its name. Costs are whole numbers; times are seconds. Raises
@@ -68,49 +72,69 @@ class RateLimiter:
             )
         return self._made[algorithm]
 
-    def _call(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> Call:
+    def _by(
+        self, operation: Operation, identity: Identity, cost: int, **options: Any
+    ) -> Callable[[Ruleset | None], Call]:
         who = digest(identity)
-        return describe([Charge(limit, who, cost) for limit in self.limits], operation, **options)
+
+        def call(ruleset: Ruleset | None) -> Call:
+            charges = [Charge(limit, who, cost) for limit in self._limits_by(ruleset)]
+            return describe(charges, operation, ruleset=ruleset, **options)
+
+        return call
+
+    def _counts(self, identity: Identity) -> Call:
+        who = digest(identity)
+        return describe([Charge(limit, who) for limit in self._limits_by(current())], "refund")
+
+    def _limits_by(self, ruleset: Ruleset | None) -> tuple[Limit, ...]:
+        """The limits, or those of the rule that takes their place."""
+        rule = ruleset.by_name.get(self.name) if ruleset is not None else None
+        if rule is None or rule.group != self.name or rule.site is None:
+            return self.limits
+        if rule.mode == "off":
+            return ()
+        return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        return check(self._call("hit", identity, cost, partial=partial))
+        return check_current(self._by("hit", identity, cost, partial=partial))
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        return await acheck(self._call("hit", identity, cost, partial=partial))
+        return await acheck_current(self._by("hit", identity, cost, partial=partial))
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""
-        return check(self._call("peek", identity, cost))
+        return check_current(self._by("peek", identity, cost))
 
     async def apeek(self, identity: Identity, cost: int = 1) -> Decision:
         """`peek`, for coroutines."""
-        return await acheck(self._call("peek", identity, cost))
+        return await acheck_current(self._by("peek", identity, cost))
 
     def refund(self, identity: Identity, cost: int = 1) -> Decision:
         """Give units back, the latest first, and never more than are counted."""
-        return check(self._call("refund", identity, cost))
+        return check_current(self._by("refund", identity, cost))
 
     async def arefund(self, identity: Identity, cost: int = 1) -> Decision:
         """`refund`, for coroutines."""
-        return await acheck(self._call("refund", identity, cost))
+        return await acheck_current(self._by("refund", identity, cost))
 
     def charge(self, identity: Identity, cost: int = 1) -> Decision:
         """Count units that were already used, even beyond the limit: then others wait until they are worked off."""
-        return check(self._call("charge", identity, cost))
+        return check_current(self._by("charge", identity, cost))
 
     async def acharge(self, identity: Identity, cost: int = 1) -> Decision:
         """`charge`, for coroutines."""
-        return await acheck(self._call("charge", identity, cost))
+        return await acheck_current(self._by("charge", identity, cost))
 
     def reset(self, identity: Identity) -> None:
         """Forget what is counted for an identity. Raises `StoreError` where Redis cannot be asked."""
-        get_store().forget(self._call("refund", identity, 0))
+        get_store().forget(self._counts(identity))
 
     async def areset(self, identity: Identity) -> None:
         """`reset`, for coroutines."""
-        await get_store().aforget(self._call("refund", identity, 0))
+        await get_store().aforget(self._counts(identity))
 
     def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
@@ -118,7 +142,7 @@ class RateLimiter:
         The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken
         and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken.
         """
-        decision = check(self._call("hit", identity, cost, max_wait_us=_patience(timeout)))
+        decision = check_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout)))
         if decision.allowed and decision.wait > 0:
             try:
                 time.sleep(decision.wait)
@@ -129,7 +153,7 @@ class RateLimiter:
 
     async def aacquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
-        decision = await acheck(self._call("hit", identity, cost, max_wait_us=_patience(timeout)))
+        decision = await acheck_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout)))
         if decision.allowed and decision.wait > 0:
             try:
                 await asyncio.sleep(decision.wait)

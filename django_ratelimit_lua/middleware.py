@@ -1,4 +1,4 @@
-"""`RateLimitMiddleware`: the rules of `RATELIMIT_RULES` on every request, and the 429 for what is raised inside."""
+"""`RateLimitMiddleware`: the rules on every request, and the 429 for what is raised inside."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
 
 from .callsite import Site
-from .conf import conf
 from .exceptions import Ratelimited
 from .exempt import is_exempt
 from .http import note, refusal, told, too_many_requests
 from .limits.decision import Decision
-from .rules import current_rules
-from .steps import arun, run, steps
+from .rules.ruleset import Ruleset
+from .steps import Steps, arun, run, steps
+
+_Choose = Callable[[HttpRequest, Ruleset], list[Site] | None]
 
 
 class RateLimitMiddleware:
-    """Limits requests by the rules of `RATELIMIT_RULES`, before anything else is done for them.
+    """Limits requests by the rules of `RATELIMIT_RULES` and of the admin, before anything else is done for them.
 
     Where the middleware stands behind `AuthenticationMiddleware`, all rules are decided together, in one call. Where it
     stands in front, those that need the user wait until the user is known, just before the view. Paths that lead
@@ -44,23 +45,23 @@ class RateLimitMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self.is_async:
             return self._acall(request)
-        response = self._refused(request, _due(request))
+        response = self._refused(request, _now)
         if response is None:
             response = cast(HttpResponseBase, self.get_response(request))
         return self._with_headers(request, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        response = await self._arefused(request, _due(request))
+        response = await self._arefused(request, _now)
         if response is None:
             response = cast(HttpResponseBase, await self.get_response(request))
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
         """The rules that had to wait until the user was known."""
-        return self._refused(request, _waiting(request))
+        return self._refused(request, _later) if _waits(request) else None
 
     async def _aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        return await self._arefused(request, _waiting(request))
+        return await self._arefused(request, _later) if _waits(request) else None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
         """A `Ratelimited` raised in a view, however deep, becomes the 429."""
@@ -68,24 +69,26 @@ class RateLimitMiddleware:
             return too_many_requests(request, exception.decision)
         return None
 
-    def _refused(self, request: HttpRequest, sites: list[Site]) -> HttpResponseBase | None:
-        if not sites:
+    def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
+        if is_exempt(request):
             return None
-        decision = note(request, run(steps(request, sites, ""), request))
+        decision = run(_steps(request, choose), request)
         if decision and decision.wait > 0:
             time.sleep(decision.wait)
         return self._answer(request, decision)
 
-    async def _arefused(self, request: HttpRequest, sites: list[Site]) -> HttpResponseBase | None:
-        if not sites:
+    async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
+        if is_exempt(request):
             return None
-        decision = note(request, await arun(steps(request, sites, ""), request))
+        decision = await arun(_steps(request, choose), request)
         if decision and decision.wait > 0:
             await asyncio.sleep(decision.wait)
         return self._answer(request, decision)
 
     @staticmethod
     def _answer(request: HttpRequest, decision: Decision) -> HttpResponseBase | None:
+        if decision.limits:
+            note(request, decision)
         return None if decision else refusal(request, decision)
 
     @staticmethod
@@ -93,20 +96,33 @@ class RateLimitMiddleware:
         return cast(HttpResponseBase, told(request, response)) if hasattr(request, "ratelimit") else response
 
 
-def _due(request: HttpRequest) -> list[Site]:
-    """The limits of the rules that apply and can be decided now; the others are left on the request."""
-    if not conf.ENABLE:
-        return []
-    rules = [rule for rule in current_rules() if rule.applies_to(request)]
-    if not rules or any(rule.site is None for rule in rules) or is_exempt(request):
-        return []
-    sites = [rule.site for rule in rules if rule.site is not None]
-    if hasattr(request, "user"):
+def _steps(request: HttpRequest, choose: _Choose) -> Steps:
+    return steps(request, lambda ruleset: choose(request, ruleset), "", everywhere=True)
+
+
+def _sites(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
+    """The limits of the rules for a request; None if a rule exempts it."""
+    rules = ruleset.matching(request)
+    if any(rule.site is None for rule in rules):
+        return None
+    return [rule.site for rule in rules if rule.site is not None]
+
+
+def _now(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
+    """The limits that can be decided now: all, or those that do not need a user who is not known yet."""
+    sites = _sites(request, ruleset)
+    if sites is None or hasattr(request, "user"):
         return sites
-    vars(request)["_ratelimit_waiting"] = [site for site in sites if site.needs_user]
-    return [site for site in sites if not site.needs_user]
+    now = [site for site in sites if not site.needs_user]
+    vars(request)["_ratelimit_waits"] = len(now) < len(sites)
+    return now
 
 
-def _waiting(request: HttpRequest) -> list[Site]:
-    waiting: list[Site] = vars(request).pop("_ratelimit_waiting", [])
-    return waiting
+def _waits(request: HttpRequest) -> bool:
+    return bool(vars(request).pop("_ratelimit_waits", False))
+
+
+def _later(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
+    """The limits that had to wait until the user was known."""
+    sites = _sites(request, ruleset)
+    return sites and [site for site in sites if site.needs_user]

@@ -12,21 +12,23 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from .callsite import Site
 from .check import describe
-from .limits.call import Charge
 from .limits.decision import Decision
 from .limits.rate import LimitError
+from .overridden import Wanted
 from .steps import Forget, Steps, called
 
 
-def settle(request: HttpRequest, outcome: Any, unsettled: Sequence[tuple[Site, Charge]], decision: Decision) -> Steps:
+def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision: Decision) -> Steps:
     """Settle the charges of a decision, by the outcome: a response, or the exception that was raised."""
     if decision.source == "fallback":
         return decision  # Nothing was taken that could be given back.
     back, more, clear = [], [], []
     charged: set[tuple[bytes, bytes]] = vars(request).setdefault("_ratelimit_charged", set())
-    for (site, charge), state in zip(unsettled, decision.limits, strict=False):
+    for one, state in zip(kept, decision.limits, strict=False):
+        site, charge = one.site, one.charge
+        if site is None:
+            continue
         if site.reset_if is not None and (yield from called(site.reset_if, request, outcome)):
             clear.append(charge)
             continue

@@ -1,4 +1,4 @@
-"""How the limits of a call site become one call.
+"""How what applies to a request becomes one call.
 
 The steps of a decision are written once, as a generator that yields whatever has to be waited for; a synchronous and an
 asynchronous driver wait for it, each in its own way.
@@ -7,7 +7,7 @@ asynchronous driver wait for it, each in its own way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -15,14 +15,20 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from .callsite import Site
-from .check import acheck, aforget, check, describe, forget
+from .check import FENCED_ATTEMPTS, acheck, aforget, arules, check, describe, forget, rules
 from .conf import conf
+from .exceeded import tally
 from .identity import digest
 from .identity.keys import user_missing
-from .limits.call import Call, Charge, Operation
+from .limits.call import Call, Charge, Operation, StaleRules
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.rate import Rate
+from .overridden import Wanted, answer, asked_of, sort
+from .rules.current import is_due, verified
+from .rules.overrides import memory
+from .rules.ruleset import Ruleset
+from .signals import limit_exceeded
 
 
 class WantsUser:
@@ -30,11 +36,17 @@ class WantsUser:
 
 
 @dataclass(frozen=True, slots=True)
-class WantsMembership:
-    """A step that asks whether a user is in the Django group of that name."""
+class WantsGroups:
+    """A step that asks for the names of the Django groups a user is in."""
 
     user: Any
-    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class WantsRules:
+    """A step that asks for the rules to go by; newer ones than those that were stale."""
+
+    stale: StaleRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,53 +56,152 @@ class Forget:
     call: Call
 
 
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """A step that tells receivers of `limit_exceeded`."""
+
+    arguments: dict[str, Any]
+
+
 WANTS_USER = WantsUser()
 Steps = Generator[Any, Any, Decision]
+Choose = Callable[[Ruleset], Sequence[Site] | None]
+Build = Callable[[Ruleset], Generator[Any, Any, list[Wanted] | None]]
 
 
 def steps(
     request: HttpRequest,
-    sites: Sequence[Site],
+    choose: Choose | Sequence[Site],
     group: str,
     operation: Operation = "hit",
-    unsettled: list[tuple[Site, Charge]] | None = None,
+    kept: list[Wanted] | None = None,
+    everywhere: bool = False,
 ) -> Steps:
-    """Decide all sites that apply to a request in one call.
+    """Decide what applies to a request in one call.
 
-    Yields an awaitable, or `WANTS_USER`, or a `WantsMembership`, or the `Call`; is sent what came of it; returns the
-    decision. A name that was already counted for this request is not counted again. The charges of the call, in the
-    order of the decision's limits, are left in `unsettled`.
+    `choose` is what call sites say, to which rules may have more to say; or it says itself which sites apply by the
+    rules in force (None: the request is exempt). Yields an awaitable, or
+    `WANTS_USER`, or another step of this module, or the `Call`; is sent what came of it; returns the decision. A
+    name that was already counted for this request is not counted again. What was decided about, in the order of the
+    decision's limits, is left in `kept`. With `everywhere`, those who are blocked whatever rule there is are refused
+    even where no rule applies.
+    """
+
+    def build(ruleset: Ruleset) -> Generator[Any, Any, list[Wanted] | None]:
+        sites = choose(ruleset) if callable(choose) else ruleset.for_sites(choose, group, request)
+        if sites is None:
+            return None
+        return (yield from wanted_by(request, sites, group))
+
+    names = () if callable(choose) else {site.group or group for site in choose}
+    return decided(request, build, operation, names=names, kept=kept, everywhere=everywhere)
+
+
+def decided(
+    request: HttpRequest,
+    build: Build,
+    operation: Operation = "hit",
+    *,
+    names: Iterable[str] = (),
+    now: int | None = None,
+    kept: list[Wanted] | None = None,
+    everywhere: bool = False,
+) -> Steps:
+    """Decide what `build` wants counted by the rules in force, with whatever overrides say; see `steps`.
+
+    `names`: the names of the call sites that are asked about.
     """
     if not conf.ENABLE:
         return Decision(True)
-    charges: list[Charge] = []
+    stale: StaleRules | None = None
+    for attempt in range(FENCED_ATTEMPTS + 1):
+        ruleset: Ruleset = yield WantsRules(stale)
+        applicable = yield from build(ruleset)
+        wanted = applicable or []
+        blocks = everywhere and applicable is not None
+        asked = yield from asked_of(request, ruleset, wanted, blocks, WANTS_USER)
+        if not wanted and not asked:
+            # Nothing applies. Where rules could have said otherwise, ask whether these are still the ones.
+            may_change = everywhere or any(map(ruleset.knows, names))
+            if not (may_change and is_due()):
+                return Decision(True)
+        for _ in range(2):
+            sorted_out = sort(wanted, asked, ruleset, blocks)
+            charges = [one.charge for one in sorted_out.counted]
+            call = describe(
+                charges, "peek" if sorted_out.refused and operation == "hit" else operation,
+                now=now, ruleset=ruleset, subjects=memory.subjects(asked),
+            )  # fmt: skip
+            if attempt == FENCED_ATTEMPTS:
+                call = replace(call, revision=None, subjects=())
+            try:
+                decision: Decision = yield call
+            except StaleRules as error:
+                stale = error
+                if not error.records:
+                    break
+                memory.learn([one.digest for one in asked], error.records)
+            else:
+                verified()
+                return (yield from _finished(request, answer(decision, sorted_out), sorted_out.all, operation, kept))
+    raise AssertionError("the last attempt is not fenced")  # pragma: no cover
+
+
+def _finished(
+    request: HttpRequest,
+    decision: Decision,
+    wanted: Sequence[Wanted],
+    operation: Operation,
+    kept: list[Wanted] | None,
+) -> Steps:
+    if kept is not None:
+        kept += wanted
+    if operation == "hit":
+        counted(request).update(one.name for one in wanted if one.rule is not None)
+    if operation == "hit" and decision.source != "fallback":
+        for one, state in zip(wanted, decision.limits, strict=False):
+            if state.allowed:
+                continue
+            if one.rule is not None:
+                tally.add(one.rule, state.mode)
+            if limit_exceeded.receivers:
+                yield Exceeded(
+                    {
+                        "limit": state.name,
+                        "rule": one.rule,
+                        "identity": one.charge.digest.decode(),
+                        "mode": state.mode,
+                        "decision": decision,
+                        "request": request,
+                    }
+                )
+    return decision
+
+
+def wanted_by(request: HttpRequest, sites: Sequence[Site], group: str) -> Generator[Any, Any, list[Wanted]]:
+    """What sites want counted for a request."""
+    wanted: list[Wanted] = []
     taken: set[tuple[bytes, bytes]] = set()
-    names: list[str] = []
     mixed = len({site.block for site in sites}) > 1
     for site in sites:
         name = site.group or group
-        if not site.applies_to(request) or site.group in counted(request):
+        if not site.applies_to(request) or name in counted(request):
             continue
         if not (yield from _is_about(site, request)):
             continue
-        rates = [rate for rate in (yield from _rates(site, name, request)) if rate is not None]
+        numbers = yield from _tier(site, request)
+        rates = [rate for rate in (yield from _rates(numbers, name, request)) if rate is not None]
         if not rates:
             continue
         cost = (yield from called(site.cost, name, request)) if callable(site.cost) else site.cost
         user = (yield WANTS_USER) if site.key.needs_user else None
         who = digest((yield from called(site.key.read, name, request, user)))
         for rate in rates:
-            charge = Charge(_limit(site, name, rate, who, taken), who, cost)
+            charge = Charge(_limit(numbers, name, rate, who, taken), who, cost)
             if mixed and not site.block:
                 charge = replace(charge, limit=charge.limit.advising())
-            charges.append(charge)
-            if unsettled is not None:
-                unsettled.append((site, charge))
-        if site.rule:
-            names.append(name)
-    decision: Decision = yield describe(charges, operation)
-    counted(request).update(names)
-    return decision
+            wanted.append(Wanted(charge, name, site, name if site.rule else None))
+    return wanted
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Generator[Any, Any, Any]:
@@ -113,18 +224,25 @@ def _rates(site: Site, group: str, request: HttpRequest) -> Generator[Any, Any, 
 
 def _is_about(site: Site, request: HttpRequest) -> Generator[Any, Any, bool]:
     """Whether the request's user is of the site's audience."""
-    if site.audience == "everyone":
+    if "everyone" in site.audience:
         return True
     user = yield WANTS_USER
-    if site.audience.startswith("group:"):
-        return user.is_authenticated and bool((yield WantsMembership(user, site.audience.removeprefix("group:"))))
-    return bool(
-        {
-            "anonymous": not user.is_authenticated,
-            "authenticated": user.is_authenticated,
-            "staff": user.is_authenticated and user.is_staff,
-        }[site.audience]
-    )
+    if not user.is_authenticated:
+        return "anonymous" in site.audience
+    if "authenticated" in site.audience or ("staff" in site.audience and user.is_staff):
+        return True
+    wanted = {one.removeprefix("group:") for one in site.audience if one.startswith("group:")}
+    return bool(wanted) and not wanted.isdisjoint((yield WantsGroups(user)))
+
+
+def _tier(site: Site, request: HttpRequest) -> Generator[Any, Any, Site]:
+    """The numbers for the user's most favourable tier, or the site's own."""
+    if site.tiers:
+        user = yield WANTS_USER
+        if user.is_authenticated:
+            groups = yield WantsGroups(user)
+            return next((tier for name, tier in site.tiers if name in groups), site)
+    return site
 
 
 def _limit(site: Site, group: str, rate: Rate, who: bytes, taken: set[tuple[bytes, bytes]]) -> Limit:
@@ -144,24 +262,41 @@ def counted(request: HttpRequest) -> set[str]:
     return names
 
 
+def _has_groups(user: Any) -> bool:
+    return hasattr(user, "groups")
+
+
 def run(steps: Steps, request: HttpRequest) -> Decision:
     """Drive the steps of a decision, blocking where they have to be waited for."""
     value: Any = None
     while True:
         try:
             step = steps.send(value)
+            while isinstance(step, Call):
+                try:
+                    value = check(step)
+                except StaleRules as stale:
+                    step = steps.throw(stale)
+                else:
+                    step = steps.send(value)
         except StopIteration as finished:
             return cast(Decision, finished.value)
-        if isinstance(step, Call):
-            value = check(step)
+        if isinstance(step, WantsRules):
+            value = rules(step.stale)
         elif isinstance(step, WantsUser):
             value = getattr(request, "user", None)
             if value is None:
                 raise user_missing()
         elif isinstance(step, Forget):
             forget(step.call)
-        elif isinstance(step, WantsMembership):
-            value = step.user.groups.filter(name=step.group).exists()
+        elif isinstance(step, WantsGroups):
+            kept = vars(step.user)
+            if "_ratelimit_groups" not in kept:
+                names = step.user.groups.values_list("name", flat=True) if _has_groups(step.user) else ()
+                kept["_ratelimit_groups"] = frozenset(names)
+            value = kept["_ratelimit_groups"]
+        elif isinstance(step, Exceeded):
+            limit_exceeded.send_robust(Decision, **step.arguments)
         else:
             value = async_to_sync(_awaited)(step)
 
@@ -172,18 +307,31 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
     while True:
         try:
             step = steps.send(value)
+            while isinstance(step, Call):
+                try:
+                    value = await acheck(step)
+                except StaleRules as stale:
+                    step = steps.throw(stale)
+                else:
+                    step = steps.send(value)
         except StopIteration as finished:
             return cast(Decision, finished.value)
-        if isinstance(step, Call):
-            value = await acheck(step)
+        if isinstance(step, WantsRules):
+            value = await arules(step.stale)
         elif isinstance(step, WantsUser):
             if not hasattr(request, "auser"):
                 raise user_missing()
             value = await request.auser()
         elif isinstance(step, Forget):
             await aforget(step.call)
-        elif isinstance(step, WantsMembership):
-            value = await step.user.groups.filter(name=step.group).aexists()
+        elif isinstance(step, WantsGroups):
+            kept = vars(step.user)
+            if "_ratelimit_groups" not in kept:
+                names = step.user.groups.values_list("name", flat=True) if _has_groups(step.user) else None
+                kept["_ratelimit_groups"] = frozenset([name async for name in names] if names is not None else ())
+            value = kept["_ratelimit_groups"]
+        elif isinstance(step, Exceeded):
+            await limit_exceeded.asend_robust(Decision, **step.arguments)
         else:
             value = await step
 

@@ -12,6 +12,7 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from . import check
 from .embedded import Server
+from .rules.current import start_fresh
 
 __all__ = ["Server", "move_clock", "override_ratelimits"]
 
@@ -54,6 +55,8 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         if self._fresh:
             self.options["RATELIMIT_CACHE_PREFIX"] = f"test:{os.getpid()}:{time.monotonic_ns()}:{next(_serial)}:"
         super().enable()
+        if self._fresh:
+            start_fresh()
 
 
 class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's

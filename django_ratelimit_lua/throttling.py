@@ -7,7 +7,8 @@ request that one of them refuses costs the others nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -18,14 +19,27 @@ from rest_framework.throttling import BaseThrottle
 from .conf import conf
 from .identity import digest
 from .identity.address import client_address
+from .identity.keys import Key
 from .limits.algorithms import LONGEST_LOG
 from .limits.call import Charge
 from .limits.decision import LimitState
 from .limits.limit import Limit, Options
 from .limits.rate import SECOND, LimitError, Rate
+from .overridden import Wanted
+from .rules.rule import CALLERS_KEY
+from .rules.ruleset import Ruleset
+from .steps import wanted_by
 from .together import answer, plain
 
-__all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+__all__ = [
+    "AnonRateThrottle",
+    "BaseThrottle",
+    "RuleThrottle",
+    "ScopedRateThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+]
+Found = Generator[Any, Any, list[Wanted]]
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
@@ -38,7 +52,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
       documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
     - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
 
-    Raises `ImproperlyConfigured` for a scope without a rate, or a rate that cannot be understood; it names the scope.
+    A rule named like the scope takes the place of the rate and options; a rule whose `group` is the scope stands beside
+    them. Raises `ImproperlyConfigured` for a scope without a rate, or a rate that cannot be understood; it names
+    the scope.
     """
 
     timer: Any = time.time
@@ -50,6 +66,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     rate: Any = None
     key: str | None = None
     state: LimitState | None = None
+    everywhere = False
 
     def __init__(self) -> None:
         if not self.rate:
@@ -113,8 +130,32 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None
         return Charge(self._limit(request), digest(str(self.key)), self.get_cost(request, view))
 
+    @property
+    def name(self) -> str:
+        """What its counts are kept under."""
+        return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+        """What it wants counted, by the rules in force."""
+        charge = self.prepare(request, view)
+        if charge is None and ruleset.knows(self.name) and self.num_requests is None:
+            self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
+        own = [] if charge is None else [Wanted(charge, self.name)]
+        if self.key is None or not ruleset.knows(self.name):
+            return own
+        rule = ruleset.instead_of(self.name, plain(request))
+        found = own if rule is None else []
+        sites = [rule.site for rule in ruleset.beside(self.name, plain(request)) if rule.site is not None]
+        if rule is not None and rule.site is not None and rule.mode != "off":
+            site, identity = rule.site, str(self.key)
+            if site.key is CALLERS_KEY:
+                site = replace(site, key=Key(self.name, lambda group, request, user: identity))
+            names_cost = rule.given is not None and rule.given.get("cost") is not None
+            sites.insert(0, site if names_cost else replace(site, cost=self.get_cost(request, view)))
+        return found + (yield from wanted_by(plain(request), sites, self.name))
+
     def _limit(self, request: Any) -> Limit:
-        name = self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
+        name = self.name
         if isinstance(self.rate, Mapping):
             name = f"{name}:{request.method if request.method in self.rate else '*'}"
         rate = Rate.parse((self.num_requests or 0, self.duration or 0))
@@ -125,12 +166,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
-        if self.rate is None or not conf.ENABLE:
+        if not conf.ENABLE:
             return True
-        self.state = answer(request, view, self, SimpleRateThrottle)
-        if self.state is None:
+        states = answer(request, view, self, SimpleRateThrottle)
+        if not states:
             return True
-        return self.throttle_success() if self.state.allowed else self.throttle_failure()
+        refused = [state for state in states if state.enforced and not state.allowed]
+        self.state = _latest(refused) if refused else states[0]
+        return self.throttle_failure() if refused else self.throttle_success()
 
     def throttle_success(self) -> bool:
         """Called where this throttle lets a request pass."""
@@ -142,7 +185,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     def wait(self) -> float | None:
         """Seconds until the same request would be allowed; None: never, or not known."""
-        return self.state.retry_after if self.state else None
+        return self.state.retry_after if self.state and not self.state.allowed else None
+
+
+def _latest(refused: Sequence[LimitState]) -> LimitState:
+    """The one that refuses longest."""
+    return max(refused, key=lambda state: float("inf") if state.retry_after is None else state.retry_after)
 
 
 class AnonRateThrottle(SimpleRateThrottle):
@@ -187,6 +235,28 @@ class ScopedRateThrottle(UserRateThrottle):
         self.rate = self.get_rate()
         self._parse(request.method)
         return super().prepare(request, view)
+
+
+class RuleThrottle(SimpleRateThrottle):
+    """Applies the rules of the settings and of the admin to a view, with the user that DRF has authenticated.
+
+    For what `RateLimitMiddleware` does, on the views that have this throttle; rules that the middleware has counted for
+    a request are not counted again.
+    """
+
+    rate = ()
+    name = "rules"
+    everywhere = True
+
+    def __init__(self) -> None:
+        self.num_requests = self.duration = None
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+        """What the rules that apply to the request want counted."""
+        rules = ruleset.matching(plain(request))
+        if any(rule.site is None for rule in rules):
+            return []
+        return (yield from wanted_by(plain(request), [rule.site for rule in rules if rule.site is not None], ""))
 
 
 @lru_cache(maxsize=4096)

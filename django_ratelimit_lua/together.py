@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, Protocol
 
-from .check import check, describe
 from .http import note
-from .limits.call import Charge
-from .limits.decision import Decision, LimitState
+from .limits.decision import LimitState
 from .limits.rate import SECOND
+from .overridden import Wanted
+from .rules.ruleset import Ruleset
+from .steps import decided, run
+
+States = tuple[LimitState, ...]
 
 
 class Throttle(Protocol):
     """What is asked of a throttle of ours."""
 
     timer: Any
+    everywhere: bool
 
-    def prepare(self, request: Any, view: Any) -> Charge | None:
-        """What it wants counted."""
+    @property
+    def name(self) -> str:
+        """The name of the call site."""
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Generator[Any, Any, list[Wanted]]:
+        """What it wants counted, by the rules in force."""
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go."""
@@ -28,16 +38,40 @@ class Answers:
     """What one decision said to each throttle of a view, until it is asked."""
 
     def __init__(self, request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> None:
-        self.waiting: list[tuple[type, LimitState | None]] = []
         throttles = self._together(view, asking, kind)
-        wanted = [(throttle, throttle.prepare(request, view)) for throttle in throttles]
-        charges = _apart([charge for _, charge in wanted if charge is not None])
         clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
-        call = describe(charges, now=round(clocks[0]() * SECOND) if clocks else None)
-        decision = note(plain(request), check(call)) if charges else Decision(True)
-        states = iter(decision.limits)
-        for throttle, charge in wanted:
-            self.waiting.append((type(throttle), None if charge is None else next(states, None)))
+
+        def build(ruleset: Ruleset) -> Generator[Any, Any, list[Wanted]]:
+            wanted: list[Wanted] = []
+            for throttle in throttles:
+                found = yield from throttle.wanted(request, view, ruleset)
+                wanted += [replace(one, owner=throttle) for one in found]
+            return _apart(wanted)
+
+        kept: list[Wanted] = []
+        decision = run(
+            decided(
+                plain(request),
+                build,
+                names={throttle.name for throttle in throttles},
+                now=round(clocks[0]() * SECOND) if clocks else None,
+                kept=kept,
+                everywhere=any(throttle.everywhere for throttle in throttles),
+            ),
+            plain(request),
+        )
+        if decision.limits:
+            note(plain(request), decision)
+        told = list(zip(kept, decision.limits, strict=False))
+        # Whom a block keeps out that no rule is needed for, a throttle tells that stands for all rules.
+        blocked = () if decision or told else decision.limits
+        self.waiting: list[tuple[type, States]] = [
+            (
+                type(throttle),
+                blocked if throttle.everywhere and blocked else tuple(s for one, s in told if one.owner is throttle),
+            )
+            for throttle in throttles
+        ]
 
     @staticmethod
     def _together(view: Any, asking: Throttle, kind: type[Throttle]) -> list[Throttle]:
@@ -59,41 +93,42 @@ class Answers:
         others[places[0]] = asking
         return others
 
-    def take(self, asking: Throttle) -> tuple[bool, LimitState | None]:
-        """The answer for the next throttle of that class; (False, None) if all were given."""
-        for place, (cls, state) in enumerate(self.waiting):
+    def take(self, asking: Throttle) -> tuple[bool, States]:
+        """The answer for the next throttle of that class; (False, ()) if all were given."""
+        for place, (cls, states) in enumerate(self.waiting):
             if cls is type(asking):
                 del self.waiting[place]
-                return True, state
-        return False, None
+                return True, states
+        return False, ()
 
 
-def answer(request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> LimitState | None:
+def answer(request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> States:
     """The answer for a throttle of that kind: from the decision that was taken for its neighbours, or from a new one.
 
-    None where it wants nothing counted.
+    Empty where it wants nothing counted.
     """
     kept = vars(plain(request))
     answers: Answers | None = kept.get("_ratelimit_throttles")
     if answers is not None:
-        answered, state = answers.take(asking)
+        answered, states = answers.take(asking)
         if answered:
-            return state
+            return states
     answers = kept["_ratelimit_throttles"] = Answers(request, view, asking, kind)
     return answers.take(asking)[1]
 
 
-def _apart(charges: list[Charge]) -> list[Charge]:
-    """The same charges, with no counter twice: two throttles of one scope are told apart by their rates."""
+def _apart(wanted: list[Wanted]) -> list[Wanted]:
+    """The same, with no counter twice: two throttles of one scope are told apart by their rates."""
     seen: set[tuple[bytes, bytes]] = set()
     apart = []
-    for charge in charges:
+    for one in wanted:
+        charge = one.charge
         limit, number = charge.limit, 1
         while (charge.digest, limit.key_part) in seen:
             limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
             number += 1
         seen.add((charge.digest, limit.key_part))
-        apart.append(Charge(limit, charge.digest, charge.cost))
+        apart.append(replace(one, charge=replace(charge, limit=limit)))
     return apart
 
 

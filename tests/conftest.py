@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_ratelimit_lua.rules.current import start_fresh
 from tests.server import server, url
 
 _serial = itertools.count()
@@ -36,4 +37,5 @@ def direct() -> Iterator[redis.Redis]:
 def prefix(settings: Any) -> str:
     """Every test counts under keys of its own."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
+    start_fresh()
     return settings.RATELIMIT_CACHE_PREFIX

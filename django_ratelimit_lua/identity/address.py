@@ -18,10 +18,11 @@ UNKNOWN = "unknown"
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
     """Which address counts. `network` is it, masked, as text; None where there is none (a Unix socket), `UNKNOWN` where
-    there is something else. `why` says in words how it was found."""
+    there is something else. `why` says in words how it was found. `address` is it as a whole, where it is one."""
 
     network: str | None
     why: str
+    address: Address | None = None
 
 
 def client_address(request: HttpRequest) -> ClientAddress:
@@ -53,7 +54,7 @@ def _told(text: object, why: str) -> ClientAddress:
     address = parse_address(str(text))
     if address is None:
         return ClientAddress(UNKNOWN, f"{why}, and is no address")
-    return ClientAddress(_network(address, conf.IPV4_MASK, conf.IPV6_MASK), why)
+    return ClientAddress(_network(address, conf.IPV4_MASK, conf.IPV6_MASK), why, address)
 
 
 def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> ClientAddress:

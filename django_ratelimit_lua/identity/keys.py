@@ -145,7 +145,7 @@ def compile_key(key: KeyLike) -> Key:
             return _called(lazily(key, "Key"), key)
     elif isinstance(key, (tuple, list)) and key:
         return _joined(tuple(map(compile_key, key)))
-    raise LimitError(f"Unknown key {key!r}; use {ACCEPTED}")
+    raise LimitError(f"Unknown key {key!r}; use {ACCEPTED}", "key")
 
 
 def user_missing() -> ImproperlyConfigured:

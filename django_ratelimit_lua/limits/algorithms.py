@@ -47,7 +47,8 @@ def _bucket(limit: Limit, capacity: int, what: str) -> Numbers:
     if (capacity + 1) * tokens > EXACT or capacity * microseconds // tokens > EXACT // 4:
         raise LimitError(
             f"Limit {limit.name!r}: {what} of {capacity} at {limit.rate} cannot be kept exactly; "
-            f"lower it, or choose a rate and period that share a larger divisor"
+            f"lower it, or choose a rate and period that share a larger divisor",
+            "burst" if what == "a burst" else "queue",
         )
     interval = divmod(microseconds, tokens)
     whole = divmod(capacity * microseconds, tokens)
@@ -75,7 +76,9 @@ def _fixed_window(limit: Limit, now: int) -> Numbers:
 def _sliding_window(limit: Limit, now: int) -> Numbers:
     segment = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
     if segment == 0:
-        raise LimitError(f"Limit {limit.name!r}: {limit.segments} segments are more than {limit.rate} has microseconds")
+        raise LimitError(
+            f"Limit {limit.name!r}: {limit.segments} segments are more than {limit.rate} has microseconds", "segments"
+        )
     return (limit.rate.limit, limit.rate.period_us, segment, 0, 0, 0, 0, 0)
 
 
@@ -115,4 +118,4 @@ def find(name: str) -> Algorithm:
         return ALGORITHMS[SYNONYMS.get(name, name)]
     except (KeyError, TypeError):
         known = ", ".join([*ALGORITHMS, *SYNONYMS])
-        raise LimitError(f"Unknown algorithm {name!r}; choose one of: {known}") from None
+        raise LimitError(f"Unknown algorithm {name!r}; choose one of: {known}", "algorithm") from None

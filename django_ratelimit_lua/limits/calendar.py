@@ -17,7 +17,9 @@ def zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
-        raise LimitError(f"Unknown time zone {name!r}; use an IANA name such as 'Europe/Berlin' or 'UTC'") from None
+        raise LimitError(
+            f"Unknown time zone {name!r}; use an IANA name such as 'Europe/Berlin' or 'UTC'", "time_zone"
+        ) from None
 
 
 def _start(unit: str, day: date) -> date:

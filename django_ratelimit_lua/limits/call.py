@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .decision import Decision, LimitState
 from .limit import Limit
@@ -37,12 +37,27 @@ class Charge:
             raise LimitError(f"Limit {self.limit.name!r}: cost is {self.cost!r}: must be a whole number from 0")
 
 
-class StaleRules(Exception):  # noqa: N818 - not an error: the caller reloads and asks again
-    """The caller decided by rules of another revision than the current one; nothing was counted."""
+class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
+    """The caller decided by rules or overrides other than the current ones; nothing was counted.
 
-    def __init__(self, current: int) -> None:
+    `current`: the rules revision in force; `records`: what is written about each of the call's subjects, if that is
+    what the caller did not know.
+    """
+
+    def __init__(self, current: int, records: tuple[bytes | None, ...] = ()) -> None:
         super().__init__(f"the current rules revision is {current}")
         self.current = current
+        self.records = records
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom overrides may be about, by digest, and the tag of what the caller knows of them (empty: nothing is)."""
+
+    digest: bytes
+    tag: bytes = b""
+
+    TAG_SIZE: ClassVar[int] = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +68,8 @@ class Call:
     - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
     - `partial`: grant as many units as there are;
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
-    - `revision`, `fence`: the rules revision the caller goes by and the key that holds the current one.
+    - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
+    - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`.
     """
 
     charges: Sequence[Charge]
@@ -65,6 +81,7 @@ class Call:
     revision: int | None = None
     fence: bytes = b""
     hit_at: int | None = None
+    subjects: Sequence[Subject] = ()
 
     def keys(self) -> list[bytes]:
         """The keys of the limits; the fence's key comes last, if there is one. Raises `LimitError` for a double."""
@@ -93,10 +110,15 @@ class Call:
             args.append(
                 _RECORD.pack(charge.cost, limit.mode != "enforce", limit.count_denied, max_wait, *limit.numbers(now))
             )
+        if self.subjects:
+            args += [subject.digest for subject in self.subjects]
+            args += [subject.tag for subject in self.subjects]
         return args
 
-    def read(self, reply: bytes) -> tuple[Decision, int]:
+    def read(self, reply: bytes | list[bytes | None]) -> tuple[Decision, int]:
         """The decision, and how many keys of a foreign type had to be cleared. Raises `StaleRules`."""
+        if isinstance(reply, list):
+            raise StaleRules(self.revision or 0, tuple(reply))
         numbers = _doubles(len(reply) // 8).unpack(reply)
         status = numbers[0]
         if status == _STALE:
@@ -122,7 +144,14 @@ class Call:
                 )
             )
         granted = int(numbers[2]) if self.operation in ("hit", "charge") else 0
-        decision = Decision(status == 1, tuple(states), granted, numbers[4] / SECOND, moment=int(numbers[1]))
+        decision = Decision(
+            status == 1,
+            tuple(states),
+            granted,
+            numbers[4] / SECOND,
+            moment=int(numbers[1]),
+            revision=self.revision or 0,
+        )
         return decision, int(numbers[3])
 
 

@@ -52,7 +52,8 @@ class Decision:
     - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the
       wait would have been;
     - `source`: "redis", or "fallback" where the store could not be asked and a policy answered;
-    - `moment`: microseconds since 1970 by the clock that decided (0: none did).
+    - `moment`: microseconds since 1970 by the clock that decided (0: none did);
+    - `revision`: the revision of the rules that decided (0: there were no rules to go by).
     """
 
     allowed: bool
@@ -61,6 +62,7 @@ class Decision:
     wait: float = 0.0
     source: Source = "redis"
     moment: int = 0
+    revision: int = 0
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -102,4 +104,5 @@ class Decision:
             wait=max(self.wait, later.wait),
             source="fallback" if "fallback" in (self.source, later.source) else "redis",
             moment=later.moment,
+            revision=later.revision,
         )

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from . import algorithms, calendar
 from .decision import Mode
 from .rate import SECOND, LimitError, Rate
 
 Align = Literal["clock", "day", "week", "month"]
+Policy = Literal["open", "closed"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 _LONGEST_ID = 64
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
@@ -31,6 +33,7 @@ class Options(TypedDict, total=False):
     max_wait: float | None
     count_denied: bool
     mode: Literal["enforce", "shadow"]
+    on_store_error: Policy | None
 
 
 OPTIONS = tuple(Options.__annotations__)
@@ -67,7 +70,9 @@ class Limit:
       or with each "day", "week" (Monday) or "month" in `time_zone` (an IANA name, default "UTC");
     - `max_wait`: seconds a hit may be reserved ahead instead of being refused;
     - `count_denied`: refused hits count too;
-    - `mode`: "shadow" counts and decides but never refuses.
+    - `mode`: "shadow" counts and decides but never refuses;
+    - `on_store_error`: what a hit is told when Redis cannot be asked, "open" or "closed" (default: what
+      `RATELIMIT_ON_STORE_ERROR` says).
 
     Raises `LimitError`.
     """
@@ -83,6 +88,7 @@ class Limit:
     max_wait: float | None
     count_denied: bool
     mode: Mode
+    on_store_error: Policy | None
     key_part: bytes = field(repr=False, compare=False)
     numbers: Callable[[int], algorithms.Numbers] = field(repr=False, compare=False)
     max_wait_us: int = field(repr=False, compare=False)
@@ -101,6 +107,7 @@ class Limit:
         max_wait: float | None = None,
         count_denied: bool = False,
         mode: Literal["enforce", "shadow"] = "enforce",
+        on_store_error: Policy | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
@@ -117,6 +124,7 @@ class Limit:
             "max_wait": max_wait,
             "count_denied": count_denied,
             "mode": mode,
+            "on_store_error": on_store_error,
             "key_part": _bounded(name) + b":" + kind.suffix,
         }
         for attribute, value in values.items():
@@ -138,36 +146,56 @@ class Limit:
         }
         for option in (name for name, is_given in given.items() if is_given and name not in kind.options):
             takes = ", ".join(sorted(kind.options))
-            raise LimitError(f"{where}: {kind.name} has no option {option!r}; it takes {takes}")
+            raise LimitError(f"{where}: {kind.name} has no option {option!r}; it takes {takes}", option)
         for option, least in (("burst", 1), ("queue", 0), ("segments", 1)):
             value = getattr(self, option)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and (not whole or not least <= value <= Rate.MOST_UNITS):
-                raise LimitError(f"{where}: {option} is {value!r}: must be a whole number from {least}")
+                raise LimitError(f"{where}: {option} is {value!r}: must be a whole number from {least}", option)
         if self.segments is not None and self.segments > 1000:
-            raise LimitError(f"{where}: {self.segments} segments: at most 1000 (sliding_log is exact without segments)")
+            raise LimitError(f"{where}: {self.segments} segments: at most 1000 (sliding_log is exact)", "segments")
         if self.mode not in ("enforce", "shadow"):
-            raise LimitError(f"{where}: mode is {self.mode!r}; choose one of: enforce, shadow")
+            raise LimitError(f"{where}: mode is {self.mode!r}; choose one of: enforce, shadow", "mode")
+        if self.on_store_error is not None and self.on_store_error not in POLICIES:
+            policies = ", ".join(POLICIES)
+            raise LimitError(
+                f"{where}: on_store_error is {self.on_store_error!r}; choose one of: {policies}", "on_store_error"
+            )
         if self.count_denied and self.max_wait is not None:
-            raise LimitError(f"{where}: count_denied and max_wait contradict each other: a hit is refused or waits")
+            raise LimitError(
+                f"{where}: count_denied and max_wait contradict each other: a hit is refused or waits", "count_denied"
+            )
         self._check_calendar(where)
 
     def _check_calendar(self, where: str) -> None:
         if self.align is not None and self.align not in get_args(Align):
-            raise LimitError(f"{where}: align is {self.align!r}; choose None or one of: {', '.join(get_args(Align))}")
+            aligns = ", ".join(get_args(Align))
+            raise LimitError(f"{where}: align is {self.align!r}; choose None or one of: {aligns}", "align")
         calendar.zone(self.time_zone)
         if self.align not in calendar.PERIODS:
             if self.time_zone != "UTC":
-                raise LimitError(f"{where}: time_zone needs align to be one of: {', '.join(calendar.PERIODS)}")
+                periods = ", ".join(calendar.PERIODS)
+                raise LimitError(f"{where}: time_zone needs align to be one of: {periods}", "time_zone")
             return
         shortest, longest = calendar.PERIODS[self.align]
         if not shortest <= self.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[self.align]
-            raise LimitError(f"{where}: a rate counted by the {self.align} names that period, such as {example!r}")
+            raise LimitError(
+                f"{where}: a rate counted by the {self.align} names that period, such as {example!r}", "align"
+            )
 
     def advising(self) -> Limit:
         """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""
         return self if self.mode == "shadow" else self._but(mode="advise")
+
+    def at(self, rate: Rate, burst: int | None) -> Limit:
+        """The same limit, with the same state, at another rate. Raises `LimitError`."""
+        options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
+        if burst is not None:
+            options["burst"] = burst
+        if self.mode != "advise":
+            return Limit(self.name, rate, **options)
+        return Limit(self.name, rate, **{**options, "mode": "enforce"}).advising()
 
     def renamed(self, name: str) -> Limit:
         """The same limit under another name, with a state of its own."""

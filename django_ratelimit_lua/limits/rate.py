@@ -26,7 +26,11 @@ ACCEPTED = (
 
 
 class LimitError(ValueError):
-    """A rate or limit that cannot be understood or kept; the message says what would be right."""
+    """A rate or limit that cannot be understood or kept; the message says what would be right, `field` what is not."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)

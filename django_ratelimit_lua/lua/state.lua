@@ -5,6 +5,7 @@ A state is a few doubles packed by `struct`: integers up to 2^53 survive it, and
 the digits of a microsecond stamp, is never used. Its first number is the clock of the last write, and a limit's `time` is
 never before that: a clock that steps backwards refills nothing and forgets nothing.
 ]]
+local spread = unpack
 local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local given_at = op == 'refund' and tonumber(ARGV[4]) or nil
 local rcall, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor

@@ -64,12 +64,19 @@ class Store:
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
 
+    def ask(self, *parts: bytes) -> Any:
+        """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
+        try:
+            return self._connections.exchange(wire.command(*parts), b"")
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+
     def close(self) -> None:
         """Close the idle connections of threads; those of an event loop are closed with it."""
         self._connections.close()
 
     def _read(self, call: Call, reply: Any) -> Decision:
-        if not isinstance(reply, bytes) or not reply or len(reply) % 8:
+        if not isinstance(reply, list) and (not isinstance(reply, bytes) or not reply or len(reply) % 8):
             raise self._failed(StoreError(f"not a reply of our program: {reply!r:.80}"))
         decision, cleared = call.read(reply)
         if cleared:
@@ -87,15 +94,21 @@ class Store:
         return StoreError(message)
 
 
-_stores: dict[str, Store] = {}
+PATIENCE = 5.0
+"""Seconds that a command may take which no request waits for."""
+
+_stores: dict[tuple[str, bool], Store] = {}
 
 
-def get_store() -> Store:
-    """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`."""
-    alias = conf.USE_CACHE
-    store = _stores.get(alias)
+def get_store(patient: bool = False) -> Store:
+    """The store of the alias that `RATELIMIT_USE_CACHE` names; a patient one for what no request waits for.
+
+    Raises `ImproperlyConfigured`.
+    """
+    known = (conf.USE_CACHE, patient)
+    store = _stores.get(known)
     if store is None:
-        store = _stores[alias] = Store(alias, conf.TIMEOUT)
+        store = _stores[known] = Store(conf.USE_CACHE, PATIENCE if patient else conf.TIMEOUT)
     return store
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .. import lua
 from ..limits.call import Call
 
@@ -23,7 +25,7 @@ def evalsha(call: Call) -> bytes:
 
 def delete(call: Call) -> bytes:
     """The one command that forgets what a call's limits have counted."""
-    return command(b"DEL", *call.keys())
+    return command(b"DEL", *replace(call, revision=None).keys())
 
 
 SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", lua.PROGRAM)

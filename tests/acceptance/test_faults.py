@@ -20,6 +20,7 @@ from django.test import AsyncClient, Client
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.rules.current import start_fresh
 from django_ratelimit_lua.store import get_store
 
 DEADLINE, SCHEDULING = 0.1, 0.4
@@ -36,6 +37,7 @@ def own(settings: Any) -> Iterator[Server]:
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.RATELIMIT_TIMEOUT = 5
         settings.CACHES = cache(server.url, SOCKET_TIMEOUT=30, SOCKET_CONNECT_TIMEOUT=30)
+        start_fresh()
         yield server
 
 

@@ -17,7 +17,8 @@ from django.urls import include, path
 from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit, ratelimit_exempt
 from django_ratelimit_lua.glob import Glob
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules import compile_rule, compile_rules
+from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.rules.ruleset import compile_rules
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = [
@@ -297,7 +298,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
     [
         ("text", "is no rule"),
         ({"key": "ip"}, "needs a name"),
-        ({"name": "x", "keys": "ip"}, "unknown keys; known are name, path"),
+        ({"name": "x", "keys": "ip"}, "unknown keys; known are name, description"),
         ({"name": "x", "key": "ip"}, "needs a rate"),
         ({"name": "x", "exempt": True}, "exempts everything"),
         ({"name": "x", "rate": "5/m"}, "needs a key"),

@@ -18,7 +18,7 @@ RATES = [f"{n}/h" for n in range(101, 109)]
 
 def calls(direct: redis.Redis) -> dict[str, int]:
     """How often each command was asked for from outside, since the statistics were last reset."""
-    inside = {"get", "set", "del", "time", "zadd", "zcard", "zcount", "zrange", "zremrangebyscore", "pexpire"}
+    inside = {"get", "set", "del", "time", "zadd", "zcard", "zcount", "zrange", "zremrangebyscore", "pexpire", "hmget"}
     statistics = direct.info("commandstats")
     names = {name.removeprefix("cmdstat_"): int(entry["calls"]) for name, entry in statistics.items()}
     return {name: count for name, count in names.items() if name not in inside | {"info", "config|resetstat", "config"}}

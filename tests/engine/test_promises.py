@@ -239,7 +239,7 @@ def test_every_limit_is_charged_when_the_request_leaves() -> None:
 def test_a_stale_caller_decides_nothing(direct: redis.Redis) -> None:
     """The fence: whoever decides by older rules is told the current revision, and nothing is counted."""
     ask = Asker(Limit("fenced", "5/h"))
-    direct.set("fence", 7)
+    direct.hset("fence", "revision", 7)
     with pytest.raises(StaleRules) as caught:
         ask(START, revision=6, fence=b"fence")
     assert caught.value.current == 7

@@ -11,7 +11,11 @@ import pytest
 
 import django_ratelimit_lua
 
-MODULES = [name for _, name, _ in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua.")]
+MODULES = [
+    name
+    for _, name, _ in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua.")
+    if ".migrations" not in name
+]
 
 
 @pytest.mark.parametrize("name", ["django_ratelimit_lua", *MODULES])

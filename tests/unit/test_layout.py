@@ -25,15 +25,23 @@ ROOMS = [
     "conf",
     "store",
     "identity",
-    "check glob exempt",
-    "limiter callsite",
-    "steps rules",
+    "glob exempt signals",
+    "callsite",
+    "rules",
+    "exceeded check",
+    "limiter overridden",
+    "steps",
     "outcome",
     "headers",
     "http",
     "together",
     "decorators core middleware throttling",
     "spectacular",
+    "models",
+    "migrations",
+    "publish",
+    "admin",
+    "management",
     "checks",
     "apps",
     "embedded",
@@ -122,7 +130,7 @@ def test_the_program_run_is_the_program_read() -> None:
     """Every line of every file is in what is sent to the server."""
     for name in ("state", *lua.ALGORITHMS, "program"):
         assert lua.source(name).strip() in lua.PROGRAM.decode()
-    assert {path.stem for path in (PACKAGE / "lua").glob("*.lua")} == {"state", *lua.ALGORITHMS, "program"}
+    assert {path.stem for path in (PACKAGE / "lua").glob("*.lua")} == {"state", *lua.ALGORITHMS, "program", "publish"}
 
 
 def test_the_wheel_holds_the_lua_files_and_the_types(tmp_path: Path) -> None:
@@ -131,7 +139,11 @@ def test_the_wheel_holds_the_lua_files_and_the_types(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".lua")}
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".lua", ".html", ".css", ".js", ".mo")
+    }
     assert expected | {"django_ratelimit_lua/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests", "example_project", "docs"))]
 

@@ -1,0 +1,7 @@
+"""The models: rules, tiers, overrides, and what was changed."""
+
+from .change import RateLimitChange, RateLimitRevision
+from .override import RateLimitOverride
+from .rule import RateLimitRule, RateLimitTier
+
+__all__ = ["RateLimitChange", "RateLimitOverride", "RateLimitRevision", "RateLimitRule", "RateLimitTier"]

@@ -1,0 +1,194 @@
+"""Overrides as rows: for one subject other numbers, an exemption or a block."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ..identity import digest
+from ..identity.keys import compile_key
+from ..limits.rate import LimitError, Rate
+from ..rules.overrides import USER, Effect, Override, network_identity, network_kind
+from .change import RateLimitChange
+from .rule import Numbers, RateLimitRule
+from .tracked import Declared, Tracked, TrackedQuerySet
+
+FIELD_KINDS = ("header", "cookie", "get", "post", "json", "data", "kwarg")
+
+
+class OverrideQuerySet(TrackedQuerySet["RateLimitOverride"]):
+    """Overrides, and which of them are in force."""
+
+    def lasting(self) -> OverrideQuerySet:
+        """Those that have not ended."""
+        return self.filter(models.Q(ends=None) | models.Q(ends__gt=timezone.now()))
+
+    def active(self) -> OverrideQuerySet:
+        """Those in force now."""
+        return self.lasting().filter(models.Q(starts=None) | models.Q(starts__lte=timezone.now()))
+
+
+class RateLimitOverride(Numbers, Tracked):
+    """What is said of one user, of one address or network, or of who sends one value."""
+
+    CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
+
+    class Effects(models.TextChoices):
+        """What it does."""
+
+        LIMIT = "limit", _("another limit")
+        EXEMPT = "exempt", _("exempt: no limit")
+        BLOCK = "block", _("block: every request is refused")
+
+    rule = models.ForeignKey(
+        RateLimitRule, models.CASCADE, related_name="overrides", null=True, blank=True, verbose_name=_("rule"),
+        help_text=_("Empty: all rules."),
+    )  # fmt: skip
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", null=True, blank=True, verbose_name=_("user")
+    )
+    network = models.CharField(
+        _("address or network"), max_length=49, blank=True, help_text=_("Such as 203.0.113.9 or 2001:db8::/48.")
+    )
+    field = models.CharField(
+        _("field"), max_length=200, blank=True,
+        help_text=_("Whose value says who it is: header:X-API-Key, post:username. The value is only kept as a digest."),
+    )  # fmt: skip
+    label = models.CharField(
+        _("label"), max_length=200, blank=True, help_text=_("What to call them, where the value is not kept.")
+    )
+    kind = models.CharField(_("kind"), max_length=210, editable=False)
+    subject = models.CharField(_("digest"), max_length=32, editable=False, db_index=True)
+    effect = models.CharField(_("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT)
+    starts = models.DateTimeField(_("from"), null=True, blank=True, help_text=_("Empty: at once."))
+    ends = models.DateTimeField(_("until"), null=True, blank=True, help_text=_("Empty: for good."))
+    reason = models.CharField(_("reason"), max_length=300, blank=True)
+    created_by = models.CharField(_("made by"), max_length=254, blank=True, editable=False)
+    created_at = models.DateTimeField(_("made"), auto_now_add=True)
+
+    objects: ClassVar[Any] = OverrideQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("override")
+        verbose_name_plural = _("overrides")
+        ordering = ("-created_at", "-pk")
+        permissions = (("block_identity", "May block and unblock, exempt and reset identities"),)
+        indexes = (
+            models.Index(fields=("kind", "rule"), name="ratelimit_override_kinds"),
+            models.Index(fields=("ends",), name="ratelimit_override_ends"),
+        )
+
+    def __str__(self) -> str:
+        return self.whom()[:300]
+
+    def whom(self) -> str:
+        """Whom it is about, in words; nothing secret."""
+        if self.user_id is not None:
+            return str(_("user %(user)s") % {"user": self.user if self.user is not None else self.user_id})
+        return self.network or f"{self.field} ({self.label or self.subject[:8]})"
+
+    def set_value(self, value: str) -> None:
+        """Keep the digest of a field's value."""
+        kind, _colon, name = self.field.partition(":")
+        self.subject = digest((kind, name, value)).decode()
+
+    def prepare(self) -> bool:
+        """The kind and the digest follow from whom it is about."""
+        known = (self.kind, self.subject, self.network)
+        if self.user_id is not None:
+            self.kind, self.subject = USER, digest((USER, str(self.user_id))).decode()
+        elif self.network:
+            network = ipaddress.ip_network(self.network, strict=False)
+            single = network.prefixlen == network.max_prefixlen
+            self.network = str(network.network_address) if single else str(network)
+            self.kind = network_kind(network.version, network.prefixlen)
+            self.subject = digest(network_identity(network.network_address, self.kind)).decode()
+        else:
+            self.kind = self.field
+        return known != (self.kind, self.subject, self.network)
+
+    def prepared(self) -> Declared:
+        """The fields that `prepare` fills in."""
+        return {"kind": self.kind, "subject": self.subject, "network": self.network}
+
+    def subject_digest(self) -> str:
+        """Whom it is about."""
+        return self.subject
+
+    def override(self) -> Override:
+        """As the rules' room knows it."""
+        effect: Effect = self.effect  # type: ignore[assignment]
+        rate = Rate.parse(self.rate) if effect == "limit" and self.rate else None
+        return Override(
+            self.pk, self.rule_id, effect, rate, self.burst if rate else None, _us(self.starts), _us(self.ends)
+        )
+
+    def declared(self) -> Declared:
+        """The override in words that history can keep."""
+        values = {
+            "rule": self.rule.name if self.rule is not None else None,
+            "whom": self.whom(),
+            "subject": self.subject,
+            "effect": self.effect,
+            "rate": self.rate if self.effect == self.Effects.LIMIT else None,
+            "burst": self.burst,
+            "starts": None if self.starts is None else self.starts.isoformat(),
+            "ends": None if self.ends is None else self.ends.isoformat(),
+            "reason": self.reason,
+        }
+        return {field: value for field, value in values.items() if value not in (None, "")}
+
+    def is_active(self) -> bool:
+        """Whether it is in force now."""
+        return self.override().is_active(_us(timezone.now()) or 0)
+
+    def clean(self) -> None:
+        """Raises `ValidationError` that names the field."""
+        if sum((self.user_id is not None, bool(self.network), bool(self.field))) != 1:
+            raise ValidationError(_("Say whom it is about: a user, or an address or network, or the value of a field."))
+        problems: dict[str, Any] = {}
+        if self.network:
+            try:
+                ipaddress.ip_network(self.network, strict=False)
+            except ValueError:
+                problems["network"] = _("Write an address or network, such as 203.0.113.9 or 203.0.113.0/24.")
+        if self.field:
+            kind, _colon, name = self.field.partition(":")
+            if kind not in FIELD_KINDS or not name:
+                problems["field"] = _("Write one of %(kinds)s, a colon and a name, such as header:X-API-Key.") % {
+                    "kinds": ", ".join(FIELD_KINDS)
+                }
+            else:
+                compile_key(self.field)
+                if not self.subject:
+                    problems["field"] = _("The value is missing.")
+        if self.effect == self.Effects.LIMIT:
+            problems |= self._problems_of_numbers()
+        if self.starts is not None and self.ends is not None and self.starts >= self.ends:
+            problems["ends"] = _("It would end before it starts.")
+        if problems:
+            raise ValidationError(problems)
+
+    def _problems_of_numbers(self) -> dict[str, Any]:
+        if self.rate is None:
+            return {"limit": _("Another limit needs a number.")}
+        try:
+            rate = Rate.parse(self.rate)
+            site = self.rule.compiled().site if self.rule is not None else None
+            for own in site.rates if site is not None else ():
+                if site is not None and isinstance(own, Rate):
+                    site.limit("rule", own).at(rate, self.burst)
+        except LimitError as error:
+            return {"burst" if error.field == "burst" else "limit": str(error)}
+        return {}
+
+
+def _us(moment: Any) -> int | None:
+    """Microseconds since 1970."""
+    return None if moment is None else round(moment.timestamp() * 1_000_000)

@@ -1,0 +1,303 @@
+"""Rules as rows: the same words as in `RATELIMIT_RULES`, one field each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ..callsite import AUDIENCES
+from ..limits.algorithms import ALGORITHMS
+from ..limits.limit import OPTIONS, POLICIES
+from ..limits.rate import LimitError, Rate
+from ..rules.rule import FIELDS, MODES, TIER_FIELDS, Rule, RuleError, compile_rule
+from ..rules.words import reading
+from .change import RateLimitChange
+from .tracked import Declared, Tracked
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+MOST = Rate.MOST_UNITS
+_NAMES = {
+    "enforce": _("enforce"), "shadow": _("shadow: count, never refuse"), "off": _("off"),
+    "everyone": _("everyone"), "anonymous": _("who is not logged in"), "authenticated": _("who is logged in"),
+    "staff": _("staff"), "groups": _("members of the groups below"),
+    "open": _("let requests through"), "closed": _("refuse requests"),
+    "clock": _("with the clock"), "day": _("with each day"),
+    "week": _("with each week (Monday)"), "month": _("with each month"),
+    "token_bucket": _("token bucket: a steady rate, with bursts"),
+    "leaky_bucket": _("leaky bucket: evenly spaced, the others wait"),
+    "fixed_window": _("fixed window: so many in each window"),
+    "sliding_window": _("sliding window: never more in any such time"),
+    "sliding_log": _("sliding log: the same, exact to the microsecond"),
+}  # fmt: skip
+
+
+def named(values: Any) -> list[tuple[str, Any]]:
+    """Choices, with the names they have for people."""
+    return [(value, _NAMES[value]) for value in values]
+
+
+class Numbers(models.Model):
+    """So many units per period, and what a bucket holds."""
+
+    class Unit(models.TextChoices):
+        """Of time."""
+
+        SECOND = "s", _("seconds")
+        MINUTE = "m", _("minutes")
+        HOUR = "h", _("hours")
+        DAY = "d", _("days")
+        WEEK = "w", _("weeks")
+
+    limit = models.BigIntegerField(
+        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)],
+        help_text=_("How many requests (or units, where a request costs more than one) may go in the time below."),
+    )  # fmt: skip
+    period = models.PositiveIntegerField(_("in how many"), default=1, validators=[MinValueValidator(1)])
+    unit = models.CharField(_("unit of time"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
+    burst = models.BigIntegerField(
+        _("burst"), null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MOST)],
+        help_text=_("Token bucket: how many may go at once. Empty: as many as the limit."),
+    )  # fmt: skip
+
+    class Meta:
+        abstract = True
+
+    @property
+    def rate(self) -> str | None:
+        """The rate as rules write it: "100/m"."""
+        if self.limit is None:
+            return None
+        return f"{self.limit}/{self.period if self.period != 1 else ''}{self.unit}"
+
+    @rate.setter
+    def rate(self, value: Any) -> None:
+        rate = Rate.parse(value)
+        text = str(value) if isinstance(value, str) else str(rate)
+        count, _, rest = text.partition("/")
+        times = rest.rstrip("abcdefghijklmnopqrstuvwxyz")
+        unit = str(Rate(1, rate.period_us // int(times or 1))).removeprefix("1/")
+        if unit not in self.Unit.values:
+            raise LimitError(
+                f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days or weeks"
+            )
+        self.limit, self.period, self.unit = int(count), int(times or 1), unit
+
+
+class RateLimitRule(Numbers, Tracked):
+    """A limit and when it applies."""
+
+    CHANGE_KIND = RateLimitChange.Kind.RULE
+
+    name = models.CharField(
+        _("name"), max_length=200, unique=True,
+        help_text=_(
+            "What the count is kept under. Named like a decorator's group, a DRF scope or a RateLimiter, the rule "
+            "takes the place of what the code says there. Another name starts counting afresh."
+        ),
+    )  # fmt: skip
+    description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why there is this rule."))
+    mode = models.CharField(_("mode"), max_length=8, choices=named(MODES), default="enforce")
+    order = models.IntegerField(
+        _("order"), default=0, help_text=_("Rules are listed, and answer, from small to large.")
+    )
+    exempt = models.BooleanField(
+        _("no limits here"), default=False, help_text=_("Requests of this path or route meet no rule at all.")
+    )
+    path = models.TextField(
+        _("paths"), blank=True,
+        help_text=_(
+            "One in a line: a beginning such as /api/, or a pattern in which * is any text without a slash and ** any "
+            "text. A single / is every request. Empty: only where the code names a limit like this rule."
+        ),
+    )  # fmt: skip
+    route = models.CharField(
+        _("route"), max_length=300, blank=True, help_text=_("The name of a URL pattern, such as shop:detail.")
+    )
+    group = models.CharField(
+        _("call site"), max_length=200, blank=True,
+        help_text=_("The group of a decorator or the scope of a throttle beside whose limits this one is to stand."),
+    )  # fmt: skip
+    methods = models.JSONField(_("methods"), default=list, blank=True, help_text=_("None chosen: all."))
+    audience = models.CharField(_("for whom"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
+    groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    key = models.CharField(
+        _("counted by"), max_length=300, blank=True,
+        help_text=_(
+            "ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, "
+            "data:NAME or kwarg:NAME, or several joined by +. Empty: as the call site of this name counts."
+        ),
+    )  # fmt: skip
+    algorithm = models.CharField(
+        _("algorithm"), max_length=16, blank=True, choices=named(ALGORITHMS),
+        help_text=_("Empty: what the settings say."),
+    )  # fmt: skip
+    cost = models.BigIntegerField(
+        _("cost"), null=True, blank=True, validators=[MinValueValidator(0)],
+        help_text=_("Units that a request takes. Empty: 1, or what the call site says."),
+    )  # fmt: skip
+    queue = models.BigIntegerField(
+        _("queue"), null=True, blank=True, validators=[MinValueValidator(0)],
+        help_text=_("Leaky bucket: how many may wait. Empty: one less than the limit."),
+    )  # fmt: skip
+    segments = models.PositiveIntegerField(
+        _("segments"), null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(1000)],
+        help_text=_("Sliding window: in how many parts it forgets. Empty: 10."),
+    )  # fmt: skip
+    max_wait = models.FloatField(
+        _("longest wait"), null=True, blank=True, validators=[MinValueValidator(0)],
+        help_text=_("Seconds that a request is held, instead of refused, if it could go by then."),
+    )  # fmt: skip
+    align = models.CharField(
+        _("windows begin"), max_length=8, blank=True, choices=named(("clock", "day", "week", "month")),
+        help_text=_("Fixed window: empty: with the first request."),
+    )  # fmt: skip
+    time_zone = models.CharField(
+        _("time zone"), max_length=64, blank=True, help_text=_("Of days, weeks and months. Empty: UTC.")
+    )
+    count_denied = models.BooleanField(
+        _("refused requests count too"), default=False, help_text=_("Who goes on knocking stays outside.")
+    )
+    on_store_error = models.CharField(
+        _("when Redis cannot be asked"), max_length=8, blank=True, choices=named(POLICIES),
+        help_text=_("Empty: what the settings say."),
+    )  # fmt: skip
+    message = models.CharField(
+        _("message"), max_length=300, blank=True, help_text=_("What who is refused gets to read.")
+    )
+
+    class Meta:
+        verbose_name = _("rule")
+        verbose_name_plural = _("rules")
+        ordering = ("order", "name")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def reading(self) -> str:
+        """The rule in one sentence."""
+        return reading(self.declared())
+
+    def declared(self) -> Declared:
+        """The rule as `RATELIMIT_RULES` would have it; what is not said has its default."""
+        key = [part.strip() for part in self.key.split("+")]
+        audience = [f"group:{name}" for name in self.groups] if self.audience == "groups" else self.audience
+        paths = [line.strip() for line in self.path.splitlines() if line.strip()]
+        is_bare = not paths and not self.route and not self.group
+        tiers = [tier.declared() for tier in self.tiers.all()] if self.pk else []
+        values = {
+            "name": self.name,
+            "description": self.description,
+            "mode": self.mode if self.mode != "enforce" else None,
+            "order": self.order,
+            "exempt": self.exempt,
+            "path": paths[0] if len(paths) == 1 else paths,
+            "route": self.route,
+            "group": self.name if is_bare else self.group,
+            "method": self.methods,
+            "audience": audience if audience != "everyone" else None,
+            "key": key[0] if len(key) == 1 else key,
+            "rate": None if self.exempt else self.rate,
+            "tiers": tiers,
+            "count_denied": self.count_denied,
+            "message": self.message,
+        }
+        values |= {
+            option: getattr(self, option) for option in OPTIONS if option not in values and hasattr(self, option)
+        }
+        said = {field: value for field, value in values.items() if value not in (None, "", [], False)}
+        said |= {field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None}
+        if not self.order:
+            said.pop("order", None)
+        return {field: said[field] for field in FIELDS if field in said}
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> tuple[RateLimitRule, list[RateLimitTier]]:
+        """A rule, and its tiers, from how it is declared; not saved. Raises `RuleError`."""
+        rule = compile_rule(given, plain=True, where="Rules")
+        row = cls(name=rule.name)
+        text = ("description", "mode", "order", "exempt", "route", "cost", "message", *OPTIONS)
+        for field in text:
+            if given.get(field) is not None:
+                setattr(row, field, given[field])
+        row.path = "\n".join(rule.paths)
+        row.group = (
+            "" if rule.group in (None, rule.name) and not rule.paths and rule.route is None else rule.group or ""
+        )
+        method = given.get("method") or []
+        row.methods = sorted({name.upper() for name in ([method] if isinstance(method, str) else method)})
+        audience = given.get("audience", "everyone")
+        if isinstance(audience, str) and not audience.startswith("group:"):
+            row.audience = audience
+        else:
+            names = [audience] if isinstance(audience, str) else audience
+            row.audience, row.groups = "groups", [name.removeprefix("group:") for name in names]
+        key = given.get("key") or ""
+        row.key = key if isinstance(key, str) else "+".join(key)
+        tiers = [
+            RateLimitTier(rule=row, group=tier["group"], burst=tier.get("burst")) for tier in given.get("tiers") or []
+        ]
+        try:
+            if not row.exempt:
+                row.rate = given["rate"]
+            for tier, one in zip(tiers, given.get("tiers") or [], strict=True):
+                tier.rate = one["rate"]
+        except LimitError as error:
+            raise RuleError(f"Rules: rule {rule.name!r}", "rate", str(error)) from None
+        return row, tiers
+
+    def compiled(self) -> Rule:
+        """What the rule means. Raises `RuleError`."""
+        return compile_rule({**self.declared(), "id": self.pk or 0}, plain=True, where="Rules of the admin")
+
+    def clean(self) -> None:
+        """Raises `ValidationError` that names the field."""
+        try:
+            self.compiled()
+        except RuleError as error:
+            field = _FORM_FIELDS.get(error.field, error.field)
+            known = {one.name for one in self._meta.get_fields()}
+            raise ValidationError({field: error.problem} if field in known else error.problem) from None
+
+
+_ZEROS = ("cost", "queue", "max_wait")
+_FORM_FIELDS = {"rate": "limit", "method": "methods", "tiers": "__all__"}
+
+
+class RateLimitTier(Numbers, Tracked):
+    """Other numbers of a rule for the members of a Django group."""
+
+    CHANGE_KIND = RateLimitChange.Kind.RULE
+
+    rule = models.ForeignKey(RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule"))
+    group = models.CharField(_("Django group"), max_length=150)
+
+    class Meta:
+        verbose_name = _("tier")
+        verbose_name_plural = _("tiers")
+        ordering = ("rule", "group")
+        constraints = (
+            models.UniqueConstraint(fields=("rule", "group"), name="ratelimit_one_tier_for_a_group"),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.group}"
+
+    @classmethod
+    def owners(cls, rows: Iterable[Any]) -> list[Any]:
+        """A change of a tier is a change of its rule."""
+        return list(RateLimitRule._base_manager.filter(pk__in={row.rule_id for row in rows}))
+
+    def declared(self) -> Declared:
+        """The tier as `RATELIMIT_RULES` would have it."""
+        values = {"group": self.group, "rate": self.rate, "burst": self.burst}
+        return {field: values[field] for field in TIER_FIELDS if values[field] is not None}
+
+    def clean(self) -> None:
+        """Raises `ValidationError` that names the field."""
+        if self.limit is None:
+            raise ValidationError({"limit": _("A tier needs a limit.")})

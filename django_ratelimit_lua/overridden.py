@@ -1,0 +1,143 @@
+"""What overrides make of the charges of a request, and of the decision about them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.http import HttpRequest
+
+from . import check
+from .callsite import Site
+from .conf import conf
+from .exempt import resolved
+from .identity import digest
+from .identity.address import client_address
+from .identity.keys import compile_key
+from .limits.call import Charge
+from .limits.decision import Decision, LimitState
+from .rules.overrides import USER, Asked, Override, memory, network_digest, now_us
+from .rules.ruleset import EVERY_RULE, Ruleset
+
+BLOCK = "block"
+"""The name under which a decision shows a block that no rule is needed for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call site or a rule wants counted: under which name, for which site, by which rule if any, and for whom
+    the answer is."""
+
+    charge: Charge
+    name: str
+    site: Site | None = None
+    rule: str | None = None
+    owner: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What is to be counted, and what is blocked; those who are exempt are in neither. `places` tells, for all of them
+    in their order, the place in `counted` or the override that blocks."""
+
+    all: tuple[Wanted, ...]
+    counted: tuple[Wanted, ...]
+    places: tuple[int | Override, ...]
+    block: Override | None
+    now: int
+
+    @property
+    def refused(self) -> bool:
+        """Whether a block refuses the request, so that nothing is to be counted."""
+        return self.block is not None or any(
+            isinstance(place, Override) and one.charge.limit.mode == "enforce"
+            for one, place in zip(self.all, self.places, strict=True)
+        )
+
+
+def asked_of(
+    request: HttpRequest, ruleset: Ruleset, wanted: Sequence[Wanted], blocks: bool, wants_user: Any
+) -> Generator[Any, Any, list[Asked]]:
+    """The subjects that a request is about, of the kinds that overrides of these rules are about."""
+    if not ruleset.kinds:
+        return []
+    kinds = dict.fromkeys(ruleset.blocks if blocks else ())
+    if wanted:
+        kinds |= dict.fromkeys(ruleset.kinds.get(EVERY_RULE, ()))
+    for one in wanted:
+        kinds |= dict.fromkeys(ruleset.kinds.get(one.name, ()))
+    asked: list[Asked] = []
+    for kind in kinds:
+        if kind == USER:
+            user = (yield wants_user) if hasattr(request, "user") else None
+            who = digest((USER, str(user.pk))) if user is not None and user.is_authenticated else None
+        elif kind.startswith("ip"):
+            address = client_address(request).address
+            who = None if address is None else network_digest(address, kind, conf.KEY_SECRET)
+        else:
+            who = _field(request, kind)
+        if who is not None:
+            asked.append(Asked(kind, who))
+    return asked
+
+
+def _field(request: HttpRequest, kind: str) -> bytes | None:
+    key = compile_key(kind)
+    if key.needs_route:
+        resolved(request)
+    identity = key.read("", request, None)
+    return None if identity[-1] is None else digest(identity)
+
+
+def sort(wanted: Sequence[Wanted], asked: Sequence[Asked], ruleset: Ruleset, blocks: bool) -> Sorted:
+    """Sort what is wanted by what overrides say of these subjects."""
+    if not memory.knows_any(asked):
+        return Sorted(tuple(wanted), tuple(wanted), tuple(range(len(wanted))), None, 0)
+    now = check.clock() if check.clock is not None else now_us()
+    kept: list[Wanted] = []
+    counted: list[Wanted] = []
+    places: list[int | Override] = []
+    is_exempt = False
+    for one in wanted:
+        rule = ruleset.by_name.get(one.name)
+        override = memory.about(asked, rule.pk if rule is not None else None, now)
+        if override is not None and override.effect == "exempt":
+            is_exempt = True
+            continue
+        if override is not None and override.effect == "block":
+            places.append(override)
+        else:
+            if override is not None:
+                one = replace(one, charge=replace(one.charge, limit=override.limit(one.charge.limit)))
+            places.append(len(counted))
+            counted.append(one)
+        kept.append(one)
+    found = Sorted(tuple(kept), tuple(counted), tuple(places), None, now)
+    if blocks and not is_exempt and not found.refused:
+        general = memory.about(asked, None, now)
+        if general is not None and general.effect == "block":
+            return Sorted((), (), (), general, now)
+    return found
+
+
+def answer(decision: Decision, found: Sorted) -> Decision:
+    """The decision about what was counted, with what is blocked."""
+    if found.block is not None:
+        return replace(decision, allowed=False, limits=(_blocked(BLOCK, "enforce", 0.0, found.block, found.now),))
+    if len(found.counted) == len(found.all):
+        return decision
+    limits = []
+    for one, place in zip(found.all, found.places, strict=True):
+        if isinstance(place, Override):
+            limit = one.charge.limit
+            limits.append(_blocked(limit.name, limit.mode, limit.rate.period, place, found.now))
+        else:
+            limits.append(decision.limits[place])
+    allowed = decision.allowed and not found.refused
+    return replace(decision, allowed=allowed, limits=tuple(limits), granted=decision.granted if allowed else 0)
+
+
+def _blocked(name: str, mode: Any, period: float, override: Override, now: int) -> LimitState:
+    until = override.retry_after(now)
+    return LimitState(name, False, 0, 0, 0, until, until or 0.0, 0.0, mode, period)

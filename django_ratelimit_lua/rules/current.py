@@ -1,0 +1,122 @@
+"""The rules this process goes by, and where newer ones come from: Redis, else the database, else its own memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any, cast
+
+from django.apps import apps
+from django.core.signals import setting_changed
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.call import StaleRules
+from ..store import get_store
+from .ruleset import Ruleset, admin_rule, settings_rules
+
+logger = logging.getLogger("django_ratelimit_lua")
+REVISION, SNAPSHOT = b"revision", b"rules"
+
+republish: Callable[[Mapping[str, Any] | None], None] | None = None
+"""Publishes from the database, or this snapshot where that cannot be read; `publish` puts itself here."""
+
+_ruleset: Ruleset | None = None
+_snapshot: Mapping[str, Any] | None = None
+_lock = Lock()
+_verified_at = float("-inf")
+
+
+def fence_key() -> bytes:
+    """The key of the hash in Redis: the revision, the snapshot, and what overrides say of each subject."""
+    return conf.CACHE_PREFIX + b"{rules}"
+
+
+def is_fenced() -> bool:
+    """Whether there is an admin to edit rules in, so that every call asks whether it goes by the current ones."""
+    return apps.is_installed("django_ratelimit_lua")
+
+
+def current() -> Ruleset | None:
+    """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
+    global _ruleset
+    if _ruleset is None and _snapshot is not None:
+        _ruleset = Ruleset(settings_rules(), _snapshot)  # Only the settings have changed.
+    return _ruleset
+
+
+def load(stale: StaleRules | None = None) -> Ruleset:
+    """Load the rules, the first time or because a call went by stale ones. Blocks; raises `ImproperlyConfigured` only
+    for the rules of the settings."""
+    global _ruleset
+    with _lock:
+        known = _ruleset
+        if known is not None and (stale is None or known.revision == stale.current):
+            return known  # Another thread was faster.
+        declared = settings_rules()
+        if not is_fenced():
+            _ruleset = Ruleset(declared)
+            return _ruleset
+        try:
+            snapshot = _fetch()
+            if republish is not None and (_revision(snapshot) == 0 or _revision(snapshot) < _revision_of(known)):
+                # Redis is new, or was emptied, or restored from an older copy.
+                republish(known.snapshot if known is not None and known.revision else None)
+                snapshot = _fetch()
+        except StoreError:
+            snapshot = known.snapshot if known is not None else {}
+        _ruleset = Ruleset(declared, snapshot)
+        return _ruleset
+
+
+def is_due() -> bool:
+    """Whether a request that meets no rule has to ask whether that is still so."""
+    return is_fenced() and (conf.RULES_MAX_AGE == 0 or time.monotonic() - _verified_at >= conf.RULES_MAX_AGE)
+
+
+def verified() -> None:
+    """Note that the rules of this process were the current ones just now."""
+    global _verified_at
+    _verified_at = time.monotonic()
+
+
+def start_fresh() -> None:
+    """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
+    global _ruleset, _snapshot
+    _ruleset, _snapshot = None, {}
+
+
+def _revision(snapshot: Mapping[str, Any]) -> int:
+    return int(snapshot.get("revision", 0))
+
+
+def _revision_of(ruleset: Ruleset | None) -> int:
+    return 0 if ruleset is None else ruleset.revision
+
+
+def _fetch() -> Mapping[str, Any]:
+    """The snapshot in Redis; empty where there is none, or none that can be read. Raises `StoreError`."""
+    text = get_store().ask(b"HGET", fence_key(), SNAPSHOT)
+    try:
+        snapshot = json.loads(text or b"{}")
+        _revision(snapshot)
+    except (ValueError, AttributeError, TypeError) as error:
+        logger.error("The rules in Redis cannot be read: %s", error)
+        return {}
+    return cast("Mapping[str, Any]", snapshot)
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    global _ruleset, _snapshot
+    if setting in ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"):
+        _ruleset = _snapshot = None
+    elif setting.startswith("RATELIMIT_"):
+        _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
+        _ruleset = None
+        admin_rule.cache_clear()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.rules")

@@ -1,0 +1,46 @@
+"""Which of many rules a path may meet, without asking each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..glob import compiled
+from .rule import Rule
+
+_REMEMBERED = 4096
+
+
+class Index:
+    """Rules by the text that their paths begin with, so that a path only meets those that begin like it.
+
+    The rules of a path that was asked for before are remembered, for a bounded number of paths.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._always: list[int] = []
+        self._by_prefix: dict[str, list[int]] = {}
+        for place, rule in enumerate(rules):
+            if not rule.paths:
+                self._always.append(place)
+            for pattern in rule.paths:
+                glob = compiled(pattern)
+                self._by_prefix.setdefault(pattern if glob is None else glob.prefix, []).append(place)
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
+        self._remembered: dict[str, tuple[Rule, ...]] = {}
+
+    def at(self, path: str) -> tuple[Rule, ...]:
+        """The rules whose paths this is one of, in their order."""
+        found = self._remembered.get(path)
+        if found is None:
+            places = set(self._always)
+            for length in self._lengths:
+                if length > len(path):
+                    break
+                places.update(self._by_prefix.get(path[:length], ()))
+            candidates = (self._rules[place] for place in sorted(places))
+            found = tuple(rule for rule in candidates if rule.has_path(path))
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            self._remembered[path] = found
+        return found

@@ -1,0 +1,200 @@
+"""Overrides: for one subject, other numbers, an exemption or a block.
+
+There may be a hundred thousand of them, so no process reads them all. Each subject's are one field of the rules' hash
+in Redis. A call names the subjects it is about with the tag of what this process knows of each (mostly: nothing); where
+that is not what is written, the call decides nothing and answers what is, which is remembered. See `lua/program.lua`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import Any, Literal
+
+from ..identity import Identity, digest
+from ..identity.forwarded import Address
+from ..limits.call import Subject
+from ..limits.limit import Limit
+from ..limits.rate import SECOND, LimitError, Rate
+
+logger = logging.getLogger("django_ratelimit_lua")
+Effect = Literal["limit", "exempt", "block"]
+EFFECTS: tuple[Effect, ...] = ("block", "exempt", "limit")
+_REMEMBERED = 10_000
+USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What is said of one subject: for the rule of that row (None: for all), from and until a time in microseconds
+    since 1970 (None: always)."""
+
+    pk: int
+    rule: int | None
+    effect: Effect
+    rate: Rate | None = None
+    burst: int | None = None
+    starts: int | None = None
+    ends: int | None = None
+
+    def is_active(self, now: int) -> bool:
+        """Whether it is in force at a time in microseconds."""
+        return (self.starts is None or self.starts <= now) and (self.ends is None or now < self.ends)
+
+    def retry_after(self, now: int) -> float | None:
+        """Seconds until it ends; None: never."""
+        return None if self.ends is None else max(self.ends - now, 1) / SECOND
+
+    def limit(self, limit: Limit) -> Limit:
+        """A limit with this override's numbers; itself where they cannot be kept, which the log says."""
+        return limit if self.rate is None else _retuned(limit, self.rate, self.burst)
+
+
+@lru_cache(maxsize=4096)
+def _retuned(limit: Limit, rate: Rate, burst: int | None) -> Limit:
+    try:
+        return limit.at(rate, burst)
+    except LimitError as error:
+        logger.error("An override is skipped: %s", error)
+        return limit
+
+
+def network_kind(version: int, prefix_length: int) -> str:
+    """The kind of subject that a network of that size is.
+
+    >>> network_kind(4, 24)
+    'ip4/24'
+    """
+    return f"ip{version}/{prefix_length}"
+
+
+def network_identity(address: Address, kind: str) -> Identity | None:
+    """An address as a subject of such a kind; None if it is of the other version.
+
+    >>> network_identity(ipaddress.ip_address("203.0.113.9"), "ip4/24")
+    ('network', '203.0.113.0/24')
+    """
+    version, _, prefix_length = kind.removeprefix("ip").partition("/")
+    if address.version != int(version):
+        return None
+    return ("network", str(ipaddress.ip_network(f"{address}/{prefix_length}", strict=False)))
+
+
+def strength(kind: str) -> tuple[int, int]:
+    """How particular a kind of subject is: a user goes before the value of a field, that before an address, that before
+    its network."""
+    if kind == USER:
+        return (2, 0)
+    if kind.startswith("ip") and "/" in kind:
+        return (0, int(kind.partition("/")[2]))
+    return (1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A subject that a request is about."""
+
+    kind: str
+    digest: bytes
+
+
+@lru_cache(maxsize=16_384)
+def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | None:
+    """The digest of an address as a subject of such a kind, under the secret in force."""
+    identity = network_identity(address, kind)
+    return None if identity is None else digest(identity)
+
+
+class Memory:
+    """What this process knows of subjects: those that have overrides, the latest asked for."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[bytes, tuple[Override, ...]]] = OrderedDict()
+        self._lock = Lock()
+
+    def subjects(self, asked: Iterable[Asked]) -> list[Subject]:
+        """The subjects of a call, with the tags of what is known."""
+        known = self._known
+        return [
+            Subject(one.digest, known[one.digest][0]) if one.digest in known else Subject(one.digest) for one in asked
+        ]
+
+    def learn(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
+        """Remember what is written about subjects."""
+        with self._lock:
+            for who, record in zip(digests, records, strict=True):
+                if record is None:
+                    self._known.pop(who, None)
+                    continue
+                self._known[who] = (record[: Subject.TAG_SIZE], read(record))
+                self._known.move_to_end(who)
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+
+    def about(self, asked: Sequence[Asked], rule: int | None, now: int) -> Override | None:
+        """The override in force for a rule: what names the rule goes before what is for all, the more particular
+        subject before the other, and at one subject a block before an exemption before another limit."""
+        found: list[tuple[Any, Override]] = []
+        for one in asked:
+            known = self._known.get(one.digest)
+            for override in known[1] if known else ():
+                if override.rule in (None, rule) and override.is_active(now):
+                    rank = (
+                        override.rule is None,
+                        [-part for part in strength(one.kind)],
+                        EFFECTS.index(override.effect),
+                    )
+                    found.append(((*rank, -override.pk), override))
+        return min(found, key=lambda ranked: ranked[0])[1] if found else None
+
+    def knows_any(self, asked: Sequence[Asked]) -> bool:
+        """Whether any of these has overrides, as far as is known."""
+        return any(one.digest in self._known for one in asked)
+
+
+memory = Memory()
+
+
+def record(overrides: Sequence[Override]) -> bytes:
+    """What is written about a subject: a tag, and its overrides as JSON."""
+    declared = [
+        {
+            "id": one.pk,
+            "rule": one.rule,
+            "effect": one.effect,
+            "rate": None if one.rate is None else [one.rate.limit, one.rate.period_us],
+            "burst": one.burst,
+            "starts": one.starts,
+            "ends": one.ends,
+        }
+        for one in overrides
+    ]
+    text = json.dumps(declared, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=Subject.TAG_SIZE // 2).hexdigest().encode() + text
+
+
+def read(written: bytes) -> tuple[Override, ...]:
+    """The overrides of a record; those that cannot be understood are skipped, and the log says so."""
+    found = []
+    try:
+        for one in json.loads(written[Subject.TAG_SIZE :]):
+            rate = None if one["rate"] is None else Rate(*one["rate"])
+            found.append(
+                Override(one["id"], one["rule"], one["effect"], rate, one["burst"], one["starts"], one["ends"])
+            )
+    except (ValueError, KeyError, TypeError) as error:
+        logger.error("An override is skipped: %s: %r", error, written[:200])
+    return tuple(found)
+
+
+def now_us() -> int:
+    """Microseconds since 1970 by this process's clock, by which overrides start and end."""
+    return time.time_ns() // 1000

@@ -1,0 +1,253 @@
+"""One rule: a limit, and when it applies. The same words in `RATELIMIT_RULES`, in the admin and in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+
+from ..callsite import ALL, AUDIENCES, Site
+from ..exempt import resolved
+from ..glob import path_matches
+from ..identity.keys import Key
+from ..limits.limit import OPTIONS
+from ..limits.rate import LimitError, Rate
+
+FIELDS = (
+    "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
+    "exempt", "message", *OPTIONS,
+)  # fmt: skip
+TIER_FIELDS = ("group", "rate", "burst")
+MODES = ("enforce", "shadow", "off")
+LONGEST_PATTERN = 1000
+MOST_PATTERNS = 50
+CALLERS_KEY = Key("", lambda group, request, user: None)
+"""Stands in a rule that leaves it to the call site whom to count."""
+
+
+class RuleError(ImproperlyConfigured):
+    """A rule that cannot be understood: `field` is wrong because of `problem`."""
+
+    def __init__(self, where: str, field: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a limit applies: `paths` (prefixes or globs; none: every path), `route` (a URL pattern's name, with its
+    namespaces), `group` (only at call sites of that group), and what its `site` says of methods and audience. A rule
+    without a site exempts. `given` is how it was declared."""
+
+    name: str
+    paths: tuple[str, ...]
+    route: str | None
+    site: Site | None
+    group: str | None = None
+    mode: str = "enforce"
+    order: int = 0
+    message: str = ""
+    pk: int | None = None
+    given: Mapping[str, Any] | None = None
+
+    @property
+    def source(self) -> str:
+        """Where it was declared."""
+        return "settings" if self.pk is None else "admin"
+
+    def has_path(self, path: str) -> bool:
+        """Whether a path is one of its own."""
+        return not self.paths or any(path_matches(pattern, path) for pattern in self.paths)
+
+    def leads_there(self, request: HttpRequest) -> bool:
+        """Whether the request's route is its own."""
+        if self.route is None and (self.site is None or not self.site.key.needs_route):
+            return True
+        match = resolved(request)
+        return self.route is None or (match is not None and match.view_name == self.route)
+
+    def applies_to(self, request: HttpRequest) -> bool:
+        """Whether path and route are its own."""
+        return self.has_path(request.path) and self.leads_there(request)
+
+    def instead_of(self, site: Site) -> Site | None:
+        """What a call site is told by a rule of its name: the rule's numbers, and what only the call site can know."""
+        if self.site is None or self.mode == "off":
+            return None
+        key = site.key if self.site.key is CALLERS_KEY else self.site.key
+        methods = site.methods if self.site.methods is None else self.site.methods
+        names_cost = self.given is not None and self.given.get("cost") is not None
+        return replace(
+            self.site,
+            key=key,
+            methods=methods,
+            cost=self.site.cost if names_cost else site.cost,
+            block=site.block,
+            count_if=site.count_if,
+            reset_if=site.reset_if,
+            cost_after=site.cost_after,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one declaration, and says where something is wrong."""
+
+    given: Mapping[str, Any]
+    where: str
+    plain: bool
+
+    def fail(self, field: str, problem: str) -> NoReturn:
+        raise RuleError(self.where, field, problem)
+
+    def text(self, field: str, example: str) -> str | None:
+        value = self.given.get(field)
+        if value is not None and (not isinstance(value, str) or not value):
+            self.fail(field, f"{field} is {value!r}; write {example}")
+        return value
+
+    def paths(self) -> tuple[str, ...]:
+        value = self.given.get("path") or ()
+        paths = (value,) if isinstance(value, str) else value
+        if not isinstance(paths, (list, tuple)) or not all(
+            isinstance(path, str) and path.startswith(("/", "*")) for path in paths
+        ):
+            self.fail("path", f"path is {value!r}; write a prefix or glob that begins with /, or a list")
+        if len(paths) > MOST_PATTERNS or any(len(path) > LONGEST_PATTERN for path in paths):
+            self.fail(
+                "path", f"path: at most {MOST_PATTERNS} prefixes or globs of at most {LONGEST_PATTERN} characters"
+            )
+        return tuple(paths)
+
+    def audience(self) -> tuple[str, ...]:
+        value = self.given.get("audience", "everyone")
+        names = [value] if isinstance(value, str) else value
+        known = isinstance(names, (list, tuple)) and names and all(
+            isinstance(name, str) and (name in AUDIENCES or (name.startswith("group:") and len(name) > 6))
+            for name in names
+        )  # fmt: skip
+        if not known:
+            right = f"choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups"
+            self.fail("audience", f"audience is {value!r}; {right}")
+        return tuple(names)
+
+    def rate(self, field: str, value: Any) -> Any:
+        """The rate; from the admin, where code has no place, nothing but a constant."""
+        if not self.plain:
+            return value
+        try:
+            return Rate.parse(value)
+        except LimitError as error:
+            self.fail(field, str(error))
+
+    def site(self, name: str, group: str | None) -> Site:
+        given = self.given
+        key, cost = given.get("key"), 1 if given.get("cost") is None else given["cost"]
+        if self.plain:
+            self._no_code("key", key)
+            if isinstance(cost, bool) or not isinstance(cost, int):
+                self.fail("cost", f"cost is {cost!r}; write a whole number from 0")
+        if not key and group != name:
+            self.fail("key", "needs a key: whom to count, such as 'ip'")
+        options: Any = {option: given[option] for option in OPTIONS if option in given}
+        if given.get("mode") == "off":
+            options["mode"] = "enforce"  # What is off is checked as if it was on.
+        audience = self.audience()
+
+        def compiled(rate: Any, options: Any, field: str = "rate") -> Site:
+            try:
+                site = Site.compiled(
+                    name, key or CALLERS_KEY, rate, given.get("method", ALL), cost, options,
+                    rule=True, audience=audience,
+                )  # fmt: skip
+                for constant in site.rates:
+                    if isinstance(constant, Rate):
+                        site.limit(name, constant)
+            except (LimitError, TypeError) as error:
+                self.fail(getattr(error, "field", "") or field, str(error))
+            return site
+
+        return replace(
+            compiled(self.rate("rate", given["rate"]), options),
+            tiers=self._tiers(lambda rate, burst: compiled(rate, {**options, **burst}, "tiers")),
+        )
+
+    def _no_code(self, field: str, value: Any) -> None:
+        parts = value if isinstance(value, (list, tuple)) else [value] if value else []
+        if any(not isinstance(part, str) or ("." in part and ":" not in part) for part in parts):
+            self.fail(field, f"{field} is {value!r}; callables can only be named in the settings")
+
+    def _tiers(self, compiled: Callable[[Any, dict[str, Any]], Site]) -> tuple[tuple[str, Site], ...]:
+        """The same rule with other numbers for Django groups, the most favourable first."""
+        value = self.given.get("tiers") or []
+        if not isinstance(value, (list, tuple)):
+            self.fail("tiers", f"tiers is {value!r}; write a list of {{'group': ..., 'rate': ...}}")
+        tiers: list[tuple[str, Site]] = []
+        for tier in value:
+            named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
+            if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
+                self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
+            if isinstance(tier["rate"], list) or callable(tier["rate"]):
+                self.fail("tiers", f"tier {tier!r}: a tier has one constant rate")
+            burst = {"burst": tier["burst"]} if tier.get("burst") is not None else {}
+            site = compiled(self.rate("tiers", tier["rate"]), burst)
+            tiers.append((str(tier["group"]), site))
+        if len({name for name, _ in tiers}) < len(tiers):
+            self.fail("tiers", "two tiers are for one group")
+        return tuple(sorted(tiers, key=lambda tier: _favour(tier[1]), reverse=True))
+
+
+def _favour(site: Site) -> tuple[float, int]:
+    rate = site.rates[0]
+    assert isinstance(rate, Rate)
+    return rate.limit / rate.period_us, site.options.get("burst") or rate.limit
+
+
+def compile_rule(given: Mapping[str, Any], *, plain: bool = False, where: str = "RATELIMIT_RULES") -> Rule:
+    """A rule as it is declared. Raises `RuleError` that names rule and field.
+
+    With `plain`, nothing in it may name code: no callable and no dotted path, as for whoever may edit rules in the
+    admin but not the site's code.
+
+    >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
+    >>> rule.paths, rule.site.key.name
+    (('/api/',), 'ip')
+    """
+    if not isinstance(given, Mapping):
+        raise RuleError(where, "name", f"{given!r} is no rule; write a dict with {', '.join(FIELDS)}")
+    name = given.get("name")
+    if not isinstance(name, str) or not name:
+        raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
+    reader = _Reader(given, f"{where}: rule {name!r}", plain)
+    unknown = sorted(set(given) - {*FIELDS, "id"})
+    if unknown:
+        reader.fail("name", f"unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+    mode = given.get("mode", "enforce")
+    if mode not in MODES:
+        reader.fail("mode", f"mode is {mode!r}; choose one of: {', '.join(MODES)}")
+    order = given.get("order", 0)
+    if isinstance(order, bool) or not isinstance(order, int):
+        reader.fail("order", f"order is {order!r}; write a whole number")
+    paths, route = reader.paths(), reader.text("route", "the name of a URL pattern, such as 'shop:detail'")
+    group = reader.text("group", "the group of a decorator or the scope of a throttle")
+    site = None
+    if given.get("exempt"):
+        if not paths and route is None:
+            reader.fail("exempt", "exempts everything; name a path or a route")
+    elif given.get("rate") is None:
+        reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
+    else:
+        site = reader.site(name, group)
+    message = reader.text("message", "a sentence for who is refused") or ""
+    return Rule(name, paths, route, site, group, mode, order, message, given.get("id"), given)
+
+
+def limit_names(rule: Rule) -> list[str]:
+    """The names of the limits that a rule's constant rates become."""
+    if rule.site is None:
+        return []
+    return [rule.site.limit(rule.name, rate).name for rate in rule.site.rates if isinstance(rate, Rate)]

@@ -1,0 +1,138 @@
+"""All rules that are in force, and what they come to for a request or at a call site."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+
+from ..callsite import Site
+from .index import Index
+from .rule import Rule, RuleError, compile_rule, limit_names
+
+logger = logging.getLogger("django_ratelimit_lua")
+EVERY_RULE = ""
+"""Stands for all rules where overrides are listed by rule."""
+
+
+def settings_rules() -> tuple[Rule, ...]:
+    """The rules of `RATELIMIT_RULES`. Raises `ImproperlyConfigured`."""
+    return compile_rules(getattr(settings, "RATELIMIT_RULES", ()))
+
+
+def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
+    """Rules as they are declared, in that order. Raises `ImproperlyConfigured`, also for two of one name."""
+    if not isinstance(given, (list, tuple)):
+        raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
+    rules = tuple(map(compile_rule, given))
+    names = [rule.name for rule in rules]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ImproperlyConfigured(f"RATELIMIT_RULES: two rules are called {', '.join(twice)}; a name is a count")
+    return rules
+
+
+@lru_cache(maxsize=20_000)
+def admin_rule(text: str) -> Rule | RuleError:
+    # By its text, so that an edit compiles again only the rule that changed.
+    try:
+        return compile_rule(json.loads(text), plain=True, where="Rules of the admin")
+    except RuleError as error:
+        return error
+
+
+class Ruleset:
+    """The rules of the settings with those of the admin over them, at one revision.
+
+    `snapshot` is what was published (see `publish`), or nothing:
+
+    - `revision`: counts the changes; 0: there never was one;
+    - `rules`: as declared, each with the `id` of its row; one that cannot be understood is skipped, as the log says;
+    - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
+      those that are blocked whatever rule there is.
+    """
+
+    def __init__(self, declared: Sequence[Rule], snapshot: Mapping[str, Any] | None = None) -> None:
+        self.snapshot: Mapping[str, Any] = snapshot or {}
+        self.revision = int(self.snapshot.get("revision", 0))
+        self.kinds: Mapping[str, Sequence[str]] = self.snapshot.get("kinds", {})
+        self.blocks: Sequence[str] = self.snapshot.get("blocks", ())
+        self.problems: list[str] = []
+        by_name = {rule.name: rule for rule in declared}
+        for given in self.snapshot.get("rules", ()):
+            rule = admin_rule(json.dumps(given, sort_keys=True))
+            if isinstance(rule, RuleError):
+                self.problems.append(str(rule))
+            else:
+                by_name[rule.name] = rule
+        for problem in self.problems:
+            logger.error("A rule is skipped: %s", problem)
+        self.by_name: Mapping[str, Rule] = by_name
+        self.rules = tuple(sorted(by_name.values(), key=lambda rule: rule.order))
+
+    def __repr__(self) -> str:
+        return f"<Ruleset of {len(self.rules)} rules, revision {self.revision}>"
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
+
+    @cached_property
+    def _beside(self) -> Mapping[str, Sequence[Rule]]:
+        beside: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            if rule.group not in (None, rule.name) and rule.mode != "off":
+                beside.setdefault(str(rule.group), []).append(rule)
+        return beside
+
+    @cached_property
+    def _by_limit(self) -> Mapping[str, Rule]:
+        return {name: rule for rule in self.rules for name in limit_names(rule)}
+
+    def rule_of(self, limit_name: str) -> Rule | None:
+        """The rule that a limit comes from, by its name."""
+        return self._by_limit.get(limit_name)
+
+    def knows(self, name: str) -> bool:
+        """Whether a rule is about call sites of that name."""
+        return name in self.by_name or name in self._beside
+
+    def matching(self, request: HttpRequest) -> list[Rule]:
+        """The rules for a request, in their order; those for call sites are not among them."""
+        return [rule for rule in self._index.at(request.path) if rule.leads_there(request)]
+
+    def instead_of(self, name: str, request: HttpRequest) -> Rule | None:
+        """The rule that takes the place of what a call site of that name says."""
+        rule = self.by_name.get(name)
+        if rule is None or rule.group not in (None, name) or not rule.applies_to(request):
+            return None
+        return rule
+
+    def beside(self, name: str, request: HttpRequest) -> list[Rule]:
+        """The rules for call sites of that group, beside what they say themselves."""
+        return [rule for rule in self._beside.get(name, ()) if rule.applies_to(request)]
+
+    def for_sites(self, sites: Sequence[Site], group: str, request: HttpRequest) -> Sequence[Site]:
+        """What a call site is decided by: rules of its name take its place, rules for its group stand beside it."""
+        if not any(self.knows(site.group or group) for site in sites):
+            return sites
+        chosen: list[Site] = []
+        met: set[str] = set()
+        for site in sites:
+            name = site.group or group
+            rule = self.instead_of(name, request)
+            if rule is None:
+                chosen.append(site)
+            elif name not in met:
+                instead = rule.instead_of(site)
+                chosen += [instead] if instead else []
+            if name not in met:
+                chosen += [rule.site for rule in self.beside(name, request) if rule.site is not None]
+            met.add(name)
+        return chosen

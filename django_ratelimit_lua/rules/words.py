@@ -1,0 +1,128 @@
+"""A rule in one sentence, and what changed between two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ..limits.rate import LimitError, Rate
+
+Declared = Mapping[str, Any]
+
+
+def rate_words(rate: Any) -> str:
+    """A rate as people say it.
+
+    >>> rate_words("100/m"), rate_words("5/15m"), rate_words(["10/s", "500/h"])
+    ('100 per minute', '5 per 15 minutes', '10 per second and 500 per hour')
+    """
+    if isinstance(rate, list):
+        return _(" and ").join(map(rate_words, rate))
+    try:
+        limit, _slash, period = str(Rate.parse(rate)).partition("/")
+    except LimitError:
+        return str(rate)
+    unit = period.lstrip("0123456789")
+    times = int(period.removesuffix(unit) or 1)
+    names = {
+        "s": ngettext("second", "%(times)d seconds", times),
+        "m": ngettext("minute", "%(times)d minutes", times),
+        "h": ngettext("hour", "%(times)d hours", times),
+        "d": ngettext("day", "%(times)d days", times),
+        "w": ngettext("week", "%(times)d weeks", times),
+        "us": ngettext("microsecond", "%(times)d microseconds", times),
+    }
+    return _("%(limit)s per %(period)s") % {"limit": limit, "period": names[unit] % {"times": times}}
+
+
+def whom(key: Any) -> str:
+    """Whom a key counts.
+
+    >>> whom("ip"), whom(["ip", "post:username"])
+    ('address', 'address and post:username')
+    """
+    names = {
+        "ip": _("address"),
+        "user": _("user"),
+        "user_or_ip": _("user or address"),
+        "session": _("session"),
+        "path": _("path"),
+        "route": _("route"),
+    }
+    if isinstance(key, (list, tuple)):
+        return _(" and ").join(map(whom, key))
+    if not key:
+        return _("whom the code counts")
+    return names.get(key, key if isinstance(key, str) else getattr(key, "__qualname__", str(key)))
+
+
+def reading(given: Declared) -> str:
+    """A rule in one sentence.
+
+    >>> reading({"name": "api", "key": "user", "rate": "100/m", "burst": 20, "mode": "shadow", "path": "/api/"})
+    '100 per minute per user, bursts of 20, on /api/, shadow'
+    """
+    parts: list[str] = []
+    if given.get("exempt"):
+        parts.append(_("no limits"))
+    elif given.get("rate") is not None:
+        parts.append(_("%(rate)s per %(whom)s") % {"rate": rate_words(given["rate"]), "whom": whom(given.get("key"))})
+    if given.get("burst"):
+        parts.append(_("bursts of %(burst)s") % given)
+    if given.get("max_wait"):
+        parts.append(_("waits up to %(max_wait)s s") % given)
+    parts += [
+        _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()
+    ]
+    parts.append(where(given))
+    if given.get("mode", "enforce") != "enforce":
+        parts.append({"shadow": _("shadow"), "off": _("off")}[given["mode"]])
+    return ", ".join(filter(None, parts))
+
+
+def where(given: Declared) -> str:
+    """When a rule applies."""
+    parts: list[str] = []
+    paths = given.get("path")
+    methods = given.get("method")
+    if methods:
+        parts.append(methods if isinstance(methods, str) else _(" and ").join(methods))
+    if paths:
+        parts.append(_("on %(paths)s") % {"paths": paths if isinstance(paths, str) else _(" and ").join(paths)})
+    if given.get("route"):
+        parts.append(_("at the route %(route)s") % given)
+    if given.get("group"):
+        parts.append(_("where the code says %(group)s") % given)
+    audience = given.get("audience", "everyone")
+    if audience != "everyone":
+        names = [audience] if isinstance(audience, str) else audience
+        parts.append(_("for %(audience)s") % {"audience": _(" and ").join(one.removeprefix("group:") for one in names)})
+    return " ".join(parts)
+
+
+def difference(before: Declared | None, after: Declared | None) -> list[str]:
+    """What changed, field by field, old and new.
+
+    >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
+    ['mode: shadow → —', 'rate: 100/m → 50/m']
+    """
+    before, after = before or {}, after or {}
+    fields = sorted({*before, *after} - {"subject"})
+    return [
+        f"{field}: {_value(before.get(field))} → {_value(after.get(field))}"
+        for field in fields
+        if before.get(field) != after.get(field)
+    ]
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_value, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{part}" for part in value.values())
+    return str(value)

@@ -1,0 +1,594 @@
+"""Rules of the admin: every way of changing them is true on the next request, of every process."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import threading
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, Group, User
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.db.migrations.executor import MigrationExecutor
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from django.utils import timezone
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.exceeded import exceeded
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import RateLimitTier as Tier
+from django_ratelimit_lua.models.tracked import acting
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.signals import limit_exceeded
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(request.ratelimit.revision if hasattr(request, "ratelimit") else "none"))
+
+
+@ratelimit("search", "ip", "100/m")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+
+
+@ratelimit("upload", ("ip", "get:who"), "100/m", method="POST")
+@ratelimit("upload", "ip", "200/m")
+def upload(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+
+
+urlpatterns = [path("ok", ok, name="ok"), path("search", search), path("upload", upload), path("other", ok)]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def rule(name: str = "site", **fields: Any) -> RateLimitRule:
+    given = {"path": "/", "key": "ip", "limit": 2, "unit": "h", **fields}
+    return RateLimitRule.objects.create(name=name, **given)
+
+
+def get(address: str = "/ok", times: int = 1, **meta: Any) -> list[int]:
+    return [Client(**meta).get(address).status_code for _ in range(times)]
+
+
+def as_user(user: Any, view: Any = search, address: str = "/search") -> HttpResponse:
+    request = RequestFactory().get(address)
+    request.user = user
+    return view(request)
+
+
+def another_process() -> None:
+    """Forget what this process knows, as one that has just started."""
+    current._ruleset = current._snapshot = None
+
+
+def stale_process(function: Any) -> Any:
+    """Run something with the rules that are known now, as a process would that has not heard of what came since."""
+    known = current.load()
+    function()
+    current._ruleset = known
+    return known
+
+
+def test_a_new_rule_holds_for_the_next_request() -> None:
+    """Also where no rule applied before, and in a process that knows the old rules."""
+    assert get(times=3) == [200, 200, 200]
+    known = stale_process(rule)
+    assert known.revision == 0
+    assert get(times=3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
+    """save, update, delete, bulk_create, bulk_update, QuerySet.delete: each raises the revision and is obeyed."""
+
+    def limit() -> str:
+        async def ask() -> Any:
+            return await AsyncClient().get("/search")
+
+        response = asyncio.run(ask()) if kind == "async" else Client().get("/search")
+        return response.content.decode()
+
+    def bulk_update() -> None:
+        one = RateLimitRule.objects.get()
+        one.limit = 60
+        RateLimitRule.objects.bulk_update([one], ["limit"])
+
+    def saved(number: int) -> None:
+        one = RateLimitRule.objects.get()
+        one.limit = number
+        one.save()
+
+    default = "search:*:ip:100/m=100"
+    assert limit() == default
+    steps = [
+        (lambda: rule("search", path="", limit=50), "search=50"),
+        (lambda: saved(40), "search=40"),
+        (lambda: RateLimitRule.objects.update(limit=30), "search=30"),
+        (bulk_update, "search=60"),
+        (lambda: RateLimitRule.objects.all().delete(), default),
+        (lambda: RateLimitRule.objects.bulk_create([RateLimitRule(name="search", limit=7)]), "search=7"),
+        (lambda: RateLimitRule.objects.get().delete(), default),
+    ]
+    for step, expected in steps:
+        before = RateLimitRevision.read("default")[0]
+        stale_process(step)
+        assert RateLimitRevision.read("default")[0] == before + 1
+        assert limit() == expected
+
+
+def test_fixtures_and_migrations_are_changes_too(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
+    """loaddata; a migration's models; and the reverse of our own migration, after which there are no rules."""
+    rule("search", path="", limit=50)
+    fixture = tmp_path / "rules.json"
+    call_command("dumpdata", "django_ratelimit_lua.ratelimitrule", output=str(fixture))
+    RateLimitRule.objects.all().delete()
+    stale_process(lambda: call_command("loaddata", str(fixture), verbosity=0))
+    assert Client().get("/search").content == b"search=50"
+    historical = (
+        MigrationExecutor(connection).loader.project_state().apps.get_model("django_ratelimit_lua", "RateLimitRule")
+    )
+    stale_process(lambda: historical.objects.filter(name="search").first().delete())
+    assert Client().get("/search").content == b"search:*:ip:100/m=100"
+    rule("search", path="", limit=50)
+    try:
+        stale_process(lambda: call_command("migrate", "django_ratelimit_lua", "zero", verbosity=0))
+        assert Client().get("/search").content == b"search:*:ip:100/m=100"
+    finally:
+        call_command("migrate", "django_ratelimit_lua", verbosity=0)
+
+
+def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -> None:
+    """Neither in the database, nor in Redis, nor for a request."""
+    rule("search", path="", limit=50)
+    before = direct.hgetall(f"{prefix}{{rules}}")
+
+    def fails() -> None:
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            RateLimitRule.objects.update(limit=1)
+            raise ZeroDivisionError
+
+    stale_process(fails)
+    assert direct.hgetall(f"{prefix}{{rules}}") == before
+    assert Client().get("/search").content == b"search=50"
+    assert RateLimitChange.objects.count() == 1
+
+
+def test_one_transaction_is_published_once(direct: redis.Redis) -> None:
+    """However much is changed in it."""
+    rule("search", path="")
+    direct.config_resetstat()
+    with transaction.atomic():
+        for number in range(10):
+            rule(f"rule {number}")
+    assert direct.info("commandstats")["cmdstat_eval"]["calls"] == 1
+    assert RateLimitRevision.read("default")[0] == 11
+
+
+def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> None:
+    """Whoever read the database before somebody else published reads it again."""
+    one = rule("search", path="", limit=50)
+    from django_ratelimit_lua import publish as module
+
+    original = module._snapshot
+
+    def slow(using: str, revision: int) -> bytes:
+        snapshot = original(using, revision)
+        if revision == 2:
+            module._snapshot = original
+            RateLimitRule.objects.filter(pk=one.pk).update(limit=10)
+            module.publish()
+        return snapshot
+
+    module._snapshot = slow
+    try:
+        one.limit = 40
+        one.save()
+    finally:
+        module._snapshot = original
+    assert direct.hget(f"{prefix}{{rules}}", "revision") == b"3"
+    assert Client().get("/search").content == b"search=10"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["knows the rules", "has just started"])
+def test_an_emptied_redis_is_filled_by_the_next_request(known: bool, direct: redis.Redis, prefix: str) -> None:
+    """From the database, with the overrides."""
+    rule(limit=1)
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
+    assert get(times=2) == [200, 429]
+    direct.delete(*direct.keys(f"{prefix}*"))
+    if not known:
+        another_process()
+    assert get(times=2) == [200, 429]
+    assert get(times=2, REMOTE_ADDR="203.0.113.9") == [200, 200]
+
+
+def test_an_older_copy_of_redis_is_brought_up_to_date(direct: redis.Redis, prefix: str) -> None:
+    """A replica that lost the last writes, a snapshot from yesterday."""
+    one = rule(limit=1)
+    key = f"{prefix}{{rules}}"
+    old = direct.dump(key)
+    one.limit = 3
+    one.save()
+    assert get(times=2) == [200, 200]
+    direct.restore(key, 0, old, replace=True)
+    assert get(times=2) == [200, 429]
+
+
+def test_an_older_copy_of_the_database_goes_on_where_redis_is(direct: redis.Redis, prefix: str) -> None:
+    """Otherwise no edit would be obeyed until the revisions met again."""
+    one = rule("search", path="", limit=50)
+    direct.hset(f"{prefix}{{rules}}", "revision", 1000)
+    one.limit = 40
+    one.save()
+    assert Client().get("/search").content == b"search=40"
+    assert RateLimitRevision.read("default")[0] == 1001
+
+
+def test_without_the_database_rules_go_on(
+    direct: redis.Redis, prefix: str, monkeypatch: Any, caplog: Any, settings: Any
+) -> None:
+    """From Redis and from memory; an emptied Redis is filled from memory; and it is logged once."""
+    settings.RATELIMIT_RULES = [{"name": "other", "path": "/other", "key": "ip", "rate": "1/h"}]
+    rule(limit=2)
+    assert get() == [200]
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("the database is away")
+
+    from django_ratelimit_lua import publish as module
+
+    monkeypatch.setattr(module, "publish", away)
+    monkeypatch.setattr(module, "soon", lambda: None)
+    monkeypatch.setattr(module, "_warned", False)
+    another_process()
+    assert get() == [200]
+    for _ in range(3):
+        direct.delete(f"{prefix}{{rules}}")
+        assert get() == [429]
+    assert [record.message for record in caplog.records if "cannot be read" in record.message] == [
+        "The rules in the database cannot be read or published: the database is away"
+    ]
+    # Both away at start: the rules of the settings.
+    direct.delete(f"{prefix}{{rules}}")
+    another_process()
+    assert get("/other", 2) == [200, 429]
+
+
+def test_what_could_not_be_published_is_published_when_it_can(
+    settings: Any, caplog: Any, monkeypatch: Any, prefix: str
+) -> None:
+    """A save while Redis is away succeeds, and holds as soon as Redis is back."""
+    from django_ratelimit_lua import publish as module
+
+    working = settings.CACHES
+    rule("search", path="", limit=50)
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.05)
+    nowhere = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = nowhere
+    RateLimitRule.objects.update(limit=40)
+    assert "saved, but not published yet" in caplog.text
+    settings.CACHES = working
+    for _ in range(200):
+        if Client().get("/search").content == b"search=40":
+            return
+        threading.Event().wait(0.05)
+    pytest.fail("the change was never published")
+
+
+def test_a_row_broken_by_hand_is_skipped_loudly(caplog: Any) -> None:
+    """The other rules apply."""
+    rule("broken", limit=1)
+    rule("whole", path="/other", limit=1)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratelimit_lua_ratelimitrule SET key = 'nonsense' WHERE name = 'broken'")
+    RateLimitRule.objects.filter(name="whole").update(limit=1, unit="d")
+    assert get(times=3) == [200, 200, 200]
+    assert get("/other", 2) == [200, 429]
+    assert "A rule is skipped: Rules of the admin: rule 'broken': Unknown key 'nonsense'" in caplog.text
+
+
+def test_raw_sql_is_republished_by_a_command() -> None:
+    """The documented exception."""
+    rule("search", path="", limit=50)
+    with connection.cursor() as cursor:
+        cursor.execute('UPDATE django_ratelimit_lua_ratelimitrule SET "limit" = 20')
+    assert Client().get("/search").content == b"search=50"
+    call_command("ratelimit_rules", "publish", verbosity=0)
+    assert Client().get("/search").content == b"search=20"
+
+
+def test_code_named_by_a_rule_of_the_admin_is_never_run() -> None:
+    """Whoever may edit rules may not call what is importable."""
+    rule(key="os.system", limit=0)
+    assert get() == [200]
+
+
+def test_a_rule_takes_the_place_of_a_call_site() -> None:
+    """With its own key or the call site's, its methods or the call site's; off means no limit."""
+    rule("upload", path="", key="", limit=5)
+    assert Client().get("/upload").content == b"upload=5"
+    assert Client().post("/upload?who=ada").content == b"upload=5"
+    RateLimitRule.objects.update(mode="off")
+    assert Client().get("/upload").content == b""
+    RateLimitRule.objects.update(mode="enforce", limit=0)
+    assert get("/upload") == [429]
+
+
+def test_a_rule_stands_beside_a_call_site() -> None:
+    """`group`: both are decided in one call."""
+    rule("search daily", path="", group="search", limit=9, unit="d")
+    assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
+
+
+def test_the_admin_goes_before_the_settings_and_these_before_the_call_site(settings: Any) -> None:
+    """By name."""
+    settings.RATELIMIT_RULES = [{"name": "search", "group": "search", "key": "ip", "rate": "70/m"}]
+    assert Client().get("/search").content == b"search=70"
+    rule("search", path="", limit=50)
+    assert Client().get("/search").content == b"search=50"
+    RateLimitRule.objects.all().delete()
+    assert Client().get("/search").content == b"search=70"
+
+
+def test_an_edit_keeps_what_is_counted() -> None:
+    """Three used of five are three used of four."""
+    one = rule(limit=5)
+    assert get(times=3) == [200, 200, 200]
+    one.limit = 4
+    one.save()
+    assert get(times=2) == [200, 429]
+
+
+def test_a_limiter_is_retuned_by_a_rule_of_its_name() -> None:
+    """Beside views, too: a Celery task obeys the admin."""
+    mail = RateLimiter("mail", "100/h")
+    assert mail.peek("ada").limits[0].limit == 100
+    stale_process(lambda: rule("mail", path="", key="", limit=3))
+    assert [mail.hit("ada").allowed for _ in range(4)] == [True, True, True, False]
+
+    async def hit() -> Any:
+        return await mail.ahit("ada")
+
+    stale_process(lambda: RateLimitRule.objects.update(limit=4))
+    assert asyncio.run(hit()).allowed
+    RateLimitRule.objects.update(mode="off")
+    assert mail.hit("ada").limits == ()
+    RateLimitRule.objects.update(mode="enforce")
+    mail.reset("ada")
+    assert mail.peek("ada").remaining == 4
+    assert mail.hit("ada").revision == RateLimitRevision.read("default")[0]
+
+
+def test_tiers_are_other_numbers_for_groups_the_most_favourable_first() -> None:
+    """Who is in none has the rule's own; the count goes on."""
+    one = rule("search", path="", limit=1)
+    Tier.objects.create(rule=one, group="free", limit=2, unit="h")
+    Tier.objects.bulk_create([Tier(rule=one, group="pro", limit=5, unit="h")])
+    ada, bob, eve = (User.objects.create(username=name) for name in ("ada", "bob", "eve"))
+    free, pro = Group.objects.create(name="free"), Group.objects.create(name="pro")
+    ada.groups.add(free, pro)
+    bob.groups.add(free)
+    answers = [as_user(User.objects.get(pk=user.pk)).content for user in (ada, bob, eve)]
+    assert answers[:2] == [b"search=5", b"search=2"]
+    assert answers[2].startswith(b"Too many requests")  # Counted by address: two are used.
+    assert as_user(AnonymousUser()).status_code == 429
+    Tier.objects.filter(group="pro").update(limit=1000)
+    assert as_user(User.objects.get(pk=ada.pk)).content == b"search=1000"
+    assert [change.after["tiers"] for change in RateLimitChange.objects.order_by("pk")[1:3]] == [
+        [{"group": "free", "rate": "2/h"}],
+        [{"group": "free", "rate": "2/h"}, {"group": "pro", "rate": "5/h"}],
+    ]
+
+
+def test_chosen_groups_are_an_audience() -> None:
+    """Several, and nobody else."""
+    rule("search", path="", limit=1, audience="groups", groups=["free", "trial"])
+    ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
+    ada.groups.add(Group.objects.create(name="trial"))
+    assert as_user(User.objects.get(pk=ada.pk)).content == b"search=1"
+    assert as_user(bob).content == b""
+
+
+def test_what_an_override_says_of_an_address() -> None:
+    """Another limit, an exemption, a block; the narrower network goes before the wider."""
+    one = rule(limit=1)
+    other = "198.51.100.7"
+    RateLimitOverride.objects.create(rule=one, network="203.0.113.0/24", limit=3, unit="h")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
+    RateLimitOverride.objects.create(network="203.0.113.10", effect="block")
+    RateLimitOverride.objects.create(network="2001:db8::/32", effect="block")
+    assert get(times=2, REMOTE_ADDR=other) == [200, 429]
+    assert get(times=4, REMOTE_ADDR="203.0.113.1") == [200, 200, 200, 429]
+    assert get(times=4, REMOTE_ADDR="203.0.113.9") == [200] * 4
+    assert get(times=1, REMOTE_ADDR="2001:db8:1::1") == [429]
+    blocked = Client(REMOTE_ADDR="203.0.113.10").get("/ok")
+    assert (blocked.status_code, "Retry-After" in blocked.headers) == (429, False)
+
+
+def test_an_override_holds_for_the_next_request_and_ends_by_itself() -> None:
+    """Made, changed, ended, deleted; with `Retry-After` until its end."""
+    rule(limit=100)
+    soon = timezone.now() + datetime.timedelta(seconds=3600)
+    assert get() == [200]
+    block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block", ends=soon)
+    blocked = Client().get("/ok")
+    assert blocked.status_code == 429
+    assert 3590 <= int(blocked.headers["Retry-After"]) <= 3600
+    block.ends = timezone.now() - datetime.timedelta(seconds=1)
+    block.save()
+    assert get() == [200]
+    block.ends = None
+    block.starts = timezone.now() + datetime.timedelta(seconds=60)
+    block.save()
+    assert get() == [200]
+    RateLimitOverride.objects.update(starts=None)
+    assert get() == [429]
+    RateLimitOverride.objects.update(network="203.0.113.77")
+    assert get() == [200]
+    assert get(REMOTE_ADDR="203.0.113.77") == [429]
+    RateLimitOverride.objects.all().delete()
+    assert get(REMOTE_ADDR="203.0.113.77") == [200]
+
+
+def test_a_block_for_all_rules_needs_no_rule() -> None:
+    """Through the middleware it refuses every request; one for a rule refuses where that rule applies."""
+    one = rule("other", path="/other", limit=100)
+    RateLimitOverride.objects.create(network="203.0.113.10", effect="block")
+    RateLimitOverride.objects.create(rule=one, network="203.0.113.11", effect="block")
+    assert get("/ok", REMOTE_ADDR="203.0.113.10") == [429]
+    assert get("/ok", REMOTE_ADDR="203.0.113.11") == [200]
+    assert get("/other", REMOTE_ADDR="203.0.113.11") == [429]
+    assert get("/ok", REMOTE_ADDR="203.0.113.12") == [200]
+
+
+def test_a_block_counts_nothing() -> None:
+    """Who is blocked is refused, and no limit is the fuller for it."""
+    rule(limit=2)
+    block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
+    assert get(times=5) == [429] * 5
+    block.delete()
+    assert get(times=3) == [200, 200, 429]
+
+
+def test_what_an_override_says_of_a_user_and_of_the_value_of_a_header(direct: redis.Redis, prefix: str) -> None:
+    """The value is kept as a digest, and nowhere in clear."""
+    one = rule("search", path="", limit=1)
+    ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
+    RateLimitOverride.objects.create(rule=one, user=ada, effect="exempt")
+    key = RateLimitOverride(rule=one, field="header:X-API-Key", label="Bob's", limit=1000, unit="h")
+    key.set_value("very-secret")
+    key.save()
+    assert as_user(bob).content == b"search=1"
+    assert [as_user(ada).content for _ in range(3)] == [b""] * 3
+    assert as_user(bob).status_code == 429
+    assert Client(headers={"x-api-key": "very-secret"}).get("/search").content == b"search=1000"
+    assert Client(headers={"x-api-key": "another"}).get("/search").status_code == 429
+    kept = str(direct.hgetall(f"{prefix}{{rules}}")) + str(list(RateLimitOverride.objects.values()))
+    assert "very-secret" not in kept + str(list(RateLimitChange.objects.values()))
+    ada.delete()
+    assert RateLimitOverride.objects.count() == 1
+
+
+def test_overrides_that_know_each_other_cost_one_call(direct: redis.Redis) -> None:
+    """The first request of a process that meets one asks twice; the next ones once."""
+    rule(limit=1000)
+    RateLimitOverride.objects.create(network="203.0.113.9", limit=500)
+    for address in ("203.0.113.9", "203.0.113.10"):
+        get(REMOTE_ADDR=address)
+        direct.config_resetstat()
+        get(times=5, REMOTE_ADDR=address)
+        statistics = direct.info("commandstats")
+        assert statistics["cmdstat_evalsha"]["calls"] == 5
+        assert not {"cmdstat_hget", "cmdstat_hgetall", "cmdstat_mget"} & set(statistics)
+
+
+def test_ten_thousand_overrides_are_read_by_no_process(direct: redis.Redis, prefix: str) -> None:
+    """The snapshot stays small; all are published anew in one go, and one edit writes one."""
+    one = rule(limit=1)
+    networks = [f"10.{number >> 8}.{number & 255}.1" for number in range(10_000)]
+    RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, effect="exempt") for network in networks)
+    key = f"{prefix}{{rules}}"
+    assert direct.hlen(key) == 10_002
+    assert len(direct.hget(key, "rules")) < 400
+    assert get(times=3, REMOTE_ADDR="10.3.7.1") == [200, 200, 200]
+    assert direct.keys(f"{key}:*") == []
+    direct.config_resetstat()
+    RateLimitOverride.objects.get(network="10.3.7.1").delete()
+    assert "cmdstat_rename" not in direct.info("commandstats")
+    assert direct.hlen(key) == 10_001
+    assert get(times=2, REMOTE_ADDR="10.3.7.1") == [200, 429]
+    one.delete()
+
+
+def test_shadow_counts_and_never_refuses(settings: Any) -> None:
+    """What it would have refused is in the decision, sent as a signal, and counted; one step makes it enforce."""
+    one = rule(limit=1, mode="shadow")
+    sent: list[dict[str, Any]] = []
+
+    def receive(**kwargs: Any) -> None:
+        sent.append(kwargs)
+
+    limit_exceeded.connect(receive)
+    try:
+        assert get(times=3) == [200, 200, 200]
+    finally:
+        limit_exceeded.disconnect(receive)
+    assert [(signal["rule"], signal["mode"], len(signal["identity"])) for signal in sent] == [
+        ("site", "shadow", 32)
+    ] * 2
+    assert exceeded()["site"] == {"shadow": 2}
+    RateLimitRule.objects.filter(pk=one.pk).update(mode="enforce")
+    assert get() == [429]
+    assert exceeded()["site"] == {"shadow": 2, "enforce": 1}
+
+
+@pytest.mark.parametrize("policy", ["open", "closed"])
+def test_what_a_store_failure_means_is_the_rules_to_say(policy: str, settings: Any) -> None:
+    """Whatever the settings say."""
+    settings.RATELIMIT_ON_STORE_ERROR = {"open": "closed", "closed": "open"}[policy]
+    rule("search", path="", on_store_error=policy)
+    assert get("/search") == [200]
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    current._snapshot = {"revision": 1, "rules": [{**RateLimitRule.objects.get().declared(), "id": 1}]}
+    assert get("/search") == [{"open": 200, "closed": 429}[policy]]
+
+
+def test_who_is_refused_reads_the_rules_message() -> None:
+    """In the page and in the problem document."""
+    rule(limit=0, message="Come back tomorrow.")
+    assert b"Come back tomorrow." in Client().get("/ok").content
+    assert "Come back tomorrow." in Client(headers={"accept": "application/json"}).get("/ok").json()["detail"]
+
+
+def test_history_says_what_changed_and_by_whom() -> None:
+    """Old and new, for rules and overrides."""
+    with acting("ada"):
+        one = rule(limit=100)
+        one.limit = 50
+        one.save()
+        one.save()
+    changes = list(RateLimitChange.objects.order_by("pk"))
+    assert [(change.by, change.action, change.revision) for change in changes] == [
+        ("ada", "created", 1),
+        ("ada", "changed", 2),
+    ]
+    assert (changes[1].before["rate"], changes[1].after["rate"]) == ("100/h", "50/h")
+
+
+def test_two_who_save_at_once_both_are_heard() -> None:
+    """In threads of their own, many times."""
+    rules = [rule(f"rule {number}", path=f"/{number}", limit=1000) for number in range(2)]
+
+    def edit(one: RateLimitRule) -> None:
+        try:
+            for limit in range(10):
+                RateLimitRule.objects.filter(pk=one.pk).update(limit=limit)
+        finally:
+            connection.close()
+
+    # SQLite in memory has one writer, and no patience: here they take turns; on PostgreSQL they would not have to.
+    threads = [threading.Thread(target=edit, args=(one,)) for one in rules]
+    for thread in threads:
+        thread.start()
+        if connection.vendor == "sqlite":
+            thread.join()
+    for thread in threads:
+        thread.join()
+    known = current.load()
+    publish()
+    assert RateLimitRevision.read("default")[0] == 22
+    assert get("/0") == get("/1") == [200] or known
+    assert {one.name: one.given["rate"] for one in current.load().rules} == {"rule 0": "9/h", "rule 1": "9/h"}
