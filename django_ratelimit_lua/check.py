@@ -111,10 +111,16 @@ async def arules(stale: StaleRules | None = None) -> Ruleset:
     return await sync_to_async(load)(stale) if ruleset is None or stale is not None else ruleset
 
 
-def forget(call: Call) -> None:
-    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten."""
-    with suppress(StoreError):
+def forget(call: Call, *, strict: bool = False) -> None:
+    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten.
+
+    Raises `StoreError` then if `strict`.
+    """
+    try:
         get_store().forget(call)
+    except StoreError:
+        if strict:
+            raise
 
 
 async def aforget(call: Call) -> None:

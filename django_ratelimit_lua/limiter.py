@@ -85,7 +85,8 @@ class RateLimiter:
 
     def _counts(self, identity: Identity) -> Call:
         who = digest(identity)
-        return describe([Charge(limit, who) for limit in self._limits_by(current())], "refund")
+        counted = {limit.key_part: limit for limit in (*self.limits, *self._limits_by(current()))}
+        return describe([Charge(limit, who) for limit in counted.values()], "refund")
 
     def _limits_by(self, ruleset: Ruleset | None) -> tuple[Limit, ...]:
         """The limits, or those of the rule that takes their place."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, ClassVar
+from contextlib import suppress
+from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -72,7 +73,7 @@ class RateLimitOverride(Numbers, Tracked):
     created_by = models.CharField(_("made by"), max_length=254, blank=True, editable=False)
     created_at = models.DateTimeField(_("made"), auto_now_add=True)
 
-    objects: ClassVar[Any] = OverrideQuerySet.as_manager()
+    objects = OverrideQuerySet.as_manager()  # type: ignore[misc]
 
     class Meta:
         verbose_name = _("override")
@@ -90,7 +91,9 @@ class RateLimitOverride(Numbers, Tracked):
     def whom(self) -> str:
         """Whom it is about, in words; nothing secret."""
         if self.user_id is not None:
-            return str(_("user %(user)s") % {"user": self.user if self.user is not None else self.user_id})
+            with suppress(ObjectDoesNotExist):  # It may be on its way out.
+                return str(_("user %(user)s") % {"user": self.user})
+            return str(_("user %(user)s") % {"user": self.user_id})
         return self.network or f"{self.field} ({self.label or self.subject[:8]})"
 
     def set_value(self, value: str) -> None:

@@ -213,7 +213,12 @@ class RateLimitRule(Numbers, Tracked):
         said |= {field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None}
         if not self.order:
             said.pop("order", None)
-        return {field: said[field] for field in FIELDS if field in said}
+        return self.ordered(said)
+
+    @staticmethod
+    def ordered(given: Mapping[str, Any]) -> Declared:
+        """A declaration with its fields in the order in which rules are written."""
+        return {field: given[field] for field in FIELDS if field in given}
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> tuple[RateLimitRule, list[RateLimitTier]]:

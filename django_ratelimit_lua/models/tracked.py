@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from django.db import models, router, transaction
 from django.utils.translation import gettext as _
@@ -74,7 +74,7 @@ class TrackedQuerySet(models.QuerySet[M]):
 class Tracked(models.Model):
     """What all tracked models share."""
 
-    objects: ClassVar[Any] = TrackedQuerySet.as_manager()
+    objects = TrackedQuerySet.as_manager()
 
     class Meta:
         abstract = True

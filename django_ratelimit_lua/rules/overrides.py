@@ -140,19 +140,16 @@ class Memory:
                     self._known.popitem(last=False)
 
     def about(self, asked: Sequence[Asked], rule: int | None, now: int) -> Override | None:
-        """The override in force for a rule: what names the rule goes before what is for all, the more particular
-        subject before the other, and at one subject a block before an exemption before another limit."""
+        """The override in force for a rule: that of the most particular subject; of those what names the rule goes
+        before what is for all, a block before an exemption before another limit, and the newer before the older."""
         found: list[tuple[Any, Override]] = []
         for one in asked:
             known = self._known.get(one.digest)
             for override in known[1] if known else ():
                 if override.rule in (None, rule) and override.is_active(now):
-                    rank = (
-                        override.rule is None,
-                        [-part for part in strength(one.kind)],
-                        EFFECTS.index(override.effect),
-                    )
-                    found.append(((*rank, -override.pk), override))
+                    particular = [-part for part in strength(one.kind)]
+                    rank = (particular, override.rule is None, EFFECTS.index(override.effect), -override.pk)
+                    found.append((rank, override))
         return min(found, key=lambda ranked: ranked[0])[1] if found else None
 
     def knows_any(self, asked: Sequence[Asked]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -74,12 +74,18 @@ class Rule:
         """Whether path and route are its own."""
         return self.has_path(request.path) and self.leads_there(request)
 
-    def instead_of(self, site: Site) -> Site | None:
-        """What a call site is told by a rule of its name: the rule's numbers, and what only the call site can know."""
+    def instead_of(self, sites: Sequence[Site]) -> Site | None:
+        """What call sites are told by a rule of their name: the rule's numbers, and what only a call site can know.
+
+        Where several have that name, the key and the outcome are those of the first.
+        """
         if self.site is None or self.mode == "off":
             return None
+        site = sites[0]
         key = site.key if self.site.key is CALLERS_KEY else self.site.key
-        methods = site.methods if self.site.methods is None else self.site.methods
+        methods = self.site.methods
+        if methods is None and all(one.methods is not None for one in sites):
+            methods = frozenset(method for one in sites for method in one.methods or ())
         names_cost = self.given is not None and self.given.get("cost") is not None
         return replace(
             self.site,

@@ -130,7 +130,7 @@ class Ruleset:
             if rule is None:
                 chosen.append(site)
             elif name not in met:
-                instead = rule.instead_of(site)
+                instead = rule.instead_of([one for one in sites if (one.group or group) == name])
                 chosen += [instead] if instead else []
             if name not in met:
                 chosen += [rule.site for rule in self.beside(name, request) if rule.site is not None]

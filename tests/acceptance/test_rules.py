@@ -156,9 +156,13 @@ def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -
     before = direct.hgetall(f"{prefix}{{rules}}")
 
     def fails() -> None:
-        with pytest.raises(ZeroDivisionError), transaction.atomic():
-            RateLimitRule.objects.update(limit=1)
-            raise ZeroDivisionError
+        def edit() -> None:
+            with transaction.atomic():
+                RateLimitRule.objects.update(limit=1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            edit()
 
     stale_process(fails)
     assert direct.hgetall(f"{prefix}{{rules}}") == before

@@ -40,6 +40,7 @@ ROOMS = [
     "models",
     "migrations",
     "publish",
+    "explain code",
     "admin",
     "management",
     "checks",

@@ -1,0 +1,119 @@
+"""Rules of the admin as code: a YAML text that goes through review like any other, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from django.db import router, transaction
+
+from .models import RateLimitRule, RateLimitTier
+from .rules.rule import RuleError
+from .rules.words import difference, reading
+
+Declared = Mapping[str, Any]
+
+
+def dump(rules: Sequence[Declared]) -> str:
+    """Rules as YAML.
+
+    >>> print(dump([{"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}]), end="")
+    - name: api
+      path: /api/
+      key: ip
+      rate: 100/m
+    """
+    return yaml.safe_dump(list(rules), sort_keys=False, allow_unicode=True, default_flow_style=False)
+
+
+def export() -> str:
+    """The rules of the admin as YAML, in their order."""
+    return dump([rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What has to be done to a rule: before and after it (None: there is none)."""
+
+    name: str
+    before: Declared | None
+    after: Declared | None
+
+    def words(self) -> list[str]:
+        """The step in words."""
+        if self.before is None:
+            return [f"+ {self.name}: {reading(self.after or {})}"]
+        if self.after is None:
+            return [f"- {self.name}: {reading(self.before)}"]
+        return [f"~ {self.name}", *(f"    {line}" for line in difference(self.before, self.after))]
+
+
+def load(text: str) -> list[tuple[RateLimitRule, list[RateLimitTier]]]:
+    """The rules of a YAML text, not saved. Raises `RuleError` that says which rule and what is wrong with it."""
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RuleError("Rules", "yaml", f"not YAML: {error}") from None
+    given = [] if given is None else given
+    if not isinstance(given, list):
+        raise RuleError("Rules", "yaml", "must be a list of rules, each a mapping with a name")
+    rows = [RateLimitRule.read(one) for one in given]
+    names = [row.name for row, _ in rows]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RuleError("Rules", "name", f"two rules are called {', '.join(twice)}")
+    for row, _ in rows:
+        row.clean_fields(exclude=["name"])
+    return rows
+
+
+def plan(text: str) -> list[Step]:
+    """What has to be done so that the rules are those of a text: nothing for those that are the same."""
+    present = {rule.name: rule for rule in RateLimitRule.objects.prefetch_related("tiers")}
+    wanted = {row.name: _declared(row, tiers) for row, tiers in load(text)}
+    steps = [Step(name, present[name].declared() if name in present else None, after) for name, after in wanted.items()]
+    steps += [Step(name, rule.declared(), None) for name, rule in present.items() if name not in wanted]
+    return [step for step in steps if step.before != step.after]
+
+
+def _declared(row: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
+    given = row.declared()
+    if tiers:
+        given["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
+    return row.ordered(given)
+
+
+def apply(text: str) -> list[Step]:
+    """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay."""
+    with transaction.atomic(router.db_for_write(RateLimitRule)):
+        steps = plan(text)
+        rows = {row.name: (row, tiers) for row, tiers in load(text)}
+        for step in steps:
+            if step.after is None:
+                RateLimitRule.objects.get(name=step.name).delete()
+            else:
+                put(*rows[step.name])
+    return steps
+
+
+def put(row: RateLimitRule, tiers: Sequence[RateLimitTier]) -> RateLimitRule:
+    """Save a rule and its tiers in the place of the one of that name, if there is one."""
+    with transaction.atomic(router.db_for_write(RateLimitRule)):
+        present = RateLimitRule.objects.filter(name=row.name).first()
+        row.pk = present.pk if present is not None else None
+        row._state.adding = present is None
+        row.save()
+        kept = {tier.group: tier for tier in row.tiers.all()}
+        for group in set(kept) - {tier.group for tier in tiers}:
+            kept[group].delete()
+        for tier in tiers:
+            same = kept.get(tier.group)
+            if same is not None and same.declared() == tier.declared():
+                continue
+            tier.pk = same.pk if same is not None else None
+            tier.rule = row
+            tier._state.adding = same is None
+            tier.save()
+    return row

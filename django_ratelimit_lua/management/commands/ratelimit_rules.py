@@ -1,0 +1,136 @@
+"""`manage.py ratelimit_rules`: the rules as they apply, as code, and what a request would meet."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ... import code
+from ...exceptions import StoreError
+from ...explain import explain, imagine
+from ...models.tracked import acting
+from ...publish import publish
+from ...rules import current
+from ...rules.rule import RuleError
+from ...rules.words import reading
+
+
+class Command(BaseCommand):
+    """`list`, `explain`, `export`, `import`, `check`, `publish`."""
+
+    help = "Shows the rate limit rules in force, explains what a request would meet, and keeps rules as code."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """One subcommand each."""
+        commands = parser.add_subparsers(dest="subcommand", required=True, parser_class=argparse.ArgumentParser)
+        commands.add_parser("list", help="the rules in force, in their order, and where each comes from")
+        one = commands.add_parser("explain", help="which rules a request would meet, and their state at the moment")
+        one.add_argument("--path", default="/", help="with its query, such as /api/?q=x")
+        one.add_argument("--method", default="GET", type=str.upper)
+        one.add_argument("--user", help="primary key or name of who is logged in; nobody if not given")
+        one.add_argument("--ip", help="the address it comes from (127.0.0.1)")
+        one.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
+        commands.add_parser("export", help="write the rules of the admin as YAML")
+        imported = commands.add_parser("import", help="make the rules of the admin those of a YAML file")
+        imported.add_argument("file", help="a file, or - for what is piped in")
+        imported.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        checked = commands.add_parser("check", help="say what is wrong with the rules, or with those of a file")
+        checked.add_argument("file", nargs="?")
+        commands.add_parser("publish", help="publish the rules anew, after changes by raw SQL")
+
+    def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
+        """Run a subcommand."""
+        try:
+            getattr(self, f"_{subcommand}")(**options)
+        except (StoreError, RuleError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+        except ValidationError as error:
+            raise CommandError("; ".join(error.messages)) from error
+
+    def _list(self, **options: Any) -> None:
+        ruleset = current.load()
+        for rule in ruleset.rules:
+            self.stdout.write(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
+        for problem in ruleset.problems:
+            self.stderr.write(self.style.ERROR(f"skipped: {problem}"))
+        count = len(ruleset.rules)
+        self.stdout.write(f"{count} rule{'' if count == 1 else 's'}; revision {ruleset.revision}")
+
+    def _explain(self, path: str, method: str, user: str | None, ip: str | None, header: list[str], **_: Any) -> None:
+        headers = dict(_pair(one) for one in header)
+        found = explain(imagine(path, method, ip, _user(user), headers))
+        if found.decision.source == "fallback":
+            self.stderr.write(self.style.WARNING("Redis cannot be asked: the states are not known."))
+        if found.exempt is not None:
+            self.stdout.write(f"exempt: {found.exempt}")
+        if found.block is not None:
+            self.stdout.write(f"blocked, whatever rule: override {found.block.pk} ({found.block})")
+        for met in found.met:
+            self.stdout.write(f"{met.name} ({met.source}): {met.reading}")
+            if met.override is not None:
+                effect = met.override.get_effect_display()
+                self.stdout.write(f"    override {met.override.pk} ({met.override}): {effect}")
+            if met.state is not None:
+                state = met.state
+                frees = f"frees up in {state.reset_after:.0f} s" if state.used else "unused"
+                verdict = "allowed" if state.allowed else "refused"
+                self.stdout.write(f"    {state.used} of {state.limit} used, {state.remaining} left, {frees}: {verdict}")
+        if not found.met and found.exempt is None and found.block is None:
+            self.stdout.write("no rule applies")
+
+    def _export(self, **options: Any) -> None:
+        self.stdout.write(code.export(), ending="")
+
+    def _import(self, file: str, dry_run: bool, **options: Any) -> None:
+        text = _read(file)
+        with acting("ratelimit_rules import"):
+            steps = code.plan(text) if dry_run else code.apply(text)
+        for step in steps:
+            for line in step.words():
+                self.stdout.write(line)
+        done = "would be changed" if dry_run else "changed"
+        self.stdout.write(f"{len(steps)} rule{'' if len(steps) == 1 else 's'} {done}")
+
+    def _check(self, file: str | None, **options: Any) -> None:
+        if file is not None:
+            count = len(code.load(_read(file)))
+        else:
+            ruleset = current.load()
+            if ruleset.problems:
+                raise CommandError("\n".join(ruleset.problems))
+            count = len(ruleset.rules)
+        self.stdout.write(f"{count} rule{'' if count == 1 else 's'}: no problem found")
+
+    def _publish(self, **options: Any) -> None:
+        self.stdout.write(f"published revision {publish(rebuild=True)}")
+
+
+def _pair(header: str) -> tuple[str, str]:
+    name, colon, value = header.partition(":")
+    if not colon or not name.strip():
+        raise CommandError(f"--header {header!r}: write NAME:VALUE")
+    return name.strip(), value.strip()
+
+
+def _user(named: str | None) -> Any:
+    if named is None:
+        return None
+    model = get_user_model()
+    found = model._default_manager.filter(pk=named).first() if named.isdigit() else None
+    found = found or model._default_manager.filter(**{model.USERNAME_FIELD: named}).first()
+    if found is None:
+        raise CommandError(f"--user {named!r}: nobody has that primary key or name")
+    return found
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file}: {error}") from error
