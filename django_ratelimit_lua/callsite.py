@@ -20,6 +20,8 @@ from .limits.rate import ACCEPTED, SECOND, LimitError, Rate
 ALL: None = None
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 
+named: set[str] = set()
+"""What call sites are called by, as far as they are imported: rules of these names take their place."""
 AUDIENCES = ("everyone", "anonymous", "authenticated", "staff")
 
 RateFunction = Callable[[str, HttpRequest], Any]
@@ -112,6 +114,8 @@ class Site:
             reset_if,
             cost_after,
         )
+        if group is not None and not rule:
+            named.add(group)
         for name, function in (("count_if", count_if), ("reset_if", reset_if), ("cost_after", cost_after)):
             if function is not None and not callable(function):
                 raise LimitError(f"{name} is {function!r}: must be a callable (request, response or exception)")

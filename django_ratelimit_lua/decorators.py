@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of
+from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of, named
 from .http import note, refusal, told
 from .identity.keys import KeyLike
 from .limits.limit import Options
@@ -107,6 +107,7 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
     if isinstance(below, _Stack) and below.checker is view:
         checked, sites = below.view, (site, *below.sites)
     group = group_of(checked)
+    named.add(group)
     blocks = any(site.block for site in sites)
     settles = any(site.settles for site in sites)
 

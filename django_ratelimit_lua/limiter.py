@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
 
+from .callsite import named
 from .check import acheck_current, check_current, describe
 from .conf import conf
 from .exceptions import Ratelimited
@@ -52,6 +53,7 @@ class RateLimiter:
 
     def __init__(self, name: str, rate: RateConstant | list[RateConstant], **options: Unpack[Options]) -> None:
         self.name = name
+        named.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}

@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
+from .callsite import named
 from .conf import conf
 from .identity import digest
 from .identity.address import client_address
@@ -67,6 +68,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     key: str | None = None
     state: LimitState | None = None
     everywhere = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if isinstance(cls.scope, str):
+            named.add(cls.scope)
 
     def __init__(self) -> None:
         if not self.rate:
@@ -257,6 +263,9 @@ class RuleThrottle(SimpleRateThrottle):
         if any(rule.site is None for rule in rules):
             return []
         return (yield from wanted_by(plain(request), [rule.site for rule in rules if rule.site is not None], ""))
+
+
+named.update(api_settings.DEFAULT_THROTTLE_RATES)
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from contextlib import ExitStack
+from io import StringIO
 from pathlib import Path
 
 import django
@@ -29,15 +30,20 @@ def main() -> None:
         django.setup()
         call_command("migrate", verbosity=0)
 
-        from django.contrib.auth.models import User
+        from django.contrib.auth.models import Group, User
 
         if not User.objects.filter(username="ada").exists():
             User.objects.create_user("ada", password="lovelace")
+        if not User.objects.filter(username="grace").exists():
+            User.objects.create_superuser("grace", password="hopper")
+            Group.objects.create(name="pro")
+            call_command("ratelimit_rules", "import", Path(__file__).parent / "rules.yaml", stdout=StringIO())
 
         import uvicorn
 
         print(f"\n  The limits are kept in {os.environ['REDIS_URL']}")
-        print(f"  Open http://127.0.0.1:{port}/ and stop with Ctrl-C.\n", flush=True)
+        print(f"  Open http://127.0.0.1:{port}/ and stop with Ctrl-C.")
+        print(f"  The rules: http://127.0.0.1:{port}/admin/ as grace, password hopper.\n", flush=True)
         uvicorn.run("example_project.asgi:application", port=port, log_level="warning")
 
 

@@ -9,8 +9,10 @@ DEBUG = True
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 ROOT_URLCONF = "example_project.urls"
 INSTALLED_APPS = [
+    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
+    "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "rest_framework",
@@ -22,6 +24,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
     "django_ratelimit_lua.middleware.RateLimitMiddleware",
 ]
 TEMPLATES = [
@@ -29,7 +32,13 @@ TEMPLATES = [
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
-        "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
     }
 ]
 DATABASES = {
@@ -42,6 +51,7 @@ STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 LOGIN_REDIRECT_URL = "/"
 USE_TZ = True
+TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CACHES = {
@@ -55,6 +65,7 @@ RATELIMIT_VIEW = "example_project.views.blocked"
 RATELIMIT_HEADERS = "draft-10"
 
 # What the middleware applies to every request, before any view. Paths that lead nowhere are limited as well.
+# Those that an operator may change while the site runs are in the admin; `rules.yaml` is what it begins with.
 RATELIMIT_RULES = [
     {"name": "static", "path": "/static/", "exempt": True},
     {"name": "everything", "key": "ip", "rate": "1200/m", "algorithm": "token_bucket", "burst": 200},

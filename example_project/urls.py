@@ -1,10 +1,12 @@
 """Where everything is."""
 
+from django.contrib import admin
 from django.urls import path
 
 from . import api, views
 
 urlpatterns = [
+    path("admin/", admin.site.urls),
     path("", views.home, name="home"),
     path("login/", views.Login.as_view(), name="login"),
     path("search/", views.search, name="search"),

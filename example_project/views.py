@@ -34,7 +34,7 @@ class Login(LoginView):
 
 
 @require_GET
-@ratelimit(key="ip", rate=["10/s", "500/h"])
+@ratelimit(group="search", key="ip", rate=["10/s", "500/h"])
 def search(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"found": [], "limits": numbers(request.ratelimit)})
 

@@ -73,7 +73,7 @@ class RateLimitOverride(Numbers, Tracked):
     created_by = models.CharField(_("made by"), max_length=254, blank=True, editable=False)
     created_at = models.DateTimeField(_("made"), auto_now_add=True)
 
-    objects = OverrideQuerySet.as_manager()  # type: ignore[misc]
+    objects = OverrideQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("override")

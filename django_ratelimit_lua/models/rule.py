@@ -17,12 +17,12 @@ from ..limits.rate import LimitError, Rate
 from ..rules.rule import FIELDS, MODES, TIER_FIELDS, Rule, RuleError, compile_rule
 from ..rules.words import reading
 from .change import RateLimitChange
-from .tracked import Declared, Tracked
+from .tracked import Declared, Tracked, TrackedQuerySet
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MOST = Rate.MOST_UNITS
 _NAMES = {
-    "enforce": _("enforce"), "shadow": _("shadow: count, never refuse"), "off": _("off"),
+    "enforce": _("enforce"), "shadow": _("shadow"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("who is not logged in"), "authenticated": _("who is logged in"),
     "staff": _("staff"), "groups": _("members of the groups below"),
     "open": _("let requests through"), "closed": _("refuse requests"),
@@ -54,11 +54,10 @@ class Numbers(models.Model):
         WEEK = "w", _("weeks")
 
     limit = models.BigIntegerField(
-        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)],
-        help_text=_("How many requests (or units, where a request costs more than one) may go in the time below."),
-    )  # fmt: skip
-    period = models.PositiveIntegerField(_("in how many"), default=1, validators=[MinValueValidator(1)])
-    unit = models.CharField(_("unit of time"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
+        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)]
+    )
+    period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
+    unit = models.CharField(_("time"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
     burst = models.BigIntegerField(
         _("burst"), null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MOST)],
         help_text=_("Token bucket: how many may go at once. Empty: as many as the limit."),
@@ -101,7 +100,10 @@ class RateLimitRule(Numbers, Tracked):
         ),
     )  # fmt: skip
     description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why there is this rule."))
-    mode = models.CharField(_("mode"), max_length=8, choices=named(MODES), default="enforce")
+    mode = models.CharField(
+        _("mode"), max_length=8, choices=named(MODES), default="enforce",
+        help_text=_("Shadow: counted and decided, but nobody is refused; the list says how many would have been."),
+    )  # fmt: skip
     order = models.IntegerField(
         _("order"), default=0, help_text=_("Rules are listed, and answer, from small to large.")
     )
@@ -169,6 +171,8 @@ class RateLimitRule(Numbers, Tracked):
     message = models.CharField(
         _("message"), max_length=300, blank=True, help_text=_("What who is refused gets to read.")
     )
+
+    objects = TrackedQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("rule")
@@ -280,6 +284,8 @@ class RateLimitTier(Numbers, Tracked):
 
     rule = models.ForeignKey(RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule"))
     group = models.CharField(_("Django group"), max_length=150)
+
+    objects = TrackedQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("tier")

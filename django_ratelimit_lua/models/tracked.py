@@ -74,8 +74,6 @@ class TrackedQuerySet(models.QuerySet[M]):
 class Tracked(models.Model):
     """What all tracked models share."""
 
-    objects = TrackedQuerySet.as_manager()
-
     class Meta:
         abstract = True
 

@@ -1,0 +1,12 @@
+"""Rules, overrides and their history in Django's admin."""
+
+from django.contrib import admin
+
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
+from .history import ChangeAdmin
+from .overrides import OverrideAdmin
+from .rules import RuleAdmin
+
+admin.site.register(RateLimitRule, RuleAdmin)
+admin.site.register(RateLimitOverride, OverrideAdmin)
+admin.site.register(RateLimitChange, ChangeAdmin)

@@ -1,0 +1,229 @@
+"""Forms that say what is wrong where it is, and ask again before a rule that would surprise."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from typing import Any
+
+from django import forms
+from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ..callsite import named
+from ..identity.address import client_address
+from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
+from ..models.rule import METHODS
+
+
+def group_names() -> list[tuple[str, str]]:
+    """Django's groups, as choices."""
+    return [
+        (name, name) for name in apps.get_model("auth", "Group").objects.order_by("name").values_list("name", flat=True)
+    ]
+
+
+class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A rule. What would surprise has to be confirmed."""
+
+    methods = forms.MultipleChoiceField(
+        label=_("Methods"), required=False, choices=[(name, name) for name in METHODS],
+        widget=forms.CheckboxSelectMultiple, help_text=_("None chosen: all."),
+    )  # fmt: skip
+    groups = forms.MultipleChoiceField(
+        label=_("Groups"), required=False, widget=forms.CheckboxSelectMultiple, help_text=_("Where members are meant."),
+    )  # fmt: skip
+    confirm = forms.BooleanField(
+        label=_("I mean it"), required=False,
+        help_text=_("Only needed where a rule would do something surprising: the messages say what."),
+    )  # fmt: skip
+
+    class Meta:
+        model = RateLimitRule
+        fields = "__all__"
+        widgets = {  # noqa: RUF012 - Django's way
+            "path": forms.Textarea(attrs={"rows": 3}),
+            "description": forms.Textarea(attrs={"rows": 2}),
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "groups" in self.fields:  # Not in the form of a row of the list.
+            present = group_names()
+            kept = [(name, name) for name in self.instance.groups if (name, name) not in present]
+            self.fields["groups"].choices = present + kept  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        """Raises `ValidationError` for what contradicts itself, and for what is surprising and not confirmed."""
+        given: dict[str, Any] = super().clean() or {}
+        if "path" not in self.fields:
+            return given
+        if given.get("audience") == "groups" and not given.get("groups"):
+            self.add_error("groups", _("Choose at least one group."))
+        if given.get("limit") is None and not given.get("exempt"):
+            self.add_error("limit", _("A rule needs a limit, unless it says that there are no limits."))
+        if not given.get("confirm"):
+            for field, problem in surprises(given):
+                self.add_error(field, ValidationError([problem, _("If that is meant, tick “I mean it” below.")]))
+        return given
+
+
+def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What a rule would do that its author may not expect: (field, what)."""
+    found: list[tuple[str, Any]] = []
+    paths = [line.strip() for line in given.get("path", "").splitlines() if line.strip()]
+    for path in paths:
+        if path.strip("*") in ("", "/"):
+            found.append(("path", _("“%(path)s” is every request of the site.") % {"path": path}))
+        elif path.startswith("*") and not path.startswith(("**", "*/")):
+            problem = _("“%(path)s” matches nothing: a path begins with a slash, which a single * does not match.")
+            found.append(("path", problem % {"path": path}))
+        elif set(path) & set("?#"):
+            problem = _("“%(path)s” matches nothing: a path ends where ? or # begins.")
+            found.append(("path", problem % {"path": path}))
+    if given.get("limit") == 0:
+        found.append(("limit", _("A limit of 0 refuses every request it is about.")))
+    if given.get("route") and given["route"] not in route_names():
+        found.append(("route", _("No URL pattern is called so, so the rule would match nothing.")))
+    if given.get("name") and not (paths or given.get("route") or given.get("group")) and given["name"] not in named:
+        problem = _("The rule names no path and no route, and nothing in the code is called so: it would do nothing.")
+        found.append(("name", problem))
+    return found
+
+
+def route_names() -> set[str]:
+    """The names of all URL patterns, with their namespaces."""
+
+    def names(patterns: Any, space: str) -> Any:
+        for pattern in patterns:
+            if isinstance(pattern, URLResolver):
+                yield from names(pattern.url_patterns, f"{space}{pattern.namespace}:" if pattern.namespace else space)
+            elif isinstance(pattern, URLPattern) and pattern.name:
+                yield f"{space}{pattern.name}"
+
+    return set(names(get_resolver().url_patterns, ""))
+
+
+class TierForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A tier of a rule."""
+
+    class Meta:
+        model = RateLimitTier
+        fields = ("group", "limit", "period", "unit", "burst")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        present = group_names()
+        own = self.instance.group
+        kept = [(own, own)] if own and (own, own) not in present else []
+        self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=[("", "—"), *present, *kept])
+
+
+DURATIONS = {
+    "3600": _("for an hour"),
+    "86400": _("for a day"),
+    "604800": _("for a week"),
+    "": _("until the time below, or for good"),
+}
+
+
+class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
+    """An override. The value of a field is turned into a digest at once."""
+
+    value = forms.CharField(
+        label=_("Value"), required=False, strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "off"}, render_value=False),
+        help_text=_("Of the field above, such as the API key itself. Only a digest of it is kept."),
+    )  # fmt: skip
+    duration = forms.ChoiceField(label=_("How long"), required=False, choices=list(DURATIONS.items()))
+
+    class Meta:
+        model = RateLimitOverride
+        fields = "__all__"
+
+    own_address: str | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "duration" in self.fields:
+            self.fields["duration"].initial = ""
+        if "limit" in self.fields:
+            self.fields["burst"].help_text = _("Of a token bucket. Empty: the rule's.")
+
+    def clean(self) -> dict[str, Any]:
+        """Raises `ValidationError` for blocking oneself."""
+        given: dict[str, Any] = super().clean() or {}
+        value = given.get("value")
+        if value and given.get("field"):
+            self.instance.field = given["field"]
+            self.instance.set_value(value)
+        elif value:
+            self.add_error("field", _("Say of which field this is the value, such as header:X-API-Key."))
+        elif given.get("field") and given["field"] != self.initial.get("field"):
+            self.instance.subject = ""
+        if given.get("duration"):
+            start = given.get("starts") or timezone.now()
+            given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
+        if given.get("effect") == "block" and given.get("network"):
+            self._not_oneself(given["network"])
+        return given
+
+    def _not_oneself(self, network: str) -> None:
+        if self.own_address is not None and covers(network, self.own_address):
+            self.add_error("network", _("This is the address you come from: you would lock yourself out."))
+
+
+def covers(network: str, address: str) -> bool:
+    """Whether an address is in a network, both as text; False for what is neither."""
+    try:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
+def own_address(request: Any) -> str | None:
+    """The address a request comes from."""
+    address = client_address(request).address
+    return None if address is None else str(address)
+
+
+UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
+
+
+class PreviewForm(forms.Form):
+    """What is to be sent, to see what a rule does to it."""
+
+    preview_burst = forms.IntegerField(label=_("at once"), min_value=0, max_value=100_000, required=False)
+    preview_flow = forms.IntegerField(label=_("then"), min_value=0, max_value=1_000_000, required=False)
+    preview_unit = forms.ChoiceField(label=_("a"), choices=list(UNITS.items()), required=False)
+
+
+class InspectForm(forms.Form):
+    """A request to look at: who sends it, and to where."""
+
+    user = forms.CharField(label=_("User"), required=False, help_text=_("Name or primary key. Empty: not logged in."))
+    address = forms.GenericIPAddressField(label=_("Address"), required=False)
+    header = forms.CharField(
+        label=_("Header"), required=False, help_text=_("NAME: value, such as X-API-Key: …"),
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )  # fmt: skip
+    path = forms.CharField(label=_("Path"), initial="/", max_length=2000)
+    method = forms.ChoiceField(label=_("Method"), choices=[(name, name) for name in METHODS])
+
+    def clean_header(self) -> str:
+        """Raises `ValidationError` where it is no header."""
+        header: str = self.cleaned_data["header"]
+        name, colon, _value = header.partition(":")
+        if header and (not colon or not name.strip()):
+            raise ValidationError(_("Write NAME: value."))
+        return header
+
+    def clean_path(self) -> str:
+        """Raises `ValidationError` where it is no path."""
+        path: str = self.cleaned_data["path"]
+        if not path.startswith("/"):
+            raise ValidationError(_("A path begins with /."))
+        return path

@@ -1,0 +1,78 @@
+"""What was changed, by whom and when; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib import admin
+from django.db import router, transaction
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from ..code import put
+from ..models import RateLimitChange, RateLimitRule
+from ..rules.words import difference, reading
+from .acting import ActingAdmin
+
+
+def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
+    """Changes of a rule for a template, the latest first."""
+    return [
+        {"change": change, "words": difference(change.before, change.after), "reading": reading(change.after or {})}
+        for change in changes
+    ]
+
+
+def restore(change: RateLimitChange) -> RateLimitRule:
+    """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`."""
+    given = change.after if change.after is not None else change.before
+    row, tiers = RateLimitRule.read(given or {})
+    with transaction.atomic(router.db_for_write(RateLimitRule)):
+        present = RateLimitRule.objects.filter(pk=change.object_id or 0).first()
+        if present is not None and present.name != row.name:
+            present.name = row.name
+            present.save()
+        return put(row, tiers)
+
+
+class ChangeAdmin(ActingAdmin):
+    """The history: nobody adds to it, changes it or deletes it by hand."""
+
+    list_display = ("at", "by", "kind", "name", "action", "words")
+    list_filter = ("kind", "action", "at")
+    search_fields = ("name", "by")
+    date_hierarchy = "at"
+    fields = ("at", "by", "kind", "name", "action", "words", "revision")
+    readonly_fields = fields
+    change_form_template = "admin/django_ratelimit_lua/ratelimitchange/change_form.html"
+
+    @admin.display(description=_("what changed"))
+    def words(self, change: RateLimitChange) -> SafeString:
+        """Old and new."""
+        if change.before is None and change.after is not None and change.kind == RateLimitChange.Kind.RULE:
+            return format_html("{}", reading(change.after))
+        lines = difference(change.before, change.after)
+        return format_html_join(format_html("<br>"), "{}", ((line,) for line in lines))
+
+    def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
+        """Nobody."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody."""
+        return False
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """With a way back."""
+        change = kwargs.get("obj")
+        is_rule = change is not None and change.kind == RateLimitChange.Kind.RULE and (change.before or change.after)
+        permissions = ("django_ratelimit_lua.change_ratelimitrule", "django_ratelimit_lua.add_ratelimitrule")
+        context["may_restore"] = is_rule and request.user.has_perms(permissions)
+        return super().render_change_form(request, context, *args, **kwargs)

@@ -1,0 +1,269 @@
+"""The admin of rules: a list one can read, a form that shows what a rule would do, and every version there was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.options import IS_POPUP_VAR
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..exceeded import exceeded
+from ..exceptions import LimitError, StoreError
+from ..limits.rate import Rate
+from ..models import RateLimitChange, RateLimitRule, RateLimitTier
+from ..models.tracked import acting
+from ..preview import preview
+from ..publish import publish
+from ..rules.rule import RuleError, compile_rule
+from ..rules.ruleset import settings_rules
+from ..rules.words import reading
+from .acting import ActingAdmin
+from .forms import PreviewForm, RuleForm, TierForm
+from .history import restore, versions
+from .plot import plot
+
+MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow"), "off": gettext_lazy("Switch off")}
+
+
+class TierInline(admin.TabularInline):  # type: ignore[type-arg]
+    """Other numbers for Django groups."""
+
+    model = RateLimitTier
+    form = TierForm
+    extra = 0
+    verbose_name_plural = gettext_lazy("tiers: other numbers for Django groups, the most favourable counts")
+
+
+@admin.action(description=gettext_lazy("Enforce: refuse what is over the limit"), permissions=["change"])
+def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
+    """Switch rules to enforce."""
+    modeladmin.switch(request, queryset, "enforce")
+
+
+@admin.action(description=gettext_lazy("Shadow: count, never refuse"), permissions=["change"])
+def shadow(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
+    """Switch rules to shadow."""
+    modeladmin.switch(request, queryset, "shadow")
+
+
+@admin.action(description=gettext_lazy("Switch off"), permissions=["change"])
+def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
+    """Switch rules off."""
+    modeladmin.switch(request, queryset, "off")
+
+
+class RuleAdmin(ActingAdmin):
+    """Rules."""
+
+    form = RuleForm
+    inlines = (TierInline,)
+    list_display = ("name", "sentence", "mode", "order")
+    list_editable = ("mode", "order")
+    list_filter = ("mode", "audience")
+    search_fields = ("name", "description", "path", "route", "key", "group")
+    actions = (enforce, shadow, switch_off)
+    save_on_top = True
+    readonly_fields = ("hangs_on_it",)
+    change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
+    change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
+    object_history_template = "admin/django_ratelimit_lua/history.html"
+    fieldsets = (
+        (None, {"fields": (("name", "mode"), "description", "hangs_on_it")}),
+        (
+            gettext_lazy("How much"),
+            {
+                "description": gettext_lazy(
+                    "So many requests (or units, where a request costs more than one) per so much time: "
+                    "100 per 1 minute, 5 per 15 minutes."
+                ),
+                "fields": (("limit", "period", "unit"), "key", ("algorithm", "burst"), "cost"),
+            },
+        ),
+        (gettext_lazy("Where and for whom"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
+        (
+            gettext_lazy("Fine points"),
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    "message", "group", "order", ("max_wait", "queue", "segments"), ("align", "time_zone"),
+                    "count_denied", "on_store_error",
+                ),
+            },
+        ),
+        (gettext_lazy("Confirmation"), {"fields": ("confirm",)}),
+    )  # fmt: skip
+
+    class Media:
+        js = ("django_ratelimit_lua/preview.js",)
+
+    def get_urls(self) -> list[Any]:
+        """The preview, and going back to an earlier version, beside Django's pages."""
+        view = self.admin_site.admin_view
+        return [
+            path("preview/", view(self.preview_view), name="django_ratelimit_lua_preview"),
+            path("<int:pk>/mode/<str:mode>/", view(self.mode_view), name="django_ratelimit_lua_mode"),
+            path("restore/<int:pk>/", view(self.restore_view), name="django_ratelimit_lua_restore"),
+            *super().get_urls(),
+        ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
+        """With what the list needs."""
+        rules: QuerySet[RateLimitRule] = super().get_queryset(request).prefetch_related("tiers")
+        return rules
+
+    @admin.display(description=gettext_lazy("reads"))
+    def sentence(self, rule: RateLimitRule) -> str:
+        """The rule in one sentence."""
+        return rule.reading()
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """With how often each limit was exceeded."""
+        counts: dict[str, dict[str, int]] = vars(request).get("_ratelimit_exceeded", {})
+
+        @admin.display(description=_("exceeded in 7 days"))
+        def exceeded_in_days(rule: RateLimitRule) -> str:
+            of = counts.get(rule.name, {})
+            refused, would_be = of.get("enforce", 0), of.get("shadow", 0)
+            parts = [_("%(number)d refused") % {"number": refused}] if refused else []
+            parts += [_("%(number)d would have been") % {"number": would_be}] if would_be else []
+            return ", ".join(parts) or "—"
+
+        return (*self.list_display, exceeded_in_days)
+
+    @admin.display(description=gettext_lazy("what hangs on it"))
+    def hangs_on_it(self, rule: RateLimitRule) -> str:
+        """Overrides and tiers that go when it goes."""
+        if rule._state.adding:
+            return "—"
+        overrides, tiers = rule.overrides.count(), rule.tiers.count()
+        return ", ".join(
+            (
+                ngettext("%(number)d override", "%(number)d overrides", overrides) % {"number": overrides},
+                ngettext("%(number)d tier", "%(number)d tiers", tiers) % {"number": tiers},
+            )
+        )
+
+    def switch(self, request: HttpRequest, rules: QuerySet[RateLimitRule], mode: str) -> None:
+        """Switch rules to a mode, one by one, so that each is in Django's log."""
+        for rule in RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules]):
+            if rule.mode != mode:
+                rule.mode = mode
+                rule.save()
+                self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
+        messages.success(request, _("%(mode)s: in force from the next request on.") % {"mode": MODES[mode]})
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None, **kwargs: Any) -> Any:
+        """With the rules of the settings below, and what is published."""
+        context: dict[str, Any] = {
+            "settings_rules": [
+                {"name": rule.name, "mode": rule.mode, "reading": reading(rule.given or {})}
+                for rule in settings_rules()
+            ]
+        }
+        try:
+            context["published"] = publish()
+            vars(request)["_ratelimit_exceeded"] = exceeded()
+        except StoreError as error:
+            messages.warning(request, _("Redis cannot be asked; changes are published as soon as it can: %s") % error)
+        return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """With the numbers for the preview."""
+        context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
+        context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
+        context["show_preview"] = IS_POPUP_VAR not in request.GET
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def mode_view(self, request: HttpRequest, pk: int, mode: str) -> HttpResponse:
+        """One click: from shadow to enforce."""
+        rule = get_object_or_404(RateLimitRule, pk=pk)
+        if not self.has_change_permission(request, rule) or mode not in MODES or request.method != "POST":
+            raise PermissionDenied
+        with acting(request.user):
+            self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)
+        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
+
+    def preview_view(self, request: HttpRequest) -> HttpResponse:
+        """What the rule of the form would do to a burst and a steady flow: a plot, as a part of a page."""
+        allowed = self.has_change_permission(request) or self.has_add_permission(request)
+        if request.method != "POST" or not (allowed or self.has_view_permission(request)):
+            raise PermissionDenied
+        return TemplateResponse(
+            request, "admin/django_ratelimit_lua/ratelimitrule/preview.html", _previewed(request.POST)
+        )
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Every version of the rule, what changed and by whom."""
+        rule = get_object_or_404(RateLimitRule, pk=object_id)
+        if not self.has_view_or_change_permission(request, rule):
+            raise PermissionDenied
+        changes = RateLimitChange.objects.filter(kind=RateLimitChange.Kind.RULE, object_id=rule.pk)
+        context = {
+            "versions": versions(changes),
+            "may_restore": self.has_change_permission(request, rule),
+            **(extra_context or {}),
+        }
+        return super().history_view(request, object_id, context)
+
+    def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Make a rule what it was after (or, if it was deleted then, before) a change."""
+        change = get_object_or_404(RateLimitChange, pk=pk, kind=RateLimitChange.Kind.RULE)
+        if request.method != "POST" or not (self.has_change_permission(request) and self.has_add_permission(request)):
+            raise PermissionDenied
+        try:
+            with acting(request.user):
+                rule = restore(change)
+        except (RuleError, LimitError) as error:
+            messages.error(request, str(error))
+            return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
+        self.log_change(request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision})
+        messages.success(
+            request, _("“%(rule)s” is as it was: %(reading)s.") % {"rule": rule, "reading": rule.reading()}
+        )
+        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
+
+
+def _previewed(posted: Any) -> dict[str, Any]:
+    """What the preview's template needs, from a form that need not be complete."""
+    sent = PreviewForm(posted)
+    if not sent.is_valid():
+        return {"problems": [f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()]}
+    form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview", "confirm": "on"})
+    form.is_valid()
+    given = form.cleaned_data
+    rule = RateLimitRule()
+    for name in ("limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "cost"):
+        setattr(rule, name, given.get(name, getattr(rule, name)))
+    rule.name, rule.key, rule.time_zone, rule.count_denied = "preview", "ip", given.get("time_zone", ""), False
+    problems = [
+        f"{form.fields[name].label}: {errors[0]}"
+        for name, errors in form.errors.items()
+        if name
+        in ("limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "time_zone")
+    ]
+    if problems or rule.limit is None or not rule.period:
+        return {"problems": problems or [_("Say how much, and this shows what it does.")]}
+    try:
+        site = compile_rule({**rule.declared(), "id": 0}, plain=True).site
+        assert site is not None
+        assert isinstance(site.rates[0], Rate)
+        limit = site.limit("preview", site.rates[0])
+        burst = sent.cleaned_data["preview_burst"]
+        burst = min(2 * limit.rate.limit, 1000) if burst is None else burst
+        flow = sent.cleaned_data["preview_flow"]
+        unit = sent.cleaned_data["preview_unit"] or "m"
+        steady = limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None
+        cost = 1 if rule.cost is None else rule.cost
+        return {"plot": plot(preview(limit, burst, steady, cost)), "given": rule.declared(), "limit": limit}
+    except RuleError as error:
+        return {"problems": [error.problem]}
+    except StoreError as error:
+        return {"problems": [_("Redis cannot be asked: %s") % error]}

@@ -1,0 +1,33 @@
+"use strict";
+// Shows what the rule in the form would do, asked of the server whenever the form has changed.
+document.addEventListener("DOMContentLoaded", () => {
+  const box = document.querySelector("[data-preview-url]");
+  if (!box) return;
+  const form = box.closest("form");
+  const into = box.querySelector("[data-preview-into]");
+  let timer = 0, latest = 0;
+
+  async function show() {
+    const number = ++latest;
+    const answer = await fetch(box.dataset.previewUrl, {
+      method: "POST", body: new FormData(form), credentials: "same-origin",
+      headers: {"X-Requested-With": "XMLHttpRequest"},
+    });
+    const text = await answer.text();
+    if (number === latest && answer.ok) {
+      into.innerHTML = text;
+      into.dataset.shown = number;
+    }
+  }
+  function soon() {
+    clearTimeout(timer);
+    timer = setTimeout(() => show().catch(() => {}), 250);
+  }
+  form.addEventListener("input", soon);
+  form.addEventListener("change", soon);
+  box.querySelector("[data-preview-button]").addEventListener("click", (event) => {
+    event.preventDefault();
+    show().catch(() => {});
+  });
+  soon();
+});
