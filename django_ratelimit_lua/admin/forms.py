@@ -88,7 +88,12 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
         found.append(("limit", _("A limit of 0 refuses every request it is about.")))
     if given.get("route") and given["route"] not in route_names():
         found.append(("route", _("No URL pattern is called so, so the rule would match nothing.")))
-    if given.get("name") and not (paths or given.get("route") or given.get("group")) and given["name"] not in named:
+    if (
+        given.get("name")
+        and not given.get("exempt")
+        and not (paths or given.get("route") or given.get("group"))
+        and given["name"] not in named
+    ):
         problem = _("The rule names no path and no route, and nothing in the code is called so: it would do nothing.")
         found.append(("name", problem))
     return found

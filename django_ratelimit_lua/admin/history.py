@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.db import router, transaction
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
 from ..code import put
@@ -55,7 +55,7 @@ class ChangeAdmin(ActingAdmin):
         if change.before is None and change.after is not None and change.kind == RateLimitChange.Kind.RULE:
             return format_html("{}", reading(change.after))
         lines = difference(change.before, change.after)
-        return format_html_join(format_html("<br>"), "{}", ((line,) for line in lines))
+        return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 
     def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
         """Nobody."""

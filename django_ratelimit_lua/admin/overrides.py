@@ -217,6 +217,8 @@ class OverrideAdmin(ActingAdmin):
 
     def _reset(self, request: HttpRequest, found: Explanation, target: str) -> None:
         try:
+            if found.decision.source == "fallback":
+                raise StoreError(_("Redis cannot be asked"))
             names = reset(found, {target} if target else None)
         except StoreError as error:
             messages.error(request, _("Nothing was reset: %s") % error)

@@ -76,7 +76,7 @@ class RateLimitChange(models.Model):
 
     class Meta:
         verbose_name = _("change")
-        verbose_name_plural = _("history")
+        verbose_name_plural = _("changes")
         ordering = ("-revision", "-pk")
 
     def __str__(self) -> str:

@@ -265,6 +265,8 @@ class RateLimitRule(Numbers, Tracked):
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
+        if not self.name:
+            return  # Which is said already.
         try:
             self.compiled()
         except RuleError as error:

@@ -1,0 +1,412 @@
+"""The admin: what an operator does there holds for the next request, says who did it, and is theirs to do."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group, Permission, User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path, reverse
+from django.utils import timezone
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.exceeded import tally
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit("search", "ip", "100/m")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("found")
+
+
+urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path("search", search)]
+RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
+OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
+CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
+NO_TIERS = {"tiers-TOTAL_FORMS": 0, "tiers-INITIAL_FORMS": 0, "tiers-MIN_NUM_FORMS": 0, "tiers-MAX_NUM_FORMS": 1000}
+OPERATOR = "198.51.100.1"
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
+
+
+@pytest.fixture
+def operator() -> Client:
+    client = Client(REMOTE_ADDR=OPERATOR)
+    client.force_login(User.objects.create_superuser("grace"))
+    return client
+
+
+def staff(*permissions: str, name: str = "staff") -> Client:
+    user = User.objects.create_user(name, is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client(REMOTE_ADDR=OPERATOR)
+    client.force_login(user)
+    return client
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """A form as a browser sends it."""
+    values = {
+        "name": "site",
+        "mode": "enforce",
+        "period": 1,
+        "unit": "h",
+        "order": 0,
+        "audience": "everyone",
+        **NO_TIERS,
+    }
+    return {**values, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def visits(times: int = 1, address: str = "203.0.113.9", where: str = "/ok") -> list[int]:
+    return [Client(REMOTE_ADDR=address).get(where).status_code for _ in range(times)]
+
+
+def errors(response: HttpResponse) -> str:
+    return " ".join(re.findall(r'<ul class="errorlist[^>]*>(.*?)</ul>', response.content.decode(), re.DOTALL))
+
+
+def test_a_rule_is_made_changed_and_deleted_by_form(operator: Client) -> None:
+    """Each holds for the next request."""
+    operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=2))
+    rule = RateLimitRule.objects.get()
+    assert visits(3) == [200, 200, 429]
+    operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=4))
+    assert visits(3) == [200, 200, 429]
+    operator.post(f"{RULES}{rule.pk}/delete/", {"post": "yes"})
+    assert visits(3) == [200, 200, 200]
+    assert [change.by for change in RateLimitChange.objects.all()] == ["grace"] * 3
+
+
+def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
+    """By the names of Django's groups."""
+    Group.objects.create(name="pro")
+    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-limit": 50, "tiers-0-period": 1}
+    form = {**given(path="/ok", key="ip", limit=1), **tier, "tiers-0-unit": "h"}
+    operator.post(f"{RULES}add/", form)
+    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/h"}]
+    page = operator.get(f"{RULES}{RateLimitRule.objects.get().pk}/change/").content.decode()
+    assert "0 overrides, 1 tier" in page
+    assert RateLimitTier.objects.get().group == "pro"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"key": "id"}, "Unknown key &#x27;id&#x27;"),
+        ({"key": "os.system"}, "callables can only be named in the settings"),
+        ({"key": ""}, "needs a key"),
+        ({"limit": None}, "A rule needs a limit"),
+        ({"limit": 0}, "A limit of 0 refuses every request"),
+        ({"path": "/"}, "is every request of the site"),
+        ({"path": "/ok\n**"}, "“**” is every request of the site"),
+        ({"path": "*.php"}, "matches nothing: a path begins with a slash"),
+        ({"path": "/search?q=x"}, "matches nothing: a path ends where"),
+        ({"path": "ok"}, "write a prefix or glob that begins with /"),
+        ({"path": "/" + "a*" * 600}, "of at most 1000 characters"),
+        ({"route": "nowhere"}, "No URL pattern is called so"),
+        ({"path": "", "name": "nothing"}, "it would do nothing"),
+        ({"audience": "groups"}, "Choose at least one group"),
+        ({"algorithm": "sliding_log", "burst": 5}, "no option &#x27;burst&#x27;"),
+        ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "Unknown time zone"),
+        ({"algorithm": "fixed_window", "align": "day"}, "names that period"),
+        ({"count_denied": "on", "max_wait": 1}, "contradict each other"),
+        ({"exempt": "on", "path": ""}, "exempts everything"),
+    ],
+)
+def test_a_rule_that_surprises_or_makes_no_sense_is_refused(
+    fields: dict[str, Any], problem: str, operator: Client
+) -> None:
+    """At its field; what is only surprising can be confirmed."""
+    response = operator.post(f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, **fields}))
+    assert response.status_code == 200
+    assert problem in errors(response)
+    assert not RateLimitRule.objects.exists()
+
+
+@pytest.mark.parametrize("fields", [{"limit": 0}, {"path": "/"}, {"route": "nowhere"}, {"path": "", "name": "nothing"}])
+def test_what_is_surprising_can_be_meant(fields: dict[str, Any], operator: Client) -> None:
+    """By a tick."""
+    operator.post(f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, "confirm": "on", **fields}))
+    assert RateLimitRule.objects.exists()
+
+
+def test_a_rule_named_like_a_call_site_needs_no_path(operator: Client) -> None:
+    """It takes its place."""
+    operator.post(f"{RULES}add/", given(name="search", limit=1))
+    assert visits(2, where="/search") == [200, 429]
+
+
+def test_the_list_reads_switches_and_orders(operator: Client) -> None:
+    """In sentences, in place, by action and by one click."""
+    rule = RateLimitRule.objects.create(name="api", path="/ok", key="user_or_ip", limit=1, unit="h", mode="shadow")
+    assert visits(2) == [200, 200]
+    tally.flush()
+    page = operator.get(RULES).content.decode()
+    assert "1 per hour per user or address, on /ok, shadow" in page
+    assert "1 would have been" in page
+    assert "Revision 1 is published" in page
+    assert "no limits, on /admin/" in page
+    row = {
+        "form-TOTAL_FORMS": 1,
+        "form-INITIAL_FORMS": 1,
+        "form-0-id": rule.pk,
+        "form-0-mode": "off",
+        "form-0-order": 5,
+    }
+    operator.post(RULES, {**row, "_save": "Save"})
+    rule.refresh_from_db()
+    assert (rule.mode, rule.order) == ("off", 5)
+    for action, mode in (("shadow", "shadow"), ("switch_off", "off"), ("enforce", "enforce")):
+        operator.post(RULES, {"action": action, "_selected_action": rule.pk})
+        rule.refresh_from_db()
+        assert rule.mode == mode
+    assert visits() == [429]
+    operator.post(f"{RULES}{rule.pk}/mode/shadow/")
+    assert visits() == [200]
+    assert operator.get(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
+    assert "Enforce now" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+
+
+def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any, prefix: str) -> None:
+    """Before it is saved, by the program that decides, and nothing stays counted."""
+    form = given(path="/ok", key="ip", limit=60, unit="m", algorithm="token_bucket", burst=20)
+    page = operator.post(f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"})
+    assert "Of 50 at once, 20 go. Of 90 that come steadily after them, 90 go." in page.content.decode()
+    assert page.content.count(b"<polyline") == 2
+    leaky = {**form, "algorithm": "leaky_bucket", "burst": "", "queue": 4, "preview_burst": 10, "preview_flow": 0}
+    page = operator.post(f"{RULES}preview/", leaky).content.decode()
+    assert "Of 10 at once, 5 go." in page
+    assert "The longest wait is 4 s." in page
+    assert "no option" in operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
+    assert "A rule needs a limit" in operator.post(f"{RULES}preview/", {**form, "limit": ""}).content.decode()
+    huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
+    assert "Of 2000 at once, 2000 go." in operator.post(f"{RULES}preview/", huge).content.decode()
+    assert "at once" in operator.post(f"{RULES}preview/", {**form, "preview_burst": -1}).content.decode()
+    assert [key for key in direct.keys(f"{prefix}*") if b"preview" in key] == []
+    assert operator.get(f"{RULES}preview/").status_code == 403
+    assert not RateLimitRule.objects.exists()
+
+
+def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> None:
+    """For an hour, until a time, for good; secrets are never shown."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    form = {"effect": "block", "period": 1, "unit": "m"}
+    operator.post(f"{OVERRIDES}add/", {**form, "network": "203.0.113.9", "duration": "3600", "reason": "scraping"})
+    block = RateLimitOverride.objects.get()
+    assert block.created_by == "grace"
+    assert block.ends is not None
+    assert abs(block.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(minutes=1)
+    assert visits() == [429]
+    page = operator.get(OVERRIDES).content.decode()
+    assert "203.0.113.9" in page
+    assert "scraping" in page
+    operator.post(OVERRIDES, {"action": "end_now", "_selected_action": block.pk})
+    assert visits(2) == [200, 429]
+    assert "203.0.113.9" not in operator.get(f"{OVERRIDES}?active=yes").content.decode()
+    assert "203.0.113.9" in operator.get(f"{OVERRIDES}?active=no").content.decode()
+    secret = {**form, "effect": "exempt", "field": "header:X-API-Key", "value": "hush-hush", "label": "partner"}
+    operator.post(f"{OVERRIDES}add/", {**secret, "rule": rule.pk})
+    key = RateLimitOverride.objects.get(label="partner")
+    assert [Client(headers={"x-api-key": "hush-hush"}).get("/ok").status_code for _ in range(3)] == [200] * 3
+    pages = [OVERRIDES, f"{OVERRIDES}{key.pk}/change/", f"{OVERRIDES}{key.pk}/history/", CHANGES]
+    assert not [page for page in pages if "hush-hush" in operator.get(page).content.decode()]
+    operator.post(f"{OVERRIDES}{key.pk}/change/", {**secret, "value": "", "reason": "kept"})
+    key.refresh_from_db()
+    assert key.reason == "kept"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "Say whom it is about"),
+        ({"network": "203.0.113.9", "field": "header:x", "value": "y"}, "Say whom it is about"),
+        ({"network": "nowhere"}, "Write an address or network"),
+        ({"field": "X-API-Key", "value": "x"}, "Write one of header"),
+        ({"field": "header:X-API-Key"}, "The value is missing"),
+        ({"value": "x"}, "Say of which field"),
+        ({"network": "203.0.113.9", "effect": "limit"}, "Another limit needs a number"),
+        ({"network": f"{OPERATOR}/24"}, "you would lock yourself out"),
+    ],
+)
+def test_an_override_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str, operator: Client) -> None:
+    """At its field."""
+    response = operator.post(f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields})
+    assert problem in errors(response)
+    assert not RateLimitOverride.objects.exists()
+
+
+def test_an_override_ends_after_it_begins_and_fits_its_rule(operator: Client) -> None:
+    """Times the wrong way round, and numbers that the rule's algorithm cannot keep, are refused."""
+    rule = RateLimitRule.objects.create(name="log", path="/ok", key="ip", limit=1, unit="h", algorithm="sliding_log")
+    form = {"network": "203.0.113.9", "effect": "limit", "limit": 10**6, "period": 1, "unit": "m", "rule": rule.pk}
+    assert "100000" in errors(operator.post(f"{OVERRIDES}add/", form)).replace(",", "")
+    turned = {"starts_0": "2026-01-02", "starts_1": "00:00", "ends_0": "2026-01-01", "ends_1": "00:00"}
+    assert "before it starts" in errors(operator.post(f"{OVERRIDES}add/", {**form, "limit": 5, **turned}))
+
+
+def test_the_form_finds_users_and_rules(operator: Client) -> None:
+    """By autocomplete."""
+    user = User.objects.create(username="lovelace")
+    page = operator.get(f"{OVERRIDES}add/").content.decode()
+    assert page.count('class="admin-autocomplete"') == 2
+    query = {
+        "app_label": "django_ratelimit_lua",
+        "model_name": "ratelimitoverride",
+        "field_name": "user",
+        "term": "love",
+    }
+    assert operator.get("/admin/autocomplete/", query).json()["results"] == [{"id": str(user.pk), "text": "lovelace"}]
+    operator.post(f"{OVERRIDES}add/", {"user": user.pk, "effect": "exempt", "period": 1, "unit": "m"})
+    assert RateLimitOverride.objects.get().whom() == "user lovelace"
+
+
+def test_the_inspector_shows_and_acts(operator: Client) -> None:
+    """Used, remaining, when it frees up and from which override; reset, exempt and block, each in the log."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    url = reverse("admin:django_ratelimit_lua_inspect")
+    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
+    assert visits(3) == [200, 200, 429]
+    page = operator.post(url, asked).content.decode()
+    assert "2 / 2" in page
+    assert "would be refused" in page
+    assert "2 per hour per address, on /ok" in page
+    operator.post(url, {**asked, "action": "reset:site"})
+    assert visits(3) == [200, 200, 429]
+    operator.post(url, {**asked, "action": "exempt", "subject": "address", "duration": "3600"})
+    assert visits(3) == [200] * 3
+    assert "exempt" in operator.post(url, asked).content.decode()
+    operator.post(url, {**asked, "action": "reset"})
+    operator.post(url, {**asked, "action": "block", "subject": "address", "duration": "86400"})
+    assert visits() == [429]
+    page = operator.post(url, asked).content.decode()
+    assert "203.0.113.9: block" in page
+    assert {entry.user.username for entry in LogEntry.objects.all()} == {"grace"}
+    kinds = [(change.kind, change.action) for change in RateLimitChange.objects.order_by("pk")]
+    assert kinds == [
+        ("rule", "created"), ("identity", "reset"), ("override", "created"), ("identity", "reset"), ("override", "created")
+    ]  # fmt: skip
+    assert "203.0.113.9" not in str(list(RateLimitChange.objects.filter(kind="identity").values()))
+
+
+def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> None:
+    """And says what is wrong with what was typed."""
+    User.objects.create(username="ada")
+    url = reverse("admin:django_ratelimit_lua_inspect")
+    asked = {"address": "203.0.113.9", "path": "/search", "method": "GET"}
+    page = operator.post(url, {**asked, "user": "ada", "header": "X-API-Key: hush"}).content.decode()
+    assert "search:*:ip:100/m" in page
+    assert "user ada" in page
+    block = {"action": "block", "subject": "header", "duration": "3600"}
+    operator.post(url, {**asked, "header": "X-API-Key: hush", **block})
+    assert Client(headers={"x-api-key": "hush"}).get("/search").status_code == 429
+    operator.post(url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"})
+    assert RateLimitOverride.objects.filter(user__username="ada").exists()
+    assert "Nobody has that name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
+    assert "Write NAME: value" in operator.post(url, {**asked, "header": "key"}).content.decode()
+    assert "A path begins with /" in operator.post(url, {**asked, "path": "ok"}).content.decode()
+    assert "Exempt by admin" in operator.post(url, {**asked, "path": "/admin/"}).content.decode()
+    assert "No rule applies" in operator.post(url, {**asked, "path": "/nowhere"}).content.decode()
+    own = {**asked, "address": OPERATOR, "action": "block", "subject": "address", "duration": "3600"}
+    assert "lock yourself out" in operator.post(url, own).content.decode()
+    assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
+
+
+def test_history_tells_and_goes_back(operator: Client) -> None:
+    """What changed, by whom, old and new; an earlier version restored, a deleted rule too."""
+    operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5))
+    rule = RateLimitRule.objects.get()
+    operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=1, name="renamed"))
+    page = operator.get(f"{RULES}{rule.pk}/history/").content.decode()
+    assert "rate: 5/h → 1/h" in page
+    assert "grace" in page
+    first = RateLimitChange.objects.order_by("pk")[0]
+    assert operator.get(f"{RULES}restore/{first.pk}/").status_code == 403
+    operator.post(f"{RULES}restore/{first.pk}/")
+    rule.refresh_from_db()
+    assert (rule.name, rule.limit) == ("site", 5)
+    assert visits(6) == [200] * 5 + [429]
+    operator.post(f"{RULES}{rule.pk}/delete/", {"post": "yes"})
+    assert visits() == [200]
+    deleted = RateLimitChange.objects.order_by("-pk")[0]
+    assert "Restore this version" in operator.get(f"{CHANGES}{deleted.pk}/change/").content.decode()
+    operator.post(f"{RULES}restore/{deleted.pk}/")
+    assert visits() == [429]
+    assert operator.get(f"{CHANGES}add/").status_code == 403
+    assert operator.post(f"{CHANGES}{first.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert "5 per hour per address" in operator.get(CHANGES).content.decode()
+
+
+def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
+    """Who may only look changes nothing; who may only block changes no rule; every change is a POST with a token."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h", mode="shadow")
+    change = RateLimitChange.objects.get()
+    url = reverse("admin:django_ratelimit_lua_inspect")
+    block = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "action": "block", "subject": "address"}
+    looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
+    assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
+    assert looks.post(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
+    assert looks.post(f"{RULES}restore/{change.pk}/").status_code == 403
+    assert looks.post(f"{RULES}add/", given(path="/x", key="ip", limit=1)).status_code == 403
+    assert looks.get(url).status_code == 200
+    assert looks.post(url, {**block, "duration": "3600"}).status_code == 403
+    assert "Restore" not in looks.get(f"{CHANGES}{change.pk}/change/").content.decode()
+    blocks = staff("block_identity", name="blocks")
+    assert blocks.post(url, {**block, "duration": "3600"}).status_code == 200
+    assert visits() == [429]
+    assert blocks.get(RULES).status_code == 403
+    ended = RateLimitOverride.objects.get()
+    blocks.post(OVERRIDES, {"action": "end_now", "_selected_action": ended.pk})
+    assert visits() == [200]
+    assert blocks.post(f"{OVERRIDES}add/", {"network": "203.0.113.1", "effect": "exempt"}).status_code == 403
+    nobody = staff(name="nobody")
+    assert nobody.get(url).status_code == nobody.get(OVERRIDES).status_code == 403
+    careless = Client(enforce_csrf_checks=True)
+    careless.force_login(User.objects.create_superuser("root"))
+    for target in (url, f"{RULES}{rule.pk}/mode/enforce/", f"{RULES}restore/{change.pk}/", f"{RULES}preview/"):
+        assert careless.post(target, block).status_code == 403
+    rule.refresh_from_db()
+    assert rule.mode == "shadow"
+
+
+def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, monkeypatch: Any) -> None:
+    """And says so."""
+    from django_ratelimit_lua import publish
+
+    monkeypatch.setattr(publish, "soon", lambda: None)
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    assert "Redis cannot be asked" in operator.get(RULES).content.decode()
+    operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=4))
+    rule.refresh_from_db()
+    assert rule.limit == 4
+    form = given(path="/ok", key="ip", limit=60)
+    assert "Redis cannot be asked" in operator.post(f"{RULES}preview/", form).content.decode()
+    url = reverse("admin:django_ratelimit_lua_inspect")
+    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
+    assert "Redis cannot be asked" in operator.post(url, asked).content.decode()
+    assert "Nothing was reset" in operator.post(url, {**asked, "action": "reset"}).content.decode()
