@@ -61,8 +61,8 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), hint="See the middleware page of the documentation.", id=BAD_RULE)]
     middleware = list(getattr(settings, "MIDDLEWARE", ()))
-    if not rules:
-        return []
+    if all(rule.group is not None for rule in rules):
+        return []  # There are none, or call sites apply them.
     if MIDDLEWARE not in middleware:
         hint = f"Add '{MIDDLEWARE}' to MIDDLEWARE."
         return [Warning("RATELIMIT_RULES has rules, but nothing applies them.", hint=hint, id=UNUSED_RULES)]

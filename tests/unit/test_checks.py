@@ -15,7 +15,7 @@ REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.
 
 
 def found() -> list[tuple[str, str]]:
-    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in run_checks()]
+    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in run_checks(tags=["caches"])]
 
 
 @pytest.fixture(autouse=True)

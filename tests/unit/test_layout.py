@@ -40,7 +40,7 @@ ROOMS = [
     "models",
     "migrations",
     "publish",
-    "explain code",
+    "explain code preview",
     "admin",
     "management",
     "checks",

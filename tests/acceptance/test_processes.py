@@ -1,0 +1,117 @@
+"""Real servers of several processes, under load, while rules are edited."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_ratelimit_lua.models import RateLimitRevision, RateLimitRule
+from tests.acceptance.test_example import free_port
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "wsgi": ["gunicorn", "tests.rules_site:application", "--workers=4", "--threads=2", "--log-level=warning", "--bind"],
+    "asgi": ["uvicorn", "tests.rules_site:asgi", "--workers=2", "--log-level=warning", "--host=127.0.0.1", "--port"],
+}
+EDITS = 100
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
+    """A server's port, and its view that tells by which revision it decided."""
+    port = free_port()
+    command = COMMANDS[request.param]
+    where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    process = subprocess.Popen([sys.executable, "-m", *command, where], cwd=ROOT, env=environment)
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield port, "/tell" if request.param == "wsgi" else "/atell"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def ask(port: int, path: str) -> dict[str, int]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    assert response.status == 200, body
+    found: dict[str, int] = json.loads(body)
+    return found
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
+    server: tuple[int, str], direct: redis.Redis
+) -> None:
+    """A hundred edits under load; every answer tells its revision, and the limit is that of the revision. Without
+    edits, a request is one EVALSHA and nothing else."""
+    port, path = server
+    with override_settings(RATELIMIT_TIMEOUT=10):
+        rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1_000_001)
+    saved = [RateLimitRevision.read("default")[0]]
+    ended = threading.Event()
+    seen: list[tuple[int, int, int, int]] = []
+    failures: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            while not ended.is_set():
+                before = saved[0]
+                answer = ask(port, path)
+                seen.append((before, answer["revision"], answer["limit"], answer["process"]))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(seen) < 50 and not failures:
+        time.sleep(0.01)
+    for edit in range(EDITS):
+        # Revision n has limit 1,000,000 + n.
+        RateLimitRule.objects.filter(pk=rule.pk).update(limit=1_000_002 + edit)
+        saved[0] = edit + 2
+        time.sleep(0.01)
+    at_the_end = len(seen)
+    while len(seen) < at_the_end + 50 and not failures:
+        time.sleep(0.01)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [one for one in seen if one[1] < one[0]] == []
+    assert [one for one in seen if one[2] != 1_000_000 + one[1]] == []
+    assert len({process for *_, process in seen}) > 1
+    assert len({revision for _, revision, _, _ in seen}) > EDITS // 4
+    direct.config_resetstat()
+    for _ in range(40):
+        ask(port, path)
+    statistics = direct.info("commandstats")
+    assert statistics["cmdstat_evalsha"]["calls"] == 40
+    outside = {"cmdstat_evalsha", "cmdstat_info", "cmdstat_config|resetstat", "cmdstat_config"}
+    inside = {"cmdstat_hmget", "cmdstat_time", "cmdstat_get", "cmdstat_set"}
+    assert set(statistics) <= outside | inside
