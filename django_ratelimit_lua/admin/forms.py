@@ -51,7 +51,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "groups" in self.fields:  # Not in the form of a row of the list.
+        if "groups" in self.fields:  # Not where a rule may only be looked at.
             present = group_names()
             kept = [(name, name) for name in self.instance.groups if (name, name) not in present]
             self.fields["groups"].choices = present + kept  # type: ignore[attr-defined]
@@ -69,6 +69,16 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
             for field, problem in surprises(given):
                 self.add_error(field, ValidationError([problem, _("If that is meant, tick “I mean it” below.")]))
         return given
+
+
+class RowForm(forms.ModelForm):  # type: ignore[type-arg]
+    """What of a rule can be changed in the list. Its fields say of which rule they are, for those who do not see it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.help_text = ""
+            field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
 
 
 def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -155,8 +165,12 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
-        if "limit" in self.fields:
+        if "burst" in self.fields:
             self.fields["burst"].help_text = _("Of a token bucket. Empty: the rule's.")
+        for name in {"starts", "ends"} & set(self.fields):
+            field = self.fields[name]
+            for part, label in zip(getattr(field.widget, "widgets", ()), (_("date"), _("time")), strict=False):
+                part.attrs["aria-label"] = f"{field.label}: {label}"
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for blocking oneself."""

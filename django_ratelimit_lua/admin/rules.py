@@ -26,7 +26,7 @@ from ..rules.rule import RuleError, compile_rule
 from ..rules.ruleset import settings_rules
 from ..rules.words import reading
 from .acting import ActingAdmin
-from .forms import PreviewForm, RuleForm, TierForm
+from .forms import PreviewForm, RowForm, RuleForm, TierForm
 from .history import restore, versions
 from .plot import plot
 
@@ -123,6 +123,10 @@ class RuleAdmin(ActingAdmin):
     def sentence(self, rule: RateLimitRule) -> str:
         """The rule in one sentence."""
         return rule.reading()
+
+    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """The fields of the list, which say of which rule they are."""
+        return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """With how often each limit was exceeded."""

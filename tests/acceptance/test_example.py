@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import http_sf
 import pytest
-import redis
 from selenium.common.exceptions import WebDriverException
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.demo import answers, screenshot, start
 from tests.server import url
-
-ROOT = Path(__file__).parents[2]
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
-    """The demo, the site's address, and its Redis."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "example_project"],
-        cwd=ROOT,
-        env={**os.environ, "PORT": str(port), "DJANGO_SETTINGS_MODULE": "example_project.settings", **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    said = [process.stdout.readline() for _ in range(3)]
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    return process, f"http://127.0.0.1:{port}/", said[1].split()[-1]
-
-
-def answers(address: str) -> bool:
-    try:
-        with redis.Redis.from_url(address) as connection:
-            return bool(connection.ping())
-    except redis.ConnectionError:
-        return False
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -83,30 +39,6 @@ def test_a_redis_one_already_has_is_used_and_left_alone() -> None:
     assert answers(url())
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    process, address, _ = start()
-    yield address
-    process.terminate()
-    process.communicate(timeout=20)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
-    options = ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
-                     "disable-background-networking", "disable-component-update", "disable-sync",
-                     f"user-data-dir={tmp_path}"):  # fmt: skip
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = Chrome(options=options, service=ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
 def burst(browser: Any, target: str, count: int) -> str:
     browser.find_element("css selector", f"input[value='{target}']").click()
     for field, value in (("count", count), ("spread", 0)):
@@ -126,10 +58,10 @@ def burst(browser: Any, target: str, count: int) -> str:
 
 
 @pytest.mark.parametrize("size", [(1280, 1000), (390, 844)], ids=["desktop", "phone"])
-def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, site: str) -> None:
+def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, demo: str) -> None:
     """Every target, at desktop and phone width, without an error in the console and without scrolling sideways."""
     browser.set_window_size(*size)
-    browser.get(site)
+    browser.get(demo)
     expected = {
         "login": "5 admitted, 7 refused.",
         "export": "10 admitted, 2 refused.",
@@ -152,23 +84,23 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, si
     screenshot(browser, f"home-{size[0]}")
 
 
-def test_the_login_form_is_a_login_form(browser: Any, site: str) -> None:
+def test_the_login_form_is_a_login_form(browser: Any, demo: str) -> None:
     """The sixth guess meets a page that says when to come back; nobody is locked out under another name."""
-    browser.get(site)
+    browser.get(demo)
     forget(browser)
     for guess in range(6):
-        answer = log_in(browser, site, "ada", f"guess {guess}")
+        answer = log_in(browser, demo, "ada", f"guess {guess}")
     assert "Try again in" in answer
     screenshot(browser, "blocked")
-    assert "correct username" in log_in(browser, site, "grace", "guess")
+    assert "correct username" in log_in(browser, demo, "grace", "guess")
     screenshot(browser, "login")
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
-def test_a_visitor_sees_which_address_counts_and_why(size: tuple[int, int], browser: Any, site: str) -> None:
+def test_a_visitor_sees_which_address_counts_and_why(size: tuple[int, int], browser: Any, demo: str) -> None:
     """For whoever sets up a proxy."""
     browser.set_window_size(*size)
-    browser.get(site + "address/")
+    browser.get(demo + "address/")
     text = browser.find_element("tag name", "main").text
     assert "You are counted as 127.0.0.1" in text
     assert "Because it is REMOTE_ADDR; no proxy is trusted." in text
@@ -176,13 +108,13 @@ def test_a_visitor_sees_which_address_counts_and_why(size: tuple[int, int], brow
     screenshot(browser, f"address-{size[0]}")
 
 
-def test_the_browsable_api_works_and_tells_what_is_left(browser: Any, site: str) -> None:
+def test_the_browsable_api_works_and_tells_what_is_left(browser: Any, demo: str) -> None:
     """A page for people, and the headers of throttles and rules together."""
-    browser.get(site)
+    browser.get(demo)
     forget(browser)
-    browser.get(site + "api/")
+    browser.get(demo + "api/")
     assert "five a second" in browser.page_source
-    with urllib.request.urlopen(site + "api/") as response:
+    with urllib.request.urlopen(demo + "api/") as response:
         names = [name for name, _ in http_sf.parse(response.headers["RateLimit-Policy"].encode(), tltype="list")]
     assert names == ["everything", "anon", "user"]
 
@@ -214,8 +146,3 @@ def log_in(browser: Any, site: str, name: str, password: str) -> str:
         lambda page: page.execute_script("return !window.before && document.readyState === 'complete'")
     )
     return str(browser.page_source)
-
-
-def screenshot(browser: Any, name: str) -> None:
-    if "SCREENSHOTS" in os.environ:
-        browser.save_screenshot(f"{os.environ['SCREENSHOTS']}/{name}.png")

@@ -19,7 +19,7 @@ import redis
 from django.test import override_settings
 
 from django_ratelimit_lua.models import RateLimitRevision, RateLimitRule
-from tests.acceptance.test_example import free_port
+from tests.demo import free_port
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {

@@ -1,0 +1,37 @@
+"""The demo and the browser, for those who look at pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+from tests.demo import CHROMIUM, DRIVER, start
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    """The address of a demo of this module's own."""
+    process, address, _ = start()
+    yield address
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
+    options = ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+                     "disable-background-networking", "disable-component-update", "disable-sync",
+                     f"user-data-dir={tmp_path}"):  # fmt: skip
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=ChromeService(DRIVER))
+    yield driver
+    driver.quit()

@@ -1,0 +1,176 @@
+"""The admin in a real browser: every step followed by a real request that shows its effect."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import axe_core_python
+import pytest
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.demo import screenshot
+
+AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+RULES, OVERRIDES = "admin/django_ratelimit_lua/ratelimitrule/", "admin/django_ratelimit_lua/ratelimitoverride/"
+PAGES = {
+    "rules": RULES,
+    "rule": f"{RULES}1/change/",
+    "rule-new": f"{RULES}add/",
+    "rule-history": f"{RULES}2/history/",
+    "overrides": OVERRIDES,
+    "override-new": f"{OVERRIDES}add/",
+    "inspector": f"{OVERRIDES}inspect/",
+    "changes": "admin/django_ratelimit_lua/ratelimitchange/",
+    "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
+}
+# What Django's own pages bring along, wherever a model is shown: nothing of ours to mend.
+DJANGOS = {
+    ".object-tools", "#changelist-filter", ".actions", "#toggle-nav-sidebar", "#nav-filter", ".paginator",
+    ".breadcrumbs", "#result_list thead", "#header", "#user-tools", ".select2",
+}  # fmt: skip
+
+
+def status(address: str, **headers: str) -> int:
+    """What a request of one's own is answered."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def goes_on(browser: Any, act: Callable[[], Any]) -> None:
+    """Do something that leads to another page, and wait for that."""
+    browser.execute_script("window.before = true")
+    act()
+    WebDriverWait(browser, 20, ignored_exceptions=[WebDriverException]).until(
+        lambda page: page.execute_script("return !window.before && document.readyState === 'complete'")
+    )
+
+
+def press(browser: Any, selector: str) -> None:
+    """Press a button that leads to another page."""
+    button = browser.find_element("css selector", selector)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    goes_on(browser, button.click)
+
+
+def fill(browser: Any, **fields: str) -> None:
+    """Fill in a form, by the names of its fields."""
+    for name, value in fields.items():
+        field = browser.find_element("name", name)
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
+        if field.tag_name == "select":
+            Select(field).select_by_value(value)
+        else:
+            field.clear()
+            field.send_keys(value)
+
+
+def log_in(browser: Any, demo: str) -> None:
+    browser.get(f"{demo}admin/login/?next=/admin/")
+    fill(browser, username="grace", password="hopper")
+    press(browser, "[type=submit]")
+
+
+def previewed(browser: Any) -> str:
+    """The words of the preview, once they are there."""
+    return str(WebDriverWait(browser, 20).until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0].text)
+
+
+def complaints(browser: Any) -> list[str]:
+    """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept out."""
+    return [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+
+
+def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str) -> None:
+    """Create with a preview, save, change, restore, block, unblock, reset, enforce."""
+    browser.set_window_size(1280, 1000)
+    log_in(browser, demo)
+    search = f"{demo}search/"
+    assert status(search) == 200
+
+    browser.get(f"{demo}{RULES}add/")
+    fill(browser, name="search", limit="3", unit="h", algorithm="token_bucket", preview_burst="10", preview_flow="0")
+    WebDriverWait(browser, 20).until(lambda page: "Of 10 at once, 3 go." in previewed(page))
+    screenshot(browser, "admin-preview")
+    press(browser, "[name=_save]")
+    assert [status(search) for _ in range(4)] == [200, 200, 200, 429]
+
+    goes_on(browser, browser.find_element("link text", "search").click)
+    fill(browser, limit="5")
+    press(browser, "[name=_save]")
+    assert status(search) == 200
+    goes_on(browser, browser.find_element("link text", "search").click)
+    goes_on(browser, browser.find_element("css selector", ".historylink").click)
+    assert "rate: 3/h → 5/h" in browser.find_element("css selector", ".ratelimit-history").text
+    screenshot(browser, "admin-history")
+    press(browser, ".ratelimit-history button")
+    assert "is as it was: 3 per hour" in browser.find_element("css selector", ".messagelist").text
+    assert status(search) == 429
+
+    browser.get(f"{demo}{OVERRIDES}add/")
+    fill(browser, field="header:X-API-Key", value="hush", label="a leaked key", effect="block", duration="3600")
+    screenshot(browser, "admin-block")
+    press(browser, "[name=_save]")
+    assert status(demo, **{"X-API-Key": "hush"}) == 429
+    assert status(demo) == 200
+    browser.find_element("name", "_selected_action").click()
+    fill(browser, action="end_now")
+    press(browser, "button[name=index]")
+    assert status(demo, **{"X-API-Key": "hush"}) == 200
+
+    browser.get(f"{demo}{OVERRIDES}inspect/")
+    fill(browser, address="127.0.0.1", path="/search/")
+    press(browser, ".submit-row [type=submit]")
+    assert "3 / 3" in browser.find_element("css selector", ".ratelimit-inspector table").text
+    screenshot(browser, "admin-inspector")
+    press(browser, "button[value='reset:search']")
+    assert status(search) == 200
+    press(browser, "button[value=exempt]")
+    assert [status(search) for _ in range(4)] == [200] * 4
+
+    browser.get(f"{demo}{RULES}1/change/")
+    press(browser, ".ratelimit-tool button")
+    assert "Enforce: in force from the next request on." in browser.find_element("css selector", ".messagelist").text
+    assert complaints(browser) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
+def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, browser: Any, demo: str) -> None:
+    """axe finds nothing on our pages, a strict Content-Security-Policy keeps nothing out, a phone does not scroll
+    sideways."""
+    browser.set_window_size(*size)
+    log_in(browser, demo)
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    for name, page in PAGES.items():
+        browser.get(demo + page)
+        if name.startswith("rule-new") or name == "rule":
+            WebDriverWait(browser, 20).until(lambda shown: shown.find_elements("css selector", ".ratelimit-plot *"))
+        if name == "inspector":
+            fill(browser, user="ada", address="203.0.113.9", path="/search/")
+            press(browser, ".submit-row [type=submit]")
+        if size[0] < 500:
+            width = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+            assert width <= 0, (name, width)
+        browser.execute_script(AXE)
+        found = browser.execute_async_script(
+            "const done = arguments[1]; axe.run({exclude: arguments[0].map(one => [one])}).then(done, done);",
+            sorted(DJANGOS),
+        )
+        problems = [
+            (violation["id"], [node["html"][:160] for node in violation["nodes"]]) for violation in found["violations"]
+        ]
+        assert problems == [], (name, json.dumps(problems, indent=1))
+        screenshot(browser, f"admin-{name}-{size[0]}-{scheme}")
+        assert complaints(browser) == [], name

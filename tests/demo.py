@@ -1,0 +1,55 @@
+"""The real demo process, and a real browser to look at it with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import redis
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
+    """The demo, the site's address, and its Redis."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "example_project"],
+        cwd=ROOT,
+        env={**os.environ, "PORT": str(port), "DJANGO_SETTINGS_MODULE": "example_project.settings", **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    said = [process.stdout.readline() for _ in range(3)]
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    return process, f"http://127.0.0.1:{port}/", said[1].split()[-1]
+
+
+def answers(address: str) -> bool:
+    try:
+        with redis.Redis.from_url(address) as connection:
+            return bool(connection.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def screenshot(browser: Any, name: str) -> None:
+    if "SCREENSHOTS" in os.environ:
+        browser.save_screenshot(f"{os.environ['SCREENSHOTS']}/{name}.png")
