@@ -72,6 +72,11 @@ def load(stale: StaleRules | None = None) -> Ruleset:
         return _ruleset
 
 
+def reload() -> Ruleset:
+    """The rules as they are published now. Blocks; raises as `load` does."""
+    return load(StaleRules(-1))
+
+
 def is_due() -> bool:
     """Whether a request that meets no rule has to ask whether that is still so."""
     return is_fenced() and (conf.RULES_MAX_AGE == 0 or time.monotonic() - _verified_at >= conf.RULES_MAX_AGE)

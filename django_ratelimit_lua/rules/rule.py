@@ -145,6 +145,8 @@ class _Reader:
         """The rate; from the admin, where code has no place, nothing but a constant."""
         if not self.plain:
             return value
+        if not isinstance(value, str):
+            self.fail(field, f"rate is {value!r}; write one rate, such as '100/m'")
         try:
             return Rate.parse(value)
         except LimitError as error:

@@ -307,7 +307,8 @@ def test_the_inspector_shows_and_acts(operator: Client) -> None:
     assert {entry.user.username for entry in LogEntry.objects.all()} == {"grace"}
     kinds = [(change.kind, change.action) for change in RateLimitChange.objects.order_by("pk")]
     assert kinds == [
-        ("rule", "created"), ("identity", "reset"), ("override", "created"), ("identity", "reset"), ("override", "created")
+        ("rule", "created"), ("identity", "reset"), ("override", "created"),
+        ("identity", "reset"), ("override", "created"),
     ]  # fmt: skip
     assert "203.0.113.9" not in str(list(RateLimitChange.objects.filter(kind="identity").values()))
 

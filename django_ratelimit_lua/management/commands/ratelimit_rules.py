@@ -54,7 +54,7 @@ class Command(BaseCommand):
             raise CommandError("; ".join(error.messages)) from error
 
     def _list(self, **options: Any) -> None:
-        ruleset = current.load()
+        ruleset = current.reload()
         for rule in ruleset.rules:
             self.stdout.write(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
         for problem in ruleset.problems:
@@ -101,7 +101,7 @@ class Command(BaseCommand):
         if file is not None:
             count = len(code.load(_read(file)))
         else:
-            ruleset = current.load()
+            ruleset = current.reload()
             if ruleset.problems:
                 raise CommandError("\n".join(ruleset.problems))
             count = len(ruleset.rules)

@@ -1,0 +1,217 @@
+"""`manage.py ratelimit_rules`: what applies, what a request would meet, and rules as code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from hypothesis import HealthCheck, given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.code import apply, dump, export, plan
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ROOT = Path(__file__).parents[2]
+
+
+@ratelimit("search", "ip", "100/m")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("found")
+
+
+urlpatterns = [path("search", search), path("ok", lambda request: HttpResponse("ok"), name="ok")]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = [
+        {"name": "static", "path": "/static/", "exempt": True},
+        {"name": "site", "key": "ip", "rate": "600/m"},
+    ]
+
+
+def said(*arguments: Any) -> str:
+    output = io.StringIO()
+    call_command("ratelimit_rules", *arguments, stdout=output, stderr=output)
+    return output.getvalue()
+
+
+def test_list_shows_what_applies_and_where_it_comes_from() -> None:
+    """In order, the admin's in the place of the settings'; what is skipped too."""
+    RateLimitRule.objects.create(name="site", path="/", key="user_or_ip", limit=5, order=3, mode="shadow")
+    RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
+    text = said("list")
+    assert "     3  admin     site: 5 per minute per user or address, on /, shadow" in text
+    assert "     0  settings  static: no limits, on /static/" in text
+    assert "skipped: Rules of the admin: rule 'broken': Unknown key 'nonsense'" in text
+    assert "2 rules; revision 2" in text
+
+
+def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
+    """Rules, call sites, overrides, their state; exemptions and blocks; counting nothing."""
+    User.objects.create(username="ada")
+    Client(REMOTE_ADDR="203.0.113.9").get("/search")
+    text = said("explain", "--path", "/search", "--ip", "203.0.113.9")
+    assert "site (settings): 600 per minute per address" in text
+    assert "1 of 600 used, 599 left, frees up in" in text
+    assert "search:*:ip:100/m (code): 100 per minute per address, where the code says search" in text
+    assert text == said("explain", "--path", "/search", "--ip", "203.0.113.9")
+    RateLimitOverride.objects.create(user=User.objects.get(), effect="exempt")
+    assert "(user ada): exempt: no limit" in said("explain", "--path", "/ok", "--user", "ada")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    assert "allowed" not in said("explain", "--path", "/ok", "--ip", "203.0.113.9")
+    settings.RATELIMIT_RULES = settings.RATELIMIT_RULES[:1]
+    key = RateLimitOverride(field="header:X-Key", effect="block", label="Bob's")
+    key.set_value("hush")
+    key.save()
+    text = said("explain", "--path", "/ok", "--header", "X-Key: hush")
+    assert text == f"blocked, whatever rule: override {key.pk} (header:X-Key (Bob's))\n"
+    assert said("explain", "--path", "/ok") == "no rule applies\n"
+    assert "exempt: static" in said("explain", "--path", "/static/x.css", "--method", "post")
+    for wrong, problem in ((("--header", "key"), "write NAME:VALUE"), (("--user", "nobody"), "nobody has that")):
+        with pytest.raises(CommandError, match=problem):
+            said("explain", *wrong)
+
+
+def test_export_and_import_go_round(tmp_path: Path) -> None:
+    """What was exported is imported without a change; a dry run says in words what would be done, and does nothing."""
+    file = tmp_path / "rules.yaml"
+    file.write_text((ROOT / "example_project/rules.yaml").read_text())
+    assert said("import", str(file), "--dry-run").splitlines() == [
+        "+ exports of a day: 20 per day per address, GET on /export/, shadow",
+        "+ api: 60 per minute per user, bursts of 20, 600 per minute for pro, on /api/ for authenticated",
+        "2 rules would be changed",
+    ]
+    assert not RateLimitRule.objects.exists()
+    said("import", str(file))
+    assert yaml.safe_load(said("export")) == yaml.safe_load(file.read_text())
+    file.write_text(said("export"))
+    assert said("import", str(file)) == "0 rules changed\n"
+    override = RateLimitOverride.objects.create(rule=RateLimitRule.objects.get(name="api"), network="203.0.113.9")
+    rules = yaml.safe_load(file.read_text())
+    rules[1] = {**rules[1], "rate": "30/m", "tiers": [{"group": "pro", "rate": "300/m"}, {"group": "x", "rate": "1/m"}]}
+    file.write_text(dump(rules[1:]))
+    text = said("import", str(file))
+    assert "    rate: 60/m → 30/m" in text
+    assert "- exports of a day" in text
+    assert RateLimitOverride.objects.get() == override
+    assert {change.by for change in RateLimitChange.objects.all()} <= {"ratelimit_rules import", ""}
+    assert RateLimitRule.objects.get().declared() == rules[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "not YAML"),
+        ("name: x", "must be a list of rules"),
+        ("- 5", "is no rule"),
+        ("- {name: x}", "needs a rate"),
+        ("- {name: x, key: os.system, rate: 1/m, path: /}", "callables can only be named in the settings"),
+        ("- {name: x, key: ip, rate: [1/s, 2/m], path: /}", "write one rate"),
+        (
+            "- {name: x, key: ip, rate: 1/s, path: /}\n- {name: x, key: ip, rate: 1/s, path: /}",
+            "two rules are called x",
+        ),
+        ("- {name: x, key: ip, rate: 1/s, path: /, tiers: [{rate: 1/s}]}", "tier"),
+        ("- {name: x, key: ip, rate: 1/s, path: /, order: first}", "order is 'first'"),
+        ("- {name: x, key: ip, rate: 1/s, path: /, method: 5}", "method is 5"),
+    ],
+)
+def test_a_file_that_makes_no_sense_changes_nothing(text: str, problem: str, tmp_path: Path) -> None:
+    """And `check` says the same."""
+    RateLimitRule.objects.create(name="kept", path="/", key="ip", limit=5)
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+    for command in ("check", "import"):
+        with pytest.raises(CommandError, match=problem.replace("[", r"\[")):
+            said(command, str(file))
+    assert RateLimitRule.objects.get().name == "kept"
+    with pytest.raises(CommandError, match="No such file"):
+        said("check", str(tmp_path / "nowhere.yaml"))
+
+
+def test_check_finds_what_is_wrong_with_the_rules_there_are() -> None:
+    """Also those broken by hand."""
+    assert said("check") == "2 rules: no problem found\n"
+    RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
+    with pytest.raises(CommandError, match="Unknown key 'nonsense'"):
+        said("check")
+
+
+def test_the_file_may_be_piped_in(monkeypatch: Any) -> None:
+    """`import -`."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("- {name: x, key: ip, rate: 1/s, path: /x}"))
+    assert "+ x: 1 per second per address, on /x" in said("import", "-")
+
+
+def test_the_command_runs_in_a_terminal() -> None:
+    """From another process."""
+    command = [sys.executable, "-m", "example_project.manage", "ratelimit_rules", "check", "example_project/rules.yaml"]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.returncode) == ("2 rules: no problem found\n", 0), done.stderr
+
+
+names = st.text("abc /é:-", min_size=1, max_size=8).map(str.strip).filter(bool)
+numbers = st.integers(1, 1000)
+rates = st.builds("{}/{}{}".format, st.integers(0, 1000), st.sampled_from(["", "2", "15"]), st.sampled_from("smhdw"))
+declared = st.fixed_dictionaries(
+    {"name": names, "key": st.sampled_from(["ip", "user", ["ip", "post:username"], "header:X-Key"]), "rate": rates},
+    optional={
+        "description": names,
+        "order": st.integers(-5, 5).filter(bool),
+        "path": st.just("/api/") | st.lists(st.sampled_from(["/a", "/b*", "/**.php"]), min_size=2, unique=True),
+        "route": names,
+        "group": names,
+        "method": st.lists(st.sampled_from(["GET", "POST", "PUT"]), min_size=1, unique=True).map(sorted),
+        "audience": st.sampled_from(["anonymous", "staff", ["group:free", "group:pro"]]),
+        "tiers": st.sets(names, min_size=1).map(lambda of: [{"group": one, "rate": "5/m"} for one in sorted(of)]),
+        "cost": st.integers(0, 5),
+        "message": names,
+        "mode": st.sampled_from(["shadow", "off"]),
+        "segments": numbers,
+        "max_wait": st.sampled_from([0, 0.5, 10.0]),
+        "on_store_error": st.sampled_from(["open", "closed"]),
+    },
+)  # fmt: skip
+
+
+@example_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(declared, max_size=4, unique_by=lambda one: one["name"]))
+def test_every_rule_goes_round(rules: list[dict[str, Any]]) -> None:
+    """Whatever it says: YAML, rows, YAML are the same."""
+    for one in rules:
+        if not {"path", "route", "group"} & set(one):
+            one["group"] = one["name"]
+    apply(dump(rules))
+    exported = yaml.safe_load(export()) or []
+    key = lambda one: one["name"]  # noqa: E731
+    assert sorted(exported, key=key) == json.loads(json.dumps(sorted(rules, key=key)))
+    assert plan(export()) == []
+    for one in exported:
+        compile_rule(one, plain=True)
+
+
+def test_a_rule_error_names_its_field() -> None:
+    """So that a form can say it there."""
+    with pytest.raises(RuleError) as caught:
+        compile_rule({"name": "x", "path": "/", "key": "ip", "rate": "5/m", "algorithm": "sliding_log", "burst": 5})
+    assert caught.value.field == "burst"
