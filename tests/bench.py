@@ -23,6 +23,7 @@ from django_ratelimit_lua.check import describe  # noqa: E402
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
 from django_ratelimit_lua.store import wire  # noqa: E402
+from tests.bench_rules import bench_rules  # noqa: E402
 from tests.server import server, url  # noqa: E402
 
 BARE = "return redis.call('INCR', KEYS[1])"
@@ -212,6 +213,7 @@ def main() -> None:
     server_cost(sha)
     faces()
     memory()
+    bench_rules()
     server.stop()
 
 

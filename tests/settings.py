@@ -1,5 +1,7 @@
 """The settings of the test project."""
 
+import os
+
 from tests.server import url
 
 SECRET_KEY = "tests"
@@ -16,6 +18,15 @@ INSTALLED_APPS = [
     "django_ratelimit_lua",
 ]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+if "RATELIMIT_TEST_POSTGRES" in os.environ:  # host:port, where the user postgres is trusted
+    HOST, _, PORT = os.environ["RATELIMIT_TEST_POSTGRES"].partition(":")
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "ratelimit",
+        "USER": "postgres",
+        "HOST": HOST,
+        "PORT": PORT,
+    }
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

@@ -61,7 +61,7 @@ class TrackedQuerySet(models.QuerySet[M]):
         for row in rows:
             row.prepare()
         with transaction.atomic(self.db):
-            before = {owner.pk: owner.declared() for owner in self.model.owners(rows) if owner not in rows}
+            before = {owner.pk: owner.declared() for owner in self.model.owners(rows) if type(owner) is not self.model}
             created = super().bulk_create(rows, *args, **kwargs)
             blind = bool(kwargs.get("ignore_conflicts") or kwargs.get("update_conflicts"))
             owners = self.model.owners([row for row in created if row.pk is not None and not blind])

@@ -1,0 +1,119 @@
+"""What 1,000 rules and 100,000 overrides cost a request, against one rule and none; and the worst globs."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import resource
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
+
+from django_ratelimit_lua.glob import Glob
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.ruleset import Ruleset
+
+RULES, OVERRIDES = 1000, 100_000
+ROUNDS, REQUESTS = 11, 300
+
+
+def _rules(count: int) -> list[RateLimitRule]:
+    """Rules of which one applies to /app7/..., the others being prefixes and globs of other places."""
+    paths = [f"/app{n}/" if n % 3 else f"/shop{n}/*/items/**" for n in range(8, 7 + count)]
+    others = [RateLimitRule(name=f"rule {n}", path=path, key="ip", limit=10**9) for n, path in enumerate(paths)]
+    return [*others, RateLimitRule(name="met", path="/app7/", key="ip", limit=10**9)]
+
+
+def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
+    """A site with so many rules and overrides under a prefix of its own, and what a process knows of it."""
+    setting = override_settings(RATELIMIT_CACHE_PREFIX=prefix, RATELIMIT_RULES=[])
+    with setting:
+        RateLimitOverride.objects.all().delete()
+        RateLimitRule.objects.all().delete()
+        RateLimitRule.objects.bulk_create(_rules(rules))
+        networks = (f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(overrides))
+        RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, limit=10**8) for network in networks)
+        publish()
+        return setting, current.reload()
+
+
+def _visits(middleware: RateLimitMiddleware, addresses: list[str]) -> None:
+    factory = RequestFactory()
+    requests = [factory.get(f"/app7/{n}", REMOTE_ADDR=address) for n, address in enumerate(addresses)]
+    for request in requests:
+        response: Any = middleware(request)
+        assert response.status_code == 200
+
+
+def bench_rules() -> None:
+    """Wall and CPU time of a request through the middleware, and memory for the rules."""
+    call_command("migrate", verbosity=0)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    cases: dict[str, tuple[Any, Ruleset, list[str]]] = {}
+    strangers = [f"192.0.{n >> 8}.{n & 255}" for n in range(REQUESTS)]
+    known = [f"10.0.{n >> 8}.{n & 255}" for n in range(REQUESTS)]
+    cases["1 rule, no override"] = (*_setting("bench1:", 1, 0), strangers)
+    many = _setting(f"bench{RULES}:", RULES, OVERRIDES)
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    cases["1,000 rules, 100,000 overrides"] = (*many, strangers)
+    cases["the same, who has an override"] = (*many, known)
+    middleware = RateLimitMiddleware(lambda request: HttpResponse())
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    for _ in range(ROUNDS):
+        for name, (setting, ruleset, addresses) in cases.items():
+            with setting:
+                current._ruleset = ruleset
+                _visits(middleware, addresses)  # Warm: overrides are learnt.
+                wall, cpu = time.perf_counter(), time.process_time()
+                _visits(middleware, addresses)
+                taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    middle = {
+        name: [statistics.median(column) / REQUESTS * 1e6 for column in zip(*rounds, strict=True)]
+        for name, rounds in taken.items()
+    }
+    base = middle["1 rule, no override"]
+    print(f"{'a request through the middleware':38}{'wall µs':>9}{'x':>7}{'CPU µs':>9}{'x':>7}")
+    for name, (wall, cpu) in middle.items():
+        print(f"{name:38}{wall:9.1f}{wall / base[0]:7.2f}{cpu:9.1f}{cpu / base[1]:7.2f}")
+    print("aim: at most 1.5x")
+    snapshot = len(str(many[1].snapshot))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(
+        f"memory of both rulesets in this process: {used / 1024:.0f} KiB (snapshot: {snapshot / 1024:.0f} KiB of text);"
+    )
+    print(f"peak of the process that also wrote the 100,000 overrides: {peak} MiB\n")
+    _globs()
+
+
+def _globs() -> None:
+    """The worst patterns of 1,000 characters against paths of 10,000."""
+    patterns: dict[str, tuple[str, str]] = {
+        "a*a*a*…b against aaa…": ("/" + "a*" * 499 + "b", "/" + "a" * 9999),
+        "**a**a…b against aaa…": ("/" + "**a" * 332 + "b", "/" + "a" * 9999),
+        "*/*/*… against ////…": ("/*" * 499, "/" * 10_000),
+    }
+    print(f"{'the worst globs':38}{'ms':>9}")
+    for name, (pattern, path) in patterns.items():
+        print(f"{name:38}{_best(functools.partial(Glob(pattern).matches, path)) * 1000:9.2f}")
+    print("aim: low milliseconds\n")
+
+
+def _best(function: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(7):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return min(times)
