@@ -93,8 +93,10 @@ def steps(
             return None
         return (yield from wanted_by(request, sites, group))
 
-    names = () if callable(choose) else {site.group or group for site in choose}
-    return decided(request, build, operation, names=names, kept=kept, everywhere=everywhere)
+    asking = () if callable(choose) else choose
+    names = {site.group or group for site in asking}
+    hook = any(site.applies_to(request) and (site.group or group) not in counted(request) for site in asking)
+    return decided(request, build, operation, names=names, kept=kept, everywhere=everywhere, hook=hook)
 
 
 def decided(
@@ -106,10 +108,12 @@ def decided(
     now: int | None = None,
     kept: list[Wanted] | None = None,
     everywhere: bool = False,
+    hook: bool = False,
 ) -> Steps:
     """Decide what `build` wants counted by the rules in force, with whatever overrides say; see `steps`.
 
-    `names`: the names of the call sites that are asked about.
+    `names`: the names of the call sites that are asked about; `hook`: even if they want nothing counted (their rate is
+    None, say), a rule of their name may.
     """
     if not conf.ENABLE:
         return Decision(True)
@@ -122,7 +126,7 @@ def decided(
         asked = yield from asked_of(request, ruleset, wanted, blocks, WANTS_USER)
         if not wanted and not asked:
             # Nothing applies. Where rules could have said otherwise, ask whether these are still the ones.
-            may_change = everywhere or any(map(ruleset.knows, names))
+            may_change = everywhere or hook or any(map(ruleset.knows, names))
             if not (may_change and is_due()):
                 return Decision(True)
         for _ in range(2):

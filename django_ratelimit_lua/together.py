@@ -22,6 +22,7 @@ class Throttle(Protocol):
 
     timer: Any
     everywhere: bool
+    rate: Any
 
     @property
     def name(self) -> str:
@@ -57,6 +58,7 @@ class Answers:
                 now=round(clocks[0]() * SECOND) if clocks else None,
                 kept=kept,
                 everywhere=any(throttle.everywhere for throttle in throttles),
+                hook=any(throttle.rate is None for throttle in throttles),
             ),
             plain(request),
         )

@@ -1,0 +1,138 @@
+"""DRF throttles and the rules of the admin and the settings."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.response import Response
+from rest_framework.test import APIRequestFactory
+from rest_framework.views import APIView
+
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.throttling import AnonRateThrottle, RuleThrottle, ScopedRateThrottle, UserRateThrottle
+from tests.acceptance.test_rules import stale_process
+from tests.engine.test_cost import calls
+
+pytestmark = pytest.mark.django_db(transaction=True)
+RATES = {"anon": None, "user": "50/h", "burst": "20/h", "uploads": "10/15m"}
+
+
+class HeaderAuthentication(BaseAuthentication):
+    """Believes a header."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-User")
+        return (SimpleNamespace(pk=name, is_authenticated=True, is_staff=False), None) if name else None
+
+
+class Burst(UserRateThrottle):
+    scope = "burst"
+    THROTTLE_RATES = RATES
+
+
+class Anon(AnonRateThrottle):
+    THROTTLE_RATES = RATES
+
+
+class Scoped(ScopedRateThrottle):
+    THROTTLE_RATES = RATES
+
+
+def view(*throttles: Any, **attributes: Any) -> Any:
+    def get(self: Any, request: Any) -> Response:
+        decision = getattr(request._request, "ratelimit", None)
+        return Response([f"{state.name}={state.limit}" for state in decision.limits] if decision else [])
+
+    cls = type(
+        "View",
+        (APIView,),
+        {"throttle_classes": throttles, "get": get, "authentication_classes": (HeaderAuthentication,), **attributes},
+    )
+    return cls.as_view()
+
+
+def ask(view: Any, address: str = "/x", user: str | None = None, ip: str = "203.0.113.9") -> Any:
+    headers = {} if user is None else {"HTTP_X_USER": user}
+    response = view(APIRequestFactory().get(address, REMOTE_ADDR=ip, **headers))
+    return response.data if response.status_code == 200 else response.status_code
+
+
+def rule(name: str, **fields: Any) -> RateLimitRule:
+    return RateLimitRule.objects.create(name=name, **{"limit": 2, "unit": "h", **fields})
+
+
+def test_a_rule_named_like_a_scope_takes_its_place() -> None:
+    """On the next request, with the throttle's identity or another, for methods and audiences of the rule's own."""
+    limited = view(Burst)
+    assert ask(limited, user="ada") == ["burst=20"]
+    stale_process(lambda: rule("burst"))
+    assert [ask(limited, user="ada") for _ in range(3)] == [["burst=2"], ["burst=2"], 429]
+    assert ask(limited, user="bob") == ["burst=2"]
+    RateLimitRule.objects.update(key="ip", limit=1)
+    assert [ask(limited, user="eve"), ask(limited, user="joe")] == [["burst=1"], 429]
+    RateLimitRule.objects.update(methods=["POST"])
+    assert ask(limited, user="ada") == []
+    RateLimitRule.objects.update(methods=[], mode="off")
+    assert ask(limited, user="ada") == []
+    RateLimitRule.objects.update(mode="shadow", limit=0)
+    assert ask(limited, user="ada") == ["burst=0"]
+    RateLimitRule.objects.all().delete()
+    assert ask(limited, user="ada") == ["burst=20"]
+
+
+def test_a_scope_without_a_rate_is_limited_by_a_rule() -> None:
+    """`None` in the settings means no limit until the admin says otherwise."""
+    limited = view(Anon)
+    assert ask(limited) == []
+    rule("anon", limit=1)
+    assert [ask(limited), ask(limited), ask(limited, user="ada")] == [["anon=1"], 429, []]
+
+
+def test_rules_of_scopes_keep_what_a_view_says() -> None:
+    """`throttle_scope` and `throttle_cost`."""
+    rule("uploads", limit=5)
+    limited = view(Scoped, throttle_scope="uploads", throttle_cost=2)
+    assert [ask(limited) for _ in range(3)] == [["uploads=5"], ["uploads=5"], 429]
+    assert ask(view(Scoped)) == []
+
+
+def test_a_rule_stands_beside_a_scope() -> None:
+    """In one call, told apart."""
+    rule("burst daily", group="burst", key="ip", limit=1, unit="d")
+    limited = view(Burst)
+    assert [ask(limited, user="ada"), ask(limited, user="bob")] == [["burst=20", "burst daily=1"], 429]
+
+
+def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> None:
+    """As the middleware would, with the user that DRF knows; together with other throttles in one call."""
+    settings.RATELIMIT_RULES = [{"name": "public", "path": "/public/", "exempt": True}]
+    limited = view(Burst, RuleThrottle)
+    assert ask(limited, user="ada") == ["burst=20"]
+    stale_process(lambda: rule("site", path="/", key="user_or_ip"))
+    assert [ask(limited, user="ada") for _ in range(3)] == [["burst=20", "site=2"]] * 2 + [429]
+    assert ask(limited, user="bob") == ["burst=20", "site=2"]
+    assert ask(limited, "/public/x", user="ada") == ["burst=20"]
+    alone = view(RuleThrottle)
+    ask(alone, user="eve")
+    direct.config_resetstat()
+    assert ask(limited, user="eve") == ["burst=20", "site=2"]
+    assert calls(direct) == {"evalsha": 1}
+    RateLimitRule.objects.all().delete()
+    assert ask(alone, user="ada") == []
+
+
+def test_overrides_hold_for_throttles() -> None:
+    """Exempt, another limit, blocked; and a block for all needs no rule where RuleThrottle stands for them."""
+    limited, alone = view(Burst), view(RuleThrottle)
+    RateLimitOverride.objects.create(network="203.0.113.10", effect="exempt")
+    RateLimitOverride.objects.create(network="203.0.113.11", effect="block")
+    RateLimitOverride.objects.create(network="203.0.113.12", limit=1, unit="h")
+    assert ask(limited, ip="203.0.113.10") == []
+    assert ask(limited, ip="203.0.113.11") == 429
+    assert [ask(limited, ip="203.0.113.12") for _ in range(2)] == [["burst=1"], 429]
+    assert ask(alone, ip="203.0.113.11") == 429
+    assert ask(alone, ip="203.0.113.9") == []
