@@ -12,12 +12,13 @@ from django.test import RequestFactory
 
 from .callsite import Site, group_of
 from .check import describe, forget, rules
+from .conf import conf
 from .exempt import is_exempt, resolved
 from .limits.call import Charge
 from .limits.decision import Decision, LimitState
 from .models import RateLimitOverride
 from .overridden import BLOCK, Wanted, asked_of
-from .rules.overrides import Asked, memory, now_us
+from .rules.overrides import Known, memory, now_us
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .rules.words import reading
@@ -56,6 +57,8 @@ def imagine(
 ) -> HttpRequest:  # fmt: skip
     """A request like the one described, without a body. `address`: where it comes from; `user`: who is logged in."""
     meta: dict[str, Any] = {} if address is None else {"REMOTE_ADDR": address}
+    if address is not None and isinstance(conf.IP_META_KEY, str):
+        meta[conf.IP_META_KEY] = address
     request: HttpRequest = RequestFactory(headers=headers).generic(method, path, **meta)
     request.user = AnonymousUser() if user is None else user
     return request
@@ -91,16 +94,17 @@ def explain(request: HttpRequest) -> Explanation:
     kept: list[Wanted] = []
     decision = run(decided(request, build, "peek", kept=kept, everywhere=True), request)
     ruleset = rules()
-    asked: list[Asked] = run(asked_of(request, ruleset, wanted, not exempt, WANTS_USER), request)  # type: ignore
+    asked: Any = run(asked_of(request, ruleset, wanted, not exempt, WANTS_USER), request)  # type: ignore[arg-type]
+    known = memory.look(asked)
     states = {one.charge.limit.key_part: state for one, state in zip(kept, decision.limits, strict=False)}
-    met = tuple(_met(one, ruleset, asked, states) for one in wanted)
-    block = memory.about(asked, None, now_us()) if [state.name for state in decision.limits] == [BLOCK] else None
+    met = tuple(_met(one, ruleset, known, states) for one in wanted)
+    block = known.about(None, now_us()) if [state.name for state in decision.limits] == [BLOCK] else None
     return Explanation(decision, met, exempt[0] if exempt else None, _row(block), ruleset.revision)
 
 
-def _met(one: Wanted, ruleset: Ruleset, asked: list[Asked], states: Mapping[bytes, LimitState]) -> Met:
+def _met(one: Wanted, ruleset: Ruleset, known: Known, states: Mapping[bytes, LimitState]) -> Met:
     rule = ruleset.by_name.get(one.name)
-    override = memory.about(asked, rule.pk if rule is not None else None, now_us())
+    override = known.about(rule.pk if rule is not None else None, now_us())
     limit = one.charge.limit
     site = one.site
     given = rule.given if rule is not None else None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Unpack, cast
 from .callsite import named
 from .check import acheck_current, check_current, describe
 from .conf import conf
+from .exceeded import tally
 from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
@@ -99,13 +100,22 @@ class RateLimiter:
             return ()
         return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
+    def _tallied(self, decision: Decision) -> Decision:
+        """Note what a rule refused, or would have."""
+        ruleset = current()
+        if ruleset is not None and decision.source != "fallback" and self.name in ruleset.by_name:
+            for state in decision.limits:
+                if not state.allowed:
+                    tally.add(self.name, state.mode)
+        return decision
+
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        return check_current(self._by("hit", identity, cost, partial=partial))
+        return self._tallied(check_current(self._by("hit", identity, cost, partial=partial)))
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        return await acheck_current(self._by("hit", identity, cost, partial=partial))
+        return self._tallied(await acheck_current(self._by("hit", identity, cost, partial=partial)))
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""
@@ -145,7 +155,7 @@ class RateLimiter:
         The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken
         and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken.
         """
-        decision = check_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout)))
+        decision = self._tallied(check_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout))))
         if decision.allowed and decision.wait > 0:
             try:
                 time.sleep(decision.wait)
@@ -156,7 +166,7 @@ class RateLimiter:
 
     async def aacquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
-        decision = await acheck_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout)))
+        decision = self._tallied(await acheck_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout))))
         if decision.allowed and decision.wait > 0:
             try:
                 await asyncio.sleep(decision.wait)

@@ -17,7 +17,7 @@ from .identity.address import client_address
 from .identity.keys import compile_key
 from .limits.call import Charge
 from .limits.decision import Decision, LimitState
-from .rules.overrides import USER, Asked, Override, memory, network_digest, now_us
+from .rules.overrides import USER, Asked, Known, Override, network_digest, now_us
 from .rules.ruleset import EVERY_RULE, Ruleset
 
 BLOCK = "block"
@@ -90,9 +90,9 @@ def _field(request: HttpRequest, kind: str) -> bytes | None:
     return None if identity[-1] is None else digest(identity)
 
 
-def sort(wanted: Sequence[Wanted], asked: Sequence[Asked], ruleset: Ruleset, blocks: bool) -> Sorted:
-    """Sort what is wanted by what overrides say of these subjects."""
-    if not memory.knows_any(asked):
+def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:
+    """Sort what is wanted by what overrides say of a request's subjects."""
+    if not known:
         return Sorted(tuple(wanted), tuple(wanted), tuple(range(len(wanted))), None, 0)
     now = check.clock() if check.clock is not None else now_us()
     kept: list[Wanted] = []
@@ -101,7 +101,7 @@ def sort(wanted: Sequence[Wanted], asked: Sequence[Asked], ruleset: Ruleset, blo
     is_exempt = False
     for one in wanted:
         rule = ruleset.by_name.get(one.name)
-        override = memory.about(asked, rule.pk if rule is not None else None, now)
+        override = known.about(rule.pk if rule is not None else None, now)
         if override is not None and override.effect == "exempt":
             is_exempt = True
             continue
@@ -115,7 +115,7 @@ def sort(wanted: Sequence[Wanted], asked: Sequence[Asked], ruleset: Ruleset, blo
         kept.append(one)
     found = Sorted(tuple(kept), tuple(counted), tuple(places), None, now)
     if blocks and not is_exempt and not found.refused:
-        general = memory.about(asked, None, now)
+        general = known.about(None, now)
         if general is not None and general.effect == "block":
             return Sorted((), (), (), general, now)
     return found

@@ -18,11 +18,11 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, router, transaction
 
 from . import lua
-from .exceptions import StoreError
+from .exceptions import LimitError, StoreError
 from .models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from .models.override import OverrideQuerySet
 from .rules import current
-from .rules.overrides import record
+from .rules.overrides import Override, record
 from .rules.ruleset import EVERY_RULE
 from .signals import rules_changed
 from .store import get_store
@@ -92,7 +92,6 @@ def _send(
 
 
 def _snapshot(using: str, revision: int) -> bytes:
-    rules = RateLimitRule.objects.using(using).prefetch_related("tiers")
     overrides = RateLimitOverride.objects.using(using).lasting().order_by()
     kinds: dict[str, list[str]] = {}
     for name, kind in overrides.values_list("rule__name", "kind").distinct():
@@ -102,11 +101,32 @@ def _snapshot(using: str, revision: int) -> bytes:
     )
     snapshot = {
         "revision": revision,
-        "rules": [{**rule.declared(), "id": rule.pk} for rule in rules],
+        "rules": _rules(using),
         "kinds": {name: sorted(of) for name, of in sorted(kinds.items())},
         "blocks": sorted(blocks),
     }
     return json.dumps(snapshot, separators=(",", ":")).encode()
+
+
+def _rules(using: str) -> list[dict[str, Any]]:
+    """All rules as declared; those that cannot even be read are skipped, and the log says so."""
+    rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
+    try:
+        with transaction.atomic(using):
+            return [{**rule.declared(), "id": rule.pk} for rule in rows]
+    except Exception:  # Somebody wrote to a row by hand: find out which.
+        return [
+            rule for pk in RateLimitRule.objects.using(using).values_list("pk", flat=True) for rule in _one(using, pk)
+        ]
+
+
+def _one(using: str, pk: int) -> list[dict[str, Any]]:
+    try:
+        with transaction.atomic(using):
+            return [{**RateLimitRule.objects.using(using).get(pk=pk).declared(), "id": pk}]
+    except Exception as error:
+        logger.error("Skipped: the rule of row %d cannot be read: %s: %s", pk, type(error).__name__, error)
+        return []
 
 
 def _changed_since(using: str, revision: int) -> list[str]:
@@ -117,7 +137,15 @@ def _changed_since(using: str, revision: int) -> list[str]:
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     rows: Iterable[RateLimitOverride] = overrides.order_by("subject", "pk").iterator(chunk_size=BATCH)
     for subject, of in groupby(rows, key=lambda row: row.subject):
-        yield subject.encode(), record([row.override() for row in of])
+        yield subject.encode(), record([override for row in of for override in _override(row)])
+
+
+def _override(row: RateLimitOverride) -> list[Override]:
+    try:
+        return [row.override()]
+    except LimitError as error:
+        logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+        return []
 
 
 def _stage(overrides: OverrideQuerySet) -> bytes:

@@ -130,11 +130,12 @@ def decided(
             if not (may_change and is_due()):
                 return Decision(True)
         for _ in range(2):
-            sorted_out = sort(wanted, asked, ruleset, blocks)
+            known = memory.look(asked)
+            sorted_out = sort(wanted, known, ruleset, blocks)
             charges = [one.charge for one in sorted_out.counted]
             call = describe(
                 charges, "peek" if sorted_out.refused and operation == "hit" else operation,
-                now=now, ruleset=ruleset, subjects=memory.subjects(asked),
+                now=now, ruleset=ruleset, subjects=known.subjects(),
             )  # fmt: skip
             if attempt == FENCED_ATTEMPTS:
                 call = replace(call, revision=None, subjects=())

@@ -15,12 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from ..identity import digest
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError, Rate
-from ..rules.overrides import USER, Effect, Override, network_identity, network_kind
+from ..rules.overrides import FIELD_KINDS, USER, Effect, Override, network_identity, network_kind
 from .change import RateLimitChange
 from .rule import Numbers, RateLimitRule
 from .tracked import Declared, Tracked, TrackedQuerySet
-
-FIELD_KINDS = ("header", "cookie", "get", "post", "json", "data", "kwarg")
 
 
 class OverrideQuerySet(TrackedQuerySet["RateLimitOverride"]):

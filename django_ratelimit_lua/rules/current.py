@@ -52,7 +52,10 @@ def load(stale: StaleRules | None = None) -> Ruleset:
     """Load the rules, the first time or because a call went by stale ones. Blocks; raises `ImproperlyConfigured` only
     for the rules of the settings."""
     global _ruleset
-    with _lock:
+    # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
+    if not _lock.acquire(timeout=conf.TIMEOUT):
+        return _ruleset if _ruleset is not None else Ruleset(settings_rules())
+    try:
         known = _ruleset
         if known is not None and (stale is None or known.revision == stale.current):
             return known  # Another thread was faster.
@@ -70,6 +73,8 @@ def load(stale: StaleRules | None = None) -> Ruleset:
             snapshot = known.snapshot if known is not None else {}
         _ruleset = Ruleset(declared, snapshot)
         return _ruleset
+    finally:
+        _lock.release()
 
 
 def reload() -> Ruleset:

@@ -11,13 +11,14 @@ import hashlib
 import ipaddress
 import json
 import logging
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
@@ -30,6 +31,8 @@ Effect = Literal["limit", "exempt", "block"]
 EFFECTS: tuple[Effect, ...] = ("block", "exempt", "limit")
 _REMEMBERED = 10_000
 USER = "user"
+FIELD_KINDS = ("header", "cookie", "get", "post", "json", "data", "kwarg")
+_NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +116,45 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
     return None if identity is None else digest(identity)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was known of a request's subjects at one moment: of each, the tag and the overrides."""
+
+    asked: tuple[Asked, ...]
+    found: tuple[tuple[bytes, tuple[Override, ...]], ...]
+
+    def __bool__(self) -> bool:
+        return any(overrides for _, overrides in self.found)
+
+    def subjects(self) -> list[Subject]:
+        """The subjects of a call that goes by this."""
+        return [Subject(one.digest, tag) for one, (tag, _) in zip(self.asked, self.found, strict=True)]
+
+    def about(self, rule: int | None, now: int) -> Override | None:
+        """The override in force for a rule: that of the most particular subject; of those what names the rule goes
+        before what is for all, a block before an exemption before another limit, and the newer before the older."""
+        ranked: list[tuple[Any, Override]] = []
+        for one, (_, overrides) in zip(self.asked, self.found, strict=True):
+            for override in overrides:
+                if override.rule in (None, rule) and override.is_active(now):
+                    particular = [-part for part in strength(one.kind)]
+                    rank = (particular, override.rule is None, EFFECTS.index(override.effect), -override.pk)
+                    ranked.append((rank, override))
+        return min(ranked, key=lambda one: one[0])[1] if ranked else None
+
+
 class Memory:
     """What this process knows of subjects: those that have overrides, the latest asked for."""
+
+    NOTHING: ClassVar[tuple[bytes, tuple[Override, ...]]] = (b"", ())
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, tuple[bytes, tuple[Override, ...]]] = OrderedDict()
         self._lock = Lock()
 
-    def subjects(self, asked: Iterable[Asked]) -> list[Subject]:
-        """The subjects of a call, with the tags of what is known."""
-        known = self._known
-        return [
-            Subject(one.digest, known[one.digest][0]) if one.digest in known else Subject(one.digest) for one in asked
-        ]
+    def look(self, asked: Sequence[Asked]) -> Known:
+        """What is known of these subjects now. A call and what is made of it have to go by one look."""
+        return Known(tuple(asked), tuple(self._known.get(one.digest, self.NOTHING) for one in asked))
 
     def learn(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
         """Remember what is written about subjects."""
@@ -138,23 +167,6 @@ class Memory:
                 self._known.move_to_end(who)
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
-
-    def about(self, asked: Sequence[Asked], rule: int | None, now: int) -> Override | None:
-        """The override in force for a rule: that of the most particular subject; of those what names the rule goes
-        before what is for all, a block before an exemption before another limit, and the newer before the older."""
-        found: list[tuple[Any, Override]] = []
-        for one in asked:
-            known = self._known.get(one.digest)
-            for override in known[1] if known else ():
-                if override.rule in (None, rule) and override.is_active(now):
-                    particular = [-part for part in strength(one.kind)]
-                    rank = (particular, override.rule is None, EFFECTS.index(override.effect), -override.pk)
-                    found.append((rank, override))
-        return min(found, key=lambda ranked: ranked[0])[1] if found else None
-
-    def knows_any(self, asked: Sequence[Asked]) -> bool:
-        """Whether any of these has overrides, as far as is known."""
-        return any(one.digest in self._known for one in asked)
 
 
 memory = Memory()
@@ -180,16 +192,38 @@ def record(overrides: Sequence[Override]) -> bytes:
 
 def read(written: bytes) -> tuple[Override, ...]:
     """The overrides of a record; those that cannot be understood are skipped, and the log says so."""
-    found = []
     try:
-        for one in json.loads(written[Subject.TAG_SIZE :]):
+        declared = json.loads(written[Subject.TAG_SIZE :])
+    except ValueError:
+        declared = [None]
+    found = []
+    for one in declared:
+        try:
             rate = None if one["rate"] is None else Rate(*one["rate"])
+            if one["effect"] not in EFFECTS:
+                raise ValueError(f"effect is {one['effect']!r}")
             found.append(
-                Override(one["id"], one["rule"], one["effect"], rate, one["burst"], one["starts"], one["ends"])
+                Override(int(one["id"]), one["rule"], one["effect"], rate, one["burst"], one["starts"], one["ends"])
             )
-    except (ValueError, KeyError, TypeError) as error:
-        logger.error("An override is skipped: %s: %r", error, written[:200])
+        except (ValueError, KeyError, TypeError) as error:
+            logger.error("An override is skipped: %s: %r", error, written[:200])
     return tuple(found)
+
+
+def is_kind(kind: object) -> bool:
+    """Whether that is a kind of subject: user, a network, or a field that a key can name.
+
+    >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("os.system"), is_kind("ip4/99")
+    (True, True, False, False)
+    """
+    if kind == USER:
+        return True
+    if not isinstance(kind, str):
+        return False
+    network = _NETWORK.fullmatch(kind)
+    if network:
+        return int(network[2]) <= (32 if network[1] == "4" else 128)
+    return kind.partition(":")[0] in FIELD_KINDS and bool(kind.partition(":")[2])
 
 
 def now_us() -> int:

@@ -14,6 +14,7 @@ from django.http import HttpRequest
 
 from ..callsite import Site
 from .index import Index
+from .overrides import is_kind
 from .rule import Rule, RuleError, compile_rule, limit_names
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -41,10 +42,13 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
 @lru_cache(maxsize=20_000)
 def admin_rule(text: str) -> Rule | RuleError:
     # By its text, so that an edit compiles again only the rule that changed.
+    where = "Rules of the admin"
     try:
-        return compile_rule(json.loads(text), plain=True, where="Rules of the admin")
+        return compile_rule(json.loads(text), plain=True, where=where)
     except RuleError as error:
         return error
+    except Exception as error:  # Whatever somebody wrote by hand.
+        return RuleError(where, "", f"{text[:200]}: {type(error).__name__}: {error}")
 
 
 class Ruleset:
@@ -61,9 +65,10 @@ class Ruleset:
     def __init__(self, declared: Sequence[Rule], snapshot: Mapping[str, Any] | None = None) -> None:
         self.snapshot: Mapping[str, Any] = snapshot or {}
         self.revision = int(self.snapshot.get("revision", 0))
-        self.kinds: Mapping[str, Sequence[str]] = self.snapshot.get("kinds", {})
-        self.blocks: Sequence[str] = self.snapshot.get("blocks", ())
         self.problems: list[str] = []
+        kinds: Mapping[str, Sequence[str]] = self.snapshot.get("kinds", {})
+        self.kinds: Mapping[str, Sequence[str]] = {name: self._understood(of) for name, of in kinds.items()}
+        self.blocks: Sequence[str] = self._understood(self.snapshot.get("blocks", ()))
         by_name = {rule.name: rule for rule in declared}
         for given in self.snapshot.get("rules", ()):
             rule = admin_rule(json.dumps(given, sort_keys=True))
@@ -72,9 +77,13 @@ class Ruleset:
             else:
                 by_name[rule.name] = rule
         for problem in self.problems:
-            logger.error("A rule is skipped: %s", problem)
+            logger.error("Skipped: %s", problem)
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=lambda rule: rule.order))
+
+    def _understood(self, kinds: Sequence[str]) -> Sequence[str]:
+        self.problems += [f"overrides of the kind {kind!r}, which is none" for kind in kinds if not is_kind(kind)]
+        return [kind for kind in kinds if is_kind(kind)]
 
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision}>"

@@ -156,6 +156,17 @@ def test_check_finds_what_is_wrong_with_the_rules_there_are() -> None:
         said("check")
 
 
+def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> None:
+    """By name; the history says from where."""
+    RateLimitRule.objects.create(name="all", path="/", key="ip", limit=0)
+    assert Client().get("/ok").status_code == 429
+    assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
+    assert Client().get("/ok").status_code == 200
+    assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit_rules mode"
+    with pytest.raises(CommandError, match="there are: all"):
+        said("mode", "every", "off")
+
+
 def test_the_file_may_be_piped_in(monkeypatch: Any) -> None:
     """`import -`."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("- {name: x, key: ip, rate: 1/s, path: /x}"))

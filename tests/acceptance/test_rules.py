@@ -301,7 +301,71 @@ def test_a_row_broken_by_hand_is_skipped_loudly(caplog: Any) -> None:
     RateLimitRule.objects.filter(name="whole").update(limit=1, unit="d")
     assert get(times=3) == [200, 200, 200]
     assert get("/other", 2) == [200, 429]
-    assert "A rule is skipped: Rules of the admin: rule 'broken': Unknown key 'nonsense'" in caplog.text
+    assert "Skipped: Rules of the admin: rule 'broken': Unknown key 'nonsense'" in caplog.text
+
+
+def test_what_cannot_even_be_read_is_skipped_loudly(caplog: Any, direct: redis.Redis, prefix: str) -> None:
+    """A field that is no JSON, an override of no kind and of no unit, a record that is garbage: the rest applies."""
+    rule("broken", limit=1)
+    rule("whole", path="/other", limit=1)
+    RateLimitOverride.objects.create(network="203.0.113.1", effect="exempt")
+    RateLimitOverride.objects.create(network="203.0.113.2", limit=5)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE django_ratelimit_lua_ratelimitrule SET audience = 'groups', groups = '5' WHERE name = 'broken'"
+        )
+        cursor.execute("UPDATE django_ratelimit_lua_ratelimitoverride SET kind = 'os.system' WHERE effect = 'exempt'")
+        cursor.execute("UPDATE django_ratelimit_lua_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'")
+    call_command("ratelimit_rules", "publish", verbosity=0)
+    assert get("/other", 2) == [200, 429]
+    assert get("/other", REMOTE_ADDR="203.0.113.2") == [200]
+    for problem in ("the rule of row", "the override of row", "kind 'os.system', which is none"):
+        assert problem in caplog.text
+    key = f"{prefix}{{rules}}"
+    RateLimitOverride.objects.create(network="203.0.113.3", effect="exempt")
+    for field in direct.hkeys(key):
+        if field not in (b"revision", b"rules"):
+            direct.hset(key, field, '0123456789abcdef[5, {"effect": "nonsense"')
+    assert get("/other", REMOTE_ADDR="203.0.113.3") == [200]
+    assert "An override is skipped" in caplog.text
+
+
+def test_requests_that_meet_no_rule_may_go_unasked(settings: Any, direct: redis.Redis) -> None:
+    """For as long as `RATELIMIT_RULES_MAX_AGE` says; by default each asks, in one call."""
+    get("/other")
+    direct.config_resetstat()
+    get("/other", 3)
+    assert direct.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+    settings.RATELIMIT_RULES_MAX_AGE = 3600
+    get("/other")
+    direct.config_resetstat()
+    get("/other", 3)
+    assert "cmdstat_evalsha" not in direct.info("commandstats")
+    settings.RATELIMIT_RULES_MAX_AGE = 0.001
+    stale_process(lambda: rule(limit=0))
+    threading.Event().wait(0.01)
+    assert get("/other") == [429]
+
+
+def test_a_view_without_a_limit_is_limited_by_a_rule_of_its_name() -> None:
+    """`rate=None` is a place for a rule."""
+
+    @ratelimit("hook", "ip", None)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    request = RequestFactory().get("/")
+    assert view(request).status_code == 200
+    stale_process(lambda: rule("hook", path="", limit=0))
+    assert view(RequestFactory().get("/")).status_code == 429
+
+
+def test_what_a_rule_refuses_a_limiter_is_tallied() -> None:
+    """As it is for requests."""
+    rule("mail", path="", key="", limit=1, mode="shadow")
+    mail = RateLimiter("mail", "100/h")
+    assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
+    assert exceeded()["mail"] == {"shadow": 2}
 
 
 def test_raw_sql_is_republished_by_a_command() -> None:

@@ -14,15 +14,16 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import code
 from ...exceptions import StoreError
 from ...explain import explain, imagine
+from ...models import RateLimitRule
 from ...models.tracked import acting
 from ...publish import publish
 from ...rules import current
-from ...rules.rule import RuleError
+from ...rules.rule import MODES, RuleError
 from ...rules.words import reading
 
 
 class Command(BaseCommand):
-    """`list`, `explain`, `export`, `import`, `check`, `publish`."""
+    """`list`, `explain`, `mode`, `export`, `import`, `check`, `publish`."""
 
     help = "Shows the rate limit rules in force, explains what a request would meet, and keeps rules as code."
 
@@ -36,6 +37,9 @@ class Command(BaseCommand):
         one.add_argument("--user", help="primary key or name of who is logged in; nobody if not given")
         one.add_argument("--ip", help="the address it comes from (127.0.0.1)")
         one.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
+        switched = commands.add_parser("mode", help="switch a rule of the admin, where the admin is out of reach")
+        switched.add_argument("name")
+        switched.add_argument("mode", choices=MODES)
         commands.add_parser("export", help="write the rules of the admin as YAML")
         imported = commands.add_parser("import", help="make the rules of the admin those of a YAML file")
         imported.add_argument("file", help="a file, or - for what is piped in")
@@ -83,6 +87,16 @@ class Command(BaseCommand):
                 self.stdout.write(f"    {state.used} of {state.limit} used, {state.remaining} left, {frees}: {verdict}")
         if not found.met and found.exempt is None and found.block is None:
             self.stdout.write("no rule applies")
+
+    def _mode(self, name: str, mode: str, **options: Any) -> None:
+        rule = RateLimitRule.objects.filter(name=name).first()
+        if rule is None:
+            known = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
+            raise CommandError(f"no rule of the admin is called {name!r}; there are: {known}")
+        with acting("ratelimit_rules mode"):
+            rule.mode = mode
+            rule.save()
+        self.stdout.write(f"{rule.name}: {rule.reading()}")
 
     def _export(self, **options: Any) -> None:
         self.stdout.write(code.export(), ending="")
