@@ -155,3 +155,26 @@ def test_every_test_says_what_it_promises() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
+
+
+@pytest.mark.parametrize("catalogue", sorted(PACKAGE.rglob("*.po")), ids=lambda path: path.parts[-3])
+def test_a_translation_is_whole(catalogue: Path) -> None:
+    """Every text of the admin and the models is in it, and what is compiled is what is read."""
+    from django.utils import translation
+
+    from django_ratelimit_lua.models import RateLimitRule
+    from django_ratelimit_lua.rules.words import reading
+
+    text = catalogue.read_text()
+    sources = [path.read_text() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html")]
+    marked = {found for source in sources for found in re.findall(r'{% translate "([^"]+)" %}', source)}
+    marked |= {found for source in sources for found in re.findall(r'(?<![\w.])_\("([^"\\]+)"\)', source)}
+    assert [one for one in sorted(marked) if f'msgid "{one}"' not in text] == []
+    assert text.count('\nmsgstr ""') == 1
+    assert catalogue.with_suffix(".mo").exists()
+    with translation.override(catalogue.parts[-3]):
+        assert str(RateLimitRule._meta.verbose_name) != "rule"
+        assert (
+            reading({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
+            == "5 je 15 Minuten je Adresse, Schatten"
+        )
