@@ -13,7 +13,7 @@ from .conf import conf
 from .exceptions import StoreError
 from .limits.call import Call, Charge, Operation, StaleRules, Subject
 from .limits.decision import Decision, LimitState
-from .rules.current import current, fence_key, is_fenced, load
+from .rules.current import current, load
 from .rules.ruleset import Ruleset
 from .store import get_store
 
@@ -46,11 +46,11 @@ def describe(
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
         now = time.time_ns() // 1000 if clock is None else clock()
-    if ruleset is None or not is_fenced():
+    if ruleset is None or ruleset.fence is None:
         return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
-        revision=ruleset.revision, fence=fence_key(), subjects=subjects,
+        revision=ruleset.revision, fence=ruleset.fence, subjects=subjects,
     )  # fmt: skip
 
 

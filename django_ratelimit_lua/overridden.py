@@ -41,8 +41,8 @@ class Sorted:
     """What is to be counted, and what is blocked; those who are exempt are in neither. `places` tells, for all of them
     in their order, the place in `counted` or the override that blocks."""
 
-    all: tuple[Wanted, ...]
-    counted: tuple[Wanted, ...]
+    all: Sequence[Wanted]
+    counted: Sequence[Wanted]
     places: tuple[int | Override, ...]
     block: Override | None
     now: int
@@ -52,7 +52,7 @@ class Sorted:
         """Whether a block refuses the request, so that nothing is to be counted."""
         return self.block is not None or any(
             isinstance(place, Override) and one.charge.limit.mode == "enforce"
-            for one, place in zip(self.all, self.places, strict=True)
+            for one, place in zip(self.all, self.places, strict=False)
         )
 
 
@@ -60,8 +60,6 @@ def asked_of(
     request: HttpRequest, ruleset: Ruleset, wanted: Sequence[Wanted], blocks: bool, wants_user: Any
 ) -> Generator[Any, Any, list[Asked]]:
     """The subjects that a request is about, of the kinds that overrides of these rules are about."""
-    if not ruleset.kinds:
-        return []
     kinds = dict.fromkeys(ruleset.blocks if blocks else ())
     if wanted:
         kinds |= dict.fromkeys(ruleset.kinds.get(EVERY_RULE, ()))
@@ -93,7 +91,7 @@ def _field(request: HttpRequest, kind: str) -> bytes | None:
 def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:
     """Sort what is wanted by what overrides say of a request's subjects."""
     if not known:
-        return Sorted(tuple(wanted), tuple(wanted), tuple(range(len(wanted))), None, 0)
+        return Sorted(wanted, wanted, (), None, 0)
     now = check.clock() if check.clock is not None else now_us()
     kept: list[Wanted] = []
     counted: list[Wanted] = []
@@ -125,7 +123,7 @@ def answer(decision: Decision, found: Sorted) -> Decision:
     """The decision about what was counted, with what is blocked."""
     if found.block is not None:
         return replace(decision, allowed=False, limits=(_blocked(BLOCK, "enforce", 0.0, found.block, found.now),))
-    if len(found.counted) == len(found.all):
+    if found.all is found.counted or len(found.counted) == len(found.all):
         return decision
     limits = []
     for one, place in zip(found.all, found.places, strict=True):

@@ -7,7 +7,7 @@ asynchronous driver wait for it, each in its own way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from .limits.limit import Limit
 from .limits.rate import Rate
 from .overridden import Wanted, answer, asked_of, sort
 from .rules.current import is_due, verified
-from .rules.overrides import memory
+from .rules.overrides import Asked, memory
 from .rules.ruleset import Ruleset
 from .signals import limit_exceeded
 
@@ -93,10 +93,16 @@ def steps(
             return None
         return (yield from wanted_by(request, sites, group))
 
-    asking = () if callable(choose) else choose
-    names = {site.group or group for site in asking}
-    hook = any(site.applies_to(request) and (site.group or group) not in counted(request) for site in asking)
-    return decided(request, build, operation, names=names, kept=kept, everywhere=everywhere, hook=hook)
+    def may_change(ruleset: Ruleset) -> bool:
+        """Where nothing is to be counted: whether rules could say otherwise."""
+        if callable(choose):
+            return everywhere
+        names = [(site.group or group, site) for site in choose]
+        return any(
+            ruleset.knows(name) or (site.applies_to(request) and name not in counted(request)) for name, site in names
+        )
+
+    return decided(request, build, operation, may_change=may_change, kept=kept, everywhere=everywhere)
 
 
 def decided(
@@ -104,16 +110,15 @@ def decided(
     build: Build,
     operation: Operation = "hit",
     *,
-    names: Iterable[str] = (),
+    may_change: Callable[[Ruleset], bool],
     now: int | None = None,
     kept: list[Wanted] | None = None,
     everywhere: bool = False,
-    hook: bool = False,
 ) -> Steps:
     """Decide what `build` wants counted by the rules in force, with whatever overrides say; see `steps`.
 
-    `names`: the names of the call sites that are asked about; `hook`: even if they want nothing counted (their rate is
-    None, say), a rule of their name may.
+    `may_change`: where nothing is to be counted, whether rules could say otherwise, so that it has to be asked whether
+    these are still the ones.
     """
     if not conf.ENABLE:
         return Decision(True)
@@ -123,12 +128,11 @@ def decided(
         applicable = yield from build(ruleset)
         wanted = applicable or []
         blocks = everywhere and applicable is not None
-        asked = yield from asked_of(request, ruleset, wanted, blocks, WANTS_USER)
-        if not wanted and not asked:
-            # Nothing applies. Where rules could have said otherwise, ask whether these are still the ones.
-            may_change = everywhere or hook or any(map(ruleset.knows, names))
-            if not (may_change and is_due()):
-                return Decision(True)
+        asked: list[Asked] = []
+        if ruleset.kinds:
+            asked = yield from asked_of(request, ruleset, wanted, blocks, WANTS_USER)
+        if not wanted and not asked and not (may_change(ruleset) and is_due(ruleset)):
+            return Decision(True)
         for _ in range(2):
             known = memory.look(asked)
             sorted_out = sort(wanted, known, ruleset, blocks)
@@ -161,9 +165,12 @@ def _finished(
 ) -> Steps:
     if kept is not None:
         kept += wanted
-    if operation == "hit":
-        counted(request).update(one.name for one in wanted if one.rule is not None)
-    if operation == "hit" and decision.source != "fallback":
+    if operation != "hit":
+        return decision
+    rules = [one.name for one in wanted if one.rule is not None]
+    if rules:
+        counted(request).update(rules)
+    if decision.source != "fallback" and not all(state.allowed for state in decision.limits):
         for one, state in zip(wanted, decision.limits, strict=False):
             if state.allowed:
                 continue

@@ -49,16 +49,18 @@ class Answers:
                 wanted += [replace(one, owner=throttle) for one in found]
             return _apart(wanted)
 
+        def may_change(ruleset: Ruleset) -> bool:
+            return any(one.everywhere or one.rate is None or ruleset.knows(one.name) for one in throttles)
+
         kept: list[Wanted] = []
         decision = run(
             decided(
                 plain(request),
                 build,
-                names={throttle.name for throttle in throttles},
                 now=round(clocks[0]() * SECOND) if clocks else None,
                 kept=kept,
                 everywhere=any(throttle.everywhere for throttle in throttles),
-                hook=any(throttle.rate is None for throttle in throttles),
+                may_change=may_change,
             ),
             plain(request),
         )

@@ -15,6 +15,7 @@ import redis
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
+from django.core.management import call_command  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client, RequestFactory, override_settings  # noqa: E402
 
@@ -206,6 +207,7 @@ def _with_time(call: Any, now: int) -> list[Any]:
 
 
 def main() -> None:
+    call_command("migrate", verbosity=0)
     sha = DIRECT.script_load(BARE)
     RateLimiter("warm", "1/s").hit("up")
     print("medians of rounds taken in turns; Valkey on loopback\n")

@@ -35,16 +35,16 @@ def fence_key() -> bytes:
     return conf.CACHE_PREFIX + b"{rules}"
 
 
-def is_fenced() -> bool:
-    """Whether there is an admin to edit rules in, so that every call asks whether it goes by the current ones."""
-    return apps.is_installed("django_ratelimit_lua")
+def _fence() -> bytes | None:
+    """That key, where there are rows to edit rules in, so that every call asks whether it goes by the current ones."""
+    return fence_key() if apps.is_installed("django_ratelimit_lua") else None
 
 
 def current() -> Ruleset | None:
     """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
     global _ruleset
     if _ruleset is None and _snapshot is not None:
-        _ruleset = Ruleset(settings_rules(), _snapshot)  # Only the settings have changed.
+        _ruleset = Ruleset(settings_rules(), _snapshot, _fence())  # Only the settings have changed.
     return _ruleset
 
 
@@ -60,7 +60,8 @@ def load(stale: StaleRules | None = None) -> Ruleset:
         if known is not None and (stale is None or known.revision == stale.current):
             return known  # Another thread was faster.
         declared = settings_rules()
-        if not is_fenced():
+        fence = _fence()
+        if fence is None:
             _ruleset = Ruleset(declared)
             return _ruleset
         try:
@@ -71,7 +72,7 @@ def load(stale: StaleRules | None = None) -> Ruleset:
                 snapshot = _fetch()
         except StoreError:
             snapshot = known.snapshot if known is not None else {}
-        _ruleset = Ruleset(declared, snapshot)
+        _ruleset = Ruleset(declared, snapshot, fence)
         return _ruleset
     finally:
         _lock.release()
@@ -82,9 +83,11 @@ def reload() -> Ruleset:
     return load(StaleRules(-1))
 
 
-def is_due() -> bool:
+def is_due(ruleset: Ruleset) -> bool:
     """Whether a request that meets no rule has to ask whether that is still so."""
-    return is_fenced() and (conf.RULES_MAX_AGE == 0 or time.monotonic() - _verified_at >= conf.RULES_MAX_AGE)
+    return ruleset.fence is not None and (
+        conf.RULES_MAX_AGE == 0 or time.monotonic() - _verified_at >= conf.RULES_MAX_AGE
+    )
 
 
 def verified() -> None:

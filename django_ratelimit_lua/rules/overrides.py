@@ -143,6 +143,9 @@ class Known:
         return min(ranked, key=lambda one: one[0])[1] if ranked else None
 
 
+_NOBODY = Known((), ())
+
+
 class Memory:
     """What this process knows of subjects: those that have overrides, the latest asked for."""
 
@@ -154,6 +157,8 @@ class Memory:
 
     def look(self, asked: Sequence[Asked]) -> Known:
         """What is known of these subjects now. A call and what is made of it have to go by one look."""
+        if not asked:
+            return _NOBODY
         return Known(tuple(asked), tuple(self._known.get(one.digest, self.NOTHING) for one in asked))
 
     def learn(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:

@@ -54,7 +54,8 @@ def admin_rule(text: str) -> Rule | RuleError:
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
-    `snapshot` is what was published (see `publish`), or nothing:
+    `fence` is the key under which Redis tells whether these are the current ones (None: nobody asks). `snapshot` is
+    what was published (see `publish`), or nothing:
 
     - `revision`: counts the changes; 0: there never was one;
     - `rules`: as declared, each with the `id` of its row; one that cannot be understood is skipped, as the log says;
@@ -62,7 +63,10 @@ class Ruleset:
       those that are blocked whatever rule there is.
     """
 
-    def __init__(self, declared: Sequence[Rule], snapshot: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, declared: Sequence[Rule], snapshot: Mapping[str, Any] | None = None, fence: bytes | None = None
+    ) -> None:
+        self.fence = fence
         self.snapshot: Mapping[str, Any] = snapshot or {}
         self.revision = int(self.snapshot.get("revision", 0))
         self.problems: list[str] = []

@@ -18,7 +18,7 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_ratelimit_lua.models import RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from tests.demo import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -52,13 +52,18 @@ def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
         process.wait(30)
 
 
-def ask(port: int, path: str) -> dict[str, int]:
+def visit(port: int, path: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", path)
     response = connection.getresponse()
     body = response.read()
     connection.close()
-    assert response.status == 200, body
+    return response.status, body
+
+
+def ask(port: int, path: str) -> dict[str, int]:
+    status, body = visit(port, path)
+    assert status == 200, body
     found: dict[str, int] = json.loads(body)
     return found
 
@@ -115,3 +120,47 @@ def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
     outside = {"cmdstat_evalsha", "cmdstat_info", "cmdstat_config|resetstat", "cmdstat_config"}
     inside = {"cmdstat_hmget", "cmdstat_time", "cmdstat_get", "cmdstat_set"}
     assert set(statistics) <= outside | inside
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+def test_a_block_holds_and_ends_for_every_process_at_once(server: tuple[int, str]) -> None:
+    """Blocked and unblocked many times under load: who asks after the save is refused, or is not."""
+    port, path = server
+    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=10**9)
+    other = RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
+    # Four steps go round: it is not blocked, is being blocked, is blocked, is being unblocked.
+    step = [0]
+    ended = threading.Event()
+    seen: list[tuple[int, int]] = []
+    failures: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            while not ended.is_set():
+                before = step[0]
+                status, _ = visit(port, path)
+                if step[0] == before:
+                    seen.append((before % 4, status))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        step[0] += 1
+        block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
+        step[0] += 1
+        time.sleep(0.05)
+        step[0] += 1
+        block.delete()
+        step[0] += 1
+        time.sleep(0.05)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert {status for when, status in seen if when == 0} == {200}
+    assert {status for when, status in seen if when == 2} == {429}
+    other.delete()
+    assert ask(port, path)["limit"] == 10**9
