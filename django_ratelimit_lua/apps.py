@@ -18,17 +18,17 @@ class RatelimitConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, and start noting and publishing changes."""
-        from . import checks, publish  # noqa: F401
+        from . import checks, healing  # noqa: F401
         from .models import noting
 
         noting.connect()
-        publish.connect()
+        healing.connect()
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
 
 
 def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:
     """Publish what migrations may have done to the rules, also where they took the tables away."""
-    from . import publish
+    from . import healing
 
     if plan:
-        publish.after_migration(using)
+        healing.after_migration(using)

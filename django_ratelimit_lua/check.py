@@ -45,13 +45,18 @@ def describe(
     """
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
-        now = time.time_ns() // 1000 if clock is None else clock()
+        now = now_us()
     if ruleset is None or ruleset.fence is None:
         return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
         revision=ruleset.revision, fence=ruleset.fence, subjects=subjects,
     )  # fmt: skip
+
+
+def now_us() -> int:
+    """Microseconds since 1970 by this process's clock, by which overrides begin and end."""
+    return time.time_ns() // 1000 if clock is None else clock()
 
 
 def check(call: Call) -> Decision:

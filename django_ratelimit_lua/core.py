@@ -11,8 +11,9 @@ from django.http import HttpRequest
 
 from .callsite import ALL, RateLike, Site, group_of
 from .conf import conf
+from .drive import run
 from .identity.keys import KeyLike
-from .steps import run, steps
+from .steps import steps
 
 __all__ = ["get_usage", "is_ratelimited"]
 

@@ -14,12 +14,13 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of, named
+from .drive import arun, run
 from .http import note, refusal, told
 from .identity.keys import KeyLike
 from .limits.limit import Options
 from .outcome import settle
-from .overridden import Wanted
-from .steps import arun, run, steps
+from .steps import steps
+from .wanted import Wanted
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -11,18 +11,20 @@ from django.http import HttpRequest
 from django.test import RequestFactory
 
 from .callsite import Site, group_of
-from .check import describe, forget, rules
+from .check import describe, forget, now_us, rules
 from .conf import conf
+from .drive import run
 from .exempt import is_exempt, resolved
 from .limits.call import Charge
 from .limits.decision import Decision, LimitState
 from .models import RateLimitOverride
-from .overridden import BLOCK, Wanted, asked_of
-from .rules.overrides import Known, memory, now_us
+from .overridden import BLOCK, asked_of
+from .rules.overrides import Known, memory
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .rules.words import reading
-from .steps import WANTS_USER, decided, run, wanted_by
+from .steps import decided
+from .wanted import Wanted, wanted_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def explain(request: HttpRequest) -> Explanation:
     kept: list[Wanted] = []
     decision = run(decided(request, build, "peek", may_change=lambda _: True, kept=kept, everywhere=True), request)
     ruleset = rules()
-    asked: Any = run(asked_of(request, ruleset, wanted, not exempt, WANTS_USER), request)  # type: ignore[arg-type]
+    asked: Any = run(asked_of(request, ruleset, wanted, not exempt), request)  # type: ignore[arg-type]
     known = memory.look(asked)
     states = {one.charge.limit.key_part: state for one, state in zip(kept, decision.limits, strict=False)}
     met = tuple(_met(one, ruleset, known, states) for one in wanted)

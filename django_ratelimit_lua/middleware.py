@@ -11,12 +11,13 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
 
 from .callsite import Site
+from .drive import arun, run
 from .exceptions import Ratelimited
 from .exempt import is_exempt
 from .http import note, refusal, told, too_many_requests
 from .limits.decision import Decision
 from .rules.ruleset import Ruleset
-from .steps import Steps, arun, run, steps
+from .steps import Steps, steps
 
 _Choose = Callable[[HttpRequest, Ruleset], list[Site] | None]
 

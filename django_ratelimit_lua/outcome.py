@@ -15,8 +15,8 @@ from django.http import HttpRequest
 from .check import describe
 from .limits.decision import Decision
 from .limits.rate import LimitError
-from .overridden import Wanted
-from .steps import Forget, Steps, called
+from .steps import Forget, Steps
+from .wanted import Wanted, called
 
 
 def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision: Decision) -> Steps:

@@ -8,32 +8,19 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from . import check
-from .callsite import Site
+from .check import now_us
 from .conf import conf
 from .exempt import resolved
 from .identity import digest
 from .identity.address import client_address
 from .identity.keys import compile_key
-from .limits.call import Charge
 from .limits.decision import Decision, LimitState
-from .rules.overrides import USER, Asked, Known, Override, network_digest, now_us
+from .rules.overrides import USER, Asked, Known, Override, network_digest
 from .rules.ruleset import EVERY_RULE, Ruleset
+from .wanted import WANTS_USER, Wanted
 
 BLOCK = "block"
 """The name under which a decision shows a block that no rule is needed for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a call site or a rule wants counted: under which name, for which site, by which rule if any, and for whom
-    the answer is."""
-
-    charge: Charge
-    name: str
-    site: Site | None = None
-    rule: str | None = None
-    owner: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +44,7 @@ class Sorted:
 
 
 def asked_of(
-    request: HttpRequest, ruleset: Ruleset, wanted: Sequence[Wanted], blocks: bool, wants_user: Any
+    request: HttpRequest, ruleset: Ruleset, wanted: Sequence[Wanted], blocks: bool
 ) -> Generator[Any, Any, list[Asked]]:
     """The subjects that a request is about, of the kinds that overrides of these rules are about."""
     kinds = dict.fromkeys(ruleset.blocks if blocks else ())
@@ -68,7 +55,7 @@ def asked_of(
     asked: list[Asked] = []
     for kind in kinds:
         if kind == USER:
-            user = (yield wants_user) if hasattr(request, "user") else None
+            user = (yield WANTS_USER) if hasattr(request, "user") else None
             who = digest((USER, str(user.pk))) if user is not None and user.is_authenticated else None
         elif kind.startswith("ip"):
             address = client_address(request).address
@@ -92,7 +79,7 @@ def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool)
     """Sort what is wanted by what overrides say of a request's subjects."""
     if not known:
         return Sorted(wanted, wanted, (), None, 0)
-    now = check.clock() if check.clock is not None else now_us()
+    now = now_us()
     kept: list[Wanted] = []
     counted: list[Wanted] = []
     places: list[int | Override] = []

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, router, transaction
+from django.db import router, transaction
 
 from . import lua
 from .exceptions import LimitError, StoreError
@@ -24,7 +23,6 @@ from .models.override import OverrideQuerySet
 from .rules import current
 from .rules.overrides import Override, record
 from .rules.ruleset import EVERY_RULE
-from .signals import rules_changed
 from .store import get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -34,7 +32,6 @@ MOST_SUBJECTS = 5000
 """Changed subjects that are written one by one; where there are more, all are written anew."""
 BATCH = 1000
 STAGED_SECONDS = 600
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 
 def publish(*, rebuild: bool = False, may_rise: bool = True) -> int:
@@ -48,7 +45,7 @@ def publish(*, rebuild: bool = False, may_rise: bool = True) -> int:
     using = router.db_for_write(RateLimitRule)
     for _ in range(ATTEMPTS):
         # Redis first: what is there was committed before, so the database can only be level or ahead.
-        published = _published()
+        published = published_revision()
         with transaction.atomic(using):
             revision, rebuilt = RateLimitRevision.read(using)
             if may_rise and (revision < published or (rebuild and revision == published)):
@@ -68,16 +65,17 @@ def publish(*, rebuild: bool = False, may_rise: bool = True) -> int:
                 staged = None
                 written = dict(_records(overrides.filter(subject__in=subjects)))
         removed = [] if anew else [who.encode() for who in subjects if who.encode() not in written]
-        if _send(published, revision, snapshot, staged, removed, written) == revision:
+        if send(published, revision, snapshot, staged, removed, written) == revision:
             return revision
     raise StoreError("rules are being changed too fast to be published")
 
 
-def _published() -> int:
+def published_revision() -> int:
+    """The revision that is published; 0: none. Raises `StoreError`."""
     return int(get_store(patient=True).ask(b"HGET", current.fence_key(), current.REVISION) or 0)
 
 
-def _send(
+def send(
     base: int,
     revision: int,
     snapshot: bytes,
@@ -85,6 +83,7 @@ def _send(
     removed: Sequence[bytes],
     written: dict[bytes, bytes],
 ) -> int:
+    """Publish, if `base` is what is published; returns what is published then. Raises `StoreError`."""
     keys = [current.fence_key()] if staged is None else [current.fence_key(), staged]
     pairs = [part for pair in written.items() for part in pair]
     arguments = [b"%d" % base, b"%d" % revision, snapshot, b"%d" % len(removed), *removed, *pairs]
@@ -157,112 +156,3 @@ def _stage(overrides: OverrideQuerySet) -> bytes:
         store.ask(b"HSET", key, *(part for pair in chunk for part in pair))
         store.ask(b"EXPIRE", key, b"%d" % STAGED_SECONDS)
     return key
-
-
-def heal(snapshot: Mapping[str, Any] | None) -> None:
-    """Fill a Redis that was emptied: from the database, or where that cannot be read, with this snapshot.
-
-    Whoever has to publish what the database has does so as soon as it can be read.
-    """
-    try:
-        # In the middle of somebody's transaction nothing is written: it may be rolled back.
-        using = router.db_for_write(RateLimitRule)
-        publish(may_rise=not connections[using].in_atomic_block)
-    except Exception as error:
-        _warn("The rules in the database cannot be read or published: %s", error)
-        _publish_memory(snapshot)
-        soon()
-
-
-def after_migration(using: str) -> None:
-    """Publish what migrations may have done to the rules; where they took the tables away, that there are none."""
-    if using != router.db_for_write(RateLimitRule):
-        return
-    try:
-        if RateLimitRevision._meta.db_table in connections[using].introspection.table_names():
-            if RateLimitRevision.read(using) == (0, 0):
-                return
-            publish(rebuild=True)
-        elif published := _published():
-            revision = published + 1
-            _send(published, revision, json.dumps({"revision": revision}).encode(), current.fence_key() + b":", [], {})
-    except StoreError as error:
-        logger.error(
-            "The rules are migrated, but not published: %s; `manage.py ratelimit_rules publish` does it", error
-        )
-
-
-def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
-    """Publish what this process knows. Overrides are in the database alone: they are missing until that answers."""
-    if snapshot is None:
-        return
-    try:
-        published, revision = _published(), snapshot["revision"]
-        if published < revision:
-            _send(published, revision, json.dumps(snapshot).encode(), None, [], {})
-    except StoreError as error:
-        _warn("The rules cannot be published: %s", error)
-
-
-_retrying = threading.Lock()
-_warned = False
-
-
-def _warn(message: str, error: Exception) -> None:
-    """Say it once, until it was mended."""
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning(message, error)
-
-
-def soon() -> None:
-    """Go on trying to publish, in a thread of its own, until that succeeds."""
-    if _retrying.acquire(blocking=False):
-        threading.Thread(target=_retry, name="ratelimit-publish", daemon=True).start()
-
-
-def _retry() -> None:
-    global _warned
-    pause = FIRST_PAUSE
-    try:
-        while True:
-            _sleep.wait(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
-            close_old_connections()
-            try:
-                publish(rebuild=True)
-            except Exception as error:
-                _warn("The rules cannot be published: %s", error)
-            else:
-                if _warned:
-                    _warned = False
-                    logger.info("The rules are published again")
-                return
-    finally:
-        connections.close_all()
-        _retrying.release()
-
-
-_sleep = threading.Event()
-
-
-def _publish_committed() -> None:
-    try:
-        publish()
-    except Exception as error:
-        logger.error("A change of the rules is saved, but not published yet: %s", error)
-        soon()
-
-
-def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Publish once the transaction is committed; once, however much was changed in it."""
-    pending = connections[using].run_on_commit
-    if not any(callback[1] is _publish_committed for callback in pending):
-        transaction.on_commit(_publish_committed, using=using)
-
-
-def connect() -> None:
-    """Publish whenever rules change, and whenever a process finds Redis empty."""
-    rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publish")
-    current.republish = heal

@@ -26,11 +26,10 @@ from .limits.call import Charge
 from .limits.decision import LimitState
 from .limits.limit import Limit, Options
 from .limits.rate import SECOND, LimitError, Rate
-from .overridden import Wanted
 from .rules.rule import CALLERS_KEY
 from .rules.ruleset import Ruleset
-from .steps import wanted_by
 from .together import answer, plain
+from .wanted import Wanted, wanted_by
 
 __all__ = [
     "AnonRateThrottle",

@@ -7,12 +7,13 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Protocol
 
+from .drive import run
 from .http import note
 from .limits.decision import LimitState
 from .limits.rate import SECOND
-from .overridden import Wanted
 from .rules.ruleset import Ruleset
-from .steps import decided, run
+from .steps import decided
+from .wanted import Wanted
 
 States = tuple[LimitState, ...]
 

@@ -12,7 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
-from ..code import put
+from ..code import put, row
 from ..models import RateLimitChange, RateLimitRule
 from ..rules.words import difference, reading
 from .acting import ActingAdmin
@@ -29,13 +29,13 @@ def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
 def restore(change: RateLimitChange) -> RateLimitRule:
     """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`."""
     given = change.after if change.after is not None else change.before
-    row, tiers = RateLimitRule.read(given or {})
+    made, tiers = row(given or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         present = RateLimitRule.objects.filter(pk=change.object_id or 0).first()
-        if present is not None and present.name != row.name:
-            present.name = row.name
+        if present is not None and present.name != made.name:
+            present.name = made.name
             present.save()
-        return put(row, tiers)
+        return put(made, tiers)
 
 
 class ChangeAdmin(ActingAdmin):

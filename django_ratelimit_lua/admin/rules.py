@@ -17,18 +17,16 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceeded import exceeded
 from ..exceptions import LimitError, StoreError
-from ..limits.rate import Rate
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.tracked import acting
-from ..preview import preview
 from ..publish import publish
-from ..rules.rule import RuleError, compile_rule
+from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..rules.words import reading
 from .acting import ActingAdmin
 from .forms import PreviewForm, RowForm, RuleForm, TierForm
 from .history import restore, versions
-from .plot import plot
+from .previewed import previewed
 
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow"), "off": gettext_lazy("Switch off")}
 
@@ -201,7 +199,7 @@ class RuleAdmin(ActingAdmin):
         if request.method != "POST" or not (allowed or self.has_view_permission(request)):
             raise PermissionDenied
         return TemplateResponse(
-            request, "admin/django_ratelimit_lua/ratelimitrule/preview.html", _previewed(request.POST)
+            request, "admin/django_ratelimit_lua/ratelimitrule/preview.html", previewed(request.POST)
         )
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
@@ -233,41 +231,3 @@ class RuleAdmin(ActingAdmin):
             request, _("“%(rule)s” is as it was: %(reading)s.") % {"rule": rule, "reading": rule.reading()}
         )
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
-
-
-def _previewed(posted: Any) -> dict[str, Any]:
-    """What the preview's template needs, from a form that need not be complete."""
-    sent = PreviewForm(posted)
-    if not sent.is_valid():
-        return {"problems": [f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()]}
-    form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview", "confirm": "on"})
-    form.is_valid()
-    given = form.cleaned_data
-    rule = RateLimitRule()
-    for name in ("limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "cost"):
-        setattr(rule, name, given.get(name, getattr(rule, name)))
-    rule.name, rule.key, rule.time_zone, rule.count_denied = "preview", "ip", given.get("time_zone", ""), False
-    problems = [
-        f"{form.fields[name].label}: {errors[0]}"
-        for name, errors in form.errors.items()
-        if name
-        in ("limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "time_zone")
-    ]
-    if problems or rule.limit is None or not rule.period:
-        return {"problems": problems or [_("Say how much, and this shows what it does.")]}
-    try:
-        site = compile_rule({**rule.declared(), "id": 0}, plain=True).site
-        assert site is not None
-        assert isinstance(site.rates[0], Rate)
-        limit = site.limit("preview", site.rates[0])
-        burst = sent.cleaned_data["preview_burst"]
-        burst = min(2 * limit.rate.limit, 1000) if burst is None else burst
-        flow = sent.cleaned_data["preview_flow"]
-        unit = sent.cleaned_data["preview_unit"] or "m"
-        steady = limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None
-        cost = 1 if rule.cost is None else rule.cost
-        return {"plot": plot(preview(limit, burst, steady, cost)), "given": rule.declared(), "limit": limit}
-    except RuleError as error:
-        return {"problems": [error.problem]}
-    except StoreError as error:
-        return {"problems": [_("Redis cannot be asked: %s") % error]}

@@ -2,6 +2,7 @@
 
 from .change import RateLimitChange, RateLimitRevision
 from .override import RateLimitOverride
-from .rule import RateLimitRule, RateLimitTier
+from .rule import RateLimitRule
+from .tier import RateLimitTier
 
 __all__ = ["RateLimitChange", "RateLimitOverride", "RateLimitRevision", "RateLimitRule", "RateLimitTier"]

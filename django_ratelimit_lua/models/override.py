@@ -17,7 +17,8 @@ from ..identity.keys import compile_key
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import FIELD_KINDS, USER, Effect, Override, network_identity, network_kind
 from .change import RateLimitChange
-from .rule import Numbers, RateLimitRule
+from .numbers import Numbers
+from .rule import RateLimitRule
 from .tracked import Declared, Tracked, TrackedQuerySet
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -13,78 +13,13 @@ from django.utils.translation import gettext_lazy as _
 from ..callsite import AUDIENCES
 from ..limits.algorithms import ALGORITHMS
 from ..limits.limit import OPTIONS, POLICIES
-from ..limits.rate import LimitError, Rate
-from ..rules.rule import FIELDS, MODES, TIER_FIELDS, Rule, RuleError, compile_rule
+from ..rules.rule import FIELDS, MODES, Rule, RuleError, compile_rule
 from ..rules.words import reading
 from .change import RateLimitChange
+from .numbers import Numbers, named
 from .tracked import Declared, Tracked, TrackedQuerySet
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-MOST = Rate.MOST_UNITS
-_NAMES = {
-    "enforce": _("enforce"), "shadow": _("shadow"), "off": _("off"),
-    "everyone": _("everyone"), "anonymous": _("who is not logged in"), "authenticated": _("who is logged in"),
-    "staff": _("staff"), "groups": _("members of the groups below"),
-    "open": _("let requests through"), "closed": _("refuse requests"),
-    "clock": _("with the clock"), "day": _("with each day"),
-    "week": _("with each week (Monday)"), "month": _("with each month"),
-    "token_bucket": _("token bucket: a steady rate, with bursts"),
-    "leaky_bucket": _("leaky bucket: evenly spaced, the others wait"),
-    "fixed_window": _("fixed window: so many in each window"),
-    "sliding_window": _("sliding window: never more in any such time"),
-    "sliding_log": _("sliding log: the same, exact to the microsecond"),
-}  # fmt: skip
-
-
-def named(values: Any) -> list[tuple[str, Any]]:
-    """Choices, with the names they have for people."""
-    return [(value, _NAMES[value]) for value in values]
-
-
-class Numbers(models.Model):
-    """So many units per period, and what a bucket holds."""
-
-    class Unit(models.TextChoices):
-        """Of time."""
-
-        SECOND = "s", _("seconds")
-        MINUTE = "m", _("minutes")
-        HOUR = "h", _("hours")
-        DAY = "d", _("days")
-        WEEK = "w", _("weeks")
-
-    limit = models.BigIntegerField(
-        _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)]
-    )
-    period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
-    unit = models.CharField(_("time"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
-    burst = models.BigIntegerField(
-        _("burst"), null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MOST)],
-        help_text=_("Token bucket: how many may go at once. Empty: as many as the limit."),
-    )  # fmt: skip
-
-    class Meta:
-        abstract = True
-
-    @property
-    def rate(self) -> str | None:
-        """The rate as rules write it: "100/m"."""
-        if self.limit is None:
-            return None
-        return f"{self.limit}/{self.period if self.period != 1 else ''}{self.unit}"
-
-    @rate.setter
-    def rate(self, value: Any) -> None:
-        rate = Rate.parse(value)
-        text = str(value) if isinstance(value, str) else str(rate)
-        count, _, rest = text.partition("/")
-        times = rest.rstrip("abcdefghijklmnopqrstuvwxyz")
-        unit = str(Rate(1, rate.period_us // int(times or 1))).removeprefix("1/")
-        if unit not in self.Unit.values:
-            raise LimitError(
-                f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days or weeks"
-            )
-        self.limit, self.period, self.unit = int(count), int(times or 1), unit
 
 
 class RateLimitRule(Numbers, Tracked):
@@ -224,41 +159,6 @@ class RateLimitRule(Numbers, Tracked):
         """A declaration with its fields in the order in which rules are written."""
         return {field: given[field] for field in FIELDS if field in given}
 
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> tuple[RateLimitRule, list[RateLimitTier]]:
-        """A rule, and its tiers, from how it is declared; not saved. Raises `RuleError`."""
-        rule = compile_rule(given, plain=True, where="Rules")
-        row = cls(name=rule.name)
-        text = ("description", "mode", "order", "exempt", "route", "cost", "message", *OPTIONS)
-        for field in text:
-            if given.get(field) is not None:
-                setattr(row, field, given[field])
-        row.path = "\n".join(rule.paths)
-        row.group = (
-            "" if rule.group in (None, rule.name) and not rule.paths and rule.route is None else rule.group or ""
-        )
-        method = given.get("method") or []
-        row.methods = sorted({name.upper() for name in ([method] if isinstance(method, str) else method)})
-        audience = given.get("audience", "everyone")
-        if isinstance(audience, str) and not audience.startswith("group:"):
-            row.audience = audience
-        else:
-            names = [audience] if isinstance(audience, str) else audience
-            row.audience, row.groups = "groups", [name.removeprefix("group:") for name in names]
-        key = given.get("key") or ""
-        row.key = key if isinstance(key, str) else "+".join(key)
-        tiers = [
-            RateLimitTier(rule=row, group=tier["group"], burst=tier.get("burst")) for tier in given.get("tiers") or []
-        ]
-        try:
-            if not row.exempt:
-                row.rate = given["rate"]
-            for tier, one in zip(tiers, given.get("tiers") or [], strict=True):
-                tier.rate = one["rate"]
-        except LimitError as error:
-            raise RuleError(f"Rules: rule {rule.name!r}", "rate", str(error)) from None
-        return row, tiers
-
     def compiled(self) -> Rule:
         """What the rule means. Raises `RuleError`."""
         return compile_rule({**self.declared(), "id": self.pk or 0}, plain=True, where="Rules of the admin")
@@ -277,40 +177,3 @@ class RateLimitRule(Numbers, Tracked):
 
 _ZEROS = ("cost", "queue", "max_wait")
 _FORM_FIELDS = {"rate": "limit", "method": "methods", "tiers": "__all__"}
-
-
-class RateLimitTier(Numbers, Tracked):
-    """Other numbers of a rule for the members of a Django group."""
-
-    CHANGE_KIND = RateLimitChange.Kind.RULE
-
-    rule = models.ForeignKey(RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule"))
-    group = models.CharField(_("Django group"), max_length=150)
-
-    objects = TrackedQuerySet.as_manager()
-
-    class Meta:
-        verbose_name = _("tier")
-        verbose_name_plural = _("tiers")
-        ordering = ("rule", "group")
-        constraints = (
-            models.UniqueConstraint(fields=("rule", "group"), name="ratelimit_one_tier_for_a_group"),
-        )  # fmt: skip
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.group}"
-
-    @classmethod
-    def owners(cls, rows: Iterable[Any]) -> list[Any]:
-        """A change of a tier is a change of its rule."""
-        return list(RateLimitRule._base_manager.filter(pk__in={row.rule_id for row in rows}))
-
-    def declared(self) -> Declared:
-        """The tier as `RATELIMIT_RULES` would have it."""
-        values = {"group": self.group, "rate": self.rate, "burst": self.burst}
-        return {field: values[field] for field in TIER_FIELDS if values[field] is not None}
-
-    def clean(self) -> None:
-        """Raises `ValidationError` that names the field."""
-        if self.limit is None:
-            raise ValidationError({"limit": _("A tier needs a limit.")})

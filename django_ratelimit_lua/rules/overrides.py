@@ -12,7 +12,6 @@ import ipaddress
 import json
 import logging
 import re
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -229,8 +228,3 @@ def is_kind(kind: object) -> bool:
     if network:
         return int(network[2]) <= (32 if network[1] == "4" else 128)
     return kind.partition(":")[0] in FIELD_KINDS and bool(kind.partition(":")[2])
-
-
-def now_us() -> int:
-    """Microseconds since 1970 by this process's clock, by which overrides start and end."""
-    return time.time_ns() // 1000

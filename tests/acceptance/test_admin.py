@@ -395,9 +395,9 @@ def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
 
 def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, monkeypatch: Any) -> None:
     """And says so."""
-    from django_ratelimit_lua import publish
+    from django_ratelimit_lua import healing
 
-    monkeypatch.setattr(publish, "soon", lambda: None)
+    monkeypatch.setattr(healing, "soon", lambda: None)
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.RATELIMIT_ON_STORE_ERROR = "open"

@@ -150,6 +150,11 @@ def test_fixtures_and_migrations_are_changes_too(tmp_path: Any, direct: redis.Re
         call_command("migrate", "django_ratelimit_lua", verbosity=0)
 
 
+def test_the_migrations_are_those_of_the_models() -> None:
+    """Nobody's `makemigrations` finds something to do in our app."""
+    call_command("makemigrations", "django_ratelimit_lua", check=True, dry_run=True, verbosity=0, skip_checks=True)
+
+
 def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -> None:
     """Neither in the database, nor in Redis, nor for a request."""
     rule("search", path="", limit=50)
@@ -252,7 +257,7 @@ def test_without_the_database_rules_go_on(
     def away(*args: Any, **kwargs: Any) -> Any:
         raise ConnectionError("the database is away")
 
-    from django_ratelimit_lua import publish as module
+    from django_ratelimit_lua import healing as module
 
     monkeypatch.setattr(module, "publish", away)
     monkeypatch.setattr(module, "soon", lambda: None)
@@ -275,7 +280,7 @@ def test_what_could_not_be_published_is_published_when_it_can(
     settings: Any, caplog: Any, monkeypatch: Any, prefix: str
 ) -> None:
     """A save while Redis is away succeeds, and holds as soon as Redis is back."""
-    from django_ratelimit_lua import publish as module
+    from django_ratelimit_lua import healing as module
 
     working = settings.CACHES
     rule("search", path="", limit=50)

@@ -1,0 +1,142 @@
+"""The inspector: what holds for somebody at the moment, with buttons."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ..exceptions import StoreError
+from ..explain import Explanation, explain, imagine, reset
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from ..models.tracked import acting, who
+from .forms import DURATIONS, InspectForm, covers, own_address
+
+BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
+
+
+class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The part of the admin of overrides that looks at one request."""
+
+    def has_block_permission(self, request: HttpRequest) -> bool:
+        """May block and unblock."""
+        return request.user.has_perm(BLOCK_PERMISSION)
+
+    def inspect_view(self, request: HttpRequest) -> HttpResponse:
+        """What somebody meets: used, remaining, when it frees up; with buttons for those who may."""
+        if not (self.has_view_permission(request) or request.user.has_perm("django_ratelimit_lua.view_ratelimitrule")):
+            raise PermissionDenied
+        may_act = self.has_block_permission(request)
+        form = InspectForm(request.POST) if request.method == "POST" else InspectForm(initial={"path": "/"})
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Inspector"),
+            "opts": self.opts,
+            "form": form,
+            "may_act": may_act,
+            "durations": [(seconds, name) for seconds, name in DURATIONS.items() if seconds],
+            "media": self.media,
+        }
+        if form.is_bound and form.is_valid():
+            self._inspect(request, form, context, may_act)
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_ratelimit_lua/inspect.html", context)
+
+    def _inspect(self, request: HttpRequest, form: InspectForm, context: dict[str, Any], may_act: bool) -> None:
+        given = form.cleaned_data
+        user = _find_user(given["user"])
+        if given["user"] and user is None:
+            form.add_error("user", _("Nobody has that name or primary key."))
+            return
+        name, _colon, value = given["header"].partition(":")
+        headers = {name.strip(): value.strip()} if name else {}
+        imagined = imagine(given["path"], given["method"], given["address"] or own_address(request), user, headers)
+        action, _slash, target = request.POST.get("action", "").partition(":")
+        if action:
+            if not may_act:
+                raise PermissionDenied
+            with acting(request.user):
+                self._act(request, action, target, explain(imagined), given, user)
+        found = explain(imagined)
+        if found.decision.source == "fallback":
+            messages.warning(request, _("Redis cannot be asked: what is used is not known."))
+        context["found"] = found
+        context["subjects"] = [
+            (kind, label)
+            for kind, label, there in (
+                ("user", _("user %s") % user, user),
+                ("address", given["address"], given["address"]),
+                ("header", _("header %s") % name, name),
+            )
+            if there
+        ]
+
+    def _act(
+        self, request: HttpRequest, action: str, target: str, found: Explanation, given: dict[str, Any], user: Any
+    ) -> None:
+        if action == "reset":
+            self._reset(request, found, target)
+            return
+        subject = request.POST.get("subject", "")
+        duration = request.POST.get("duration", "")
+        if action not in ("exempt", "block") or duration not in DURATIONS or not duration:
+            raise PermissionDenied
+        override = RateLimitOverride(effect=action, created_by=who(), reason=_("from the inspector"))
+        override.ends = timezone.now() + datetime.timedelta(seconds=int(duration))
+        if target:
+            override.rule = RateLimitRule.objects.filter(name=target).first()
+        if subject == "user" and user is not None:
+            override.user = user
+        elif subject == "address" and given["address"]:
+            override.network = given["address"]
+            if action == "block" and covers(override.network, own_address(request) or ""):
+                messages.error(request, _("This is the address you come from: you would lock yourself out."))
+                return
+        elif subject == "header" and given["header"]:
+            name, _colon, value = given["header"].partition(":")
+            override.field = f"header:{name.strip()}"
+            override.set_value(value.strip())
+        else:
+            messages.error(request, _("Say who it is: fill in a user, an address or a header."))
+            return
+        override.full_clean(exclude=["subject", "kind"])
+        override.save()
+        self.log_addition(request, override, _("From the inspector."))
+        done = _("%(whom)s is exempt") if action == "exempt" else _("%(whom)s is blocked")
+        messages.success(request, f"{done % {'whom': override.whom()}} {DURATIONS[duration]}.")
+
+    def _reset(self, request: HttpRequest, found: Explanation, target: str) -> None:
+        try:
+            if found.decision.source == "fallback":
+                raise StoreError(_("Redis cannot be asked"))
+            names = reset(found, {target} if target else None)
+        except StoreError as error:
+            messages.error(request, _("Nothing was reset: %s") % error)
+            return
+        whose = {met.charge.digest.decode() for met in found.met}
+        RateLimitChange.objects.create(
+            revision=RateLimitRevision.objects.values_list("revision", flat=True).first() or 0,
+            by=who(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
+            name=", ".join(names)[:300], after={"digests": sorted(whose)},
+        )  # fmt: skip
+        for met in found.met:
+            if met.name in names and met.rule is not None and met.rule.pk:
+                rule = RateLimitRule.objects.filter(pk=met.rule.pk).first()
+                if rule is not None:
+                    self.log_change(request, rule, _("Reset an identity in the inspector."))
+        messages.success(request, _("Forgotten what was counted under %(names)s.") % {"names": ", ".join(names) or "—"})
+
+
+def _find_user(named: str) -> Any:
+    if not named:
+        return None
+    model = get_user_model()
+    found = model._default_manager.filter(**{get_user_model().USERNAME_FIELD: named}).first()
+    return found or (model._default_manager.filter(pk=named).first() if named.isdigit() else None)
