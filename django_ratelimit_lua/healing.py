@@ -47,7 +47,7 @@ def after_migration(using: str) -> None:
         elif published := published_revision():
             revision = published + 1
             send(published, revision, json.dumps({"revision": revision}).encode(), current.fence_key() + b":", [], {})
-    except StoreError as error:
+    except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
             "The rules are migrated, but not published: %s; `manage.py ratelimit_rules publish` does it", error
         )
