@@ -25,14 +25,19 @@ def heal(snapshot: Mapping[str, Any] | None) -> None:
 
     Whoever has to publish what the database has does so as soon as it can be read.
     """
+    using = router.db_for_write(RateLimitRule)
+    database = connections[using]
+    is_ours = database.connection is None
     try:
         # In the middle of somebody's transaction nothing is written: it may be rolled back.
-        using = router.db_for_write(RateLimitRule)
-        publish(may_rise=not connections[using].in_atomic_block)
+        publish(may_rise=not database.in_atomic_block)
     except Exception as error:
         _warn("The rules in the database cannot be read or published: %s", error)
         _publish_memory(snapshot)
         soon()
+    finally:
+        if is_ours:  # Nobody else in this thread may ever close it.
+            database.close()
 
 
 def after_migration(using: str) -> None:

@@ -1,6 +1,7 @@
 """The settings of the test project."""
 
 import os
+import tempfile
 
 from tests.server import url
 
@@ -17,7 +18,15 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_ratelimit_lua",
 ]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+# In a file, so that threads have connections of their own, which can be closed.
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+        "OPTIONS": {"init_command": "PRAGMA synchronous = OFF"},
+        "TEST": {"NAME": os.path.join(tempfile.gettempdir(), f"ratelimit-{os.getpid()}.sqlite3")},
+    }
+}
 if "RATELIMIT_TEST_POSTGRES" in os.environ:  # host:port, where the user postgres is trusted
     HOST, _, PORT = os.environ["RATELIMIT_TEST_POSTGRES"].partition(":")
     DATABASES["default"] = {
