@@ -7,9 +7,15 @@ limit_exceeded = Signal()
 
 Sent once for each such limit, with `limit` (its name), `rule` (the name of the rule it comes from, or None),
 `identity` (the digest it is counted under, as text), `mode` ("enforce", "advise" or "shadow"), `decision` and
-`request`. Refusals by `RateLimiter` are for its caller to see. An exception in a
-receiver is logged by Django and changes nothing.
+`request`. Refusals by `RateLimiter` are for its caller to see. An exception in a receiver is logged by Django and
+changes nothing.
 """
 
 rules_changed = Signal()
 """Rules or overrides were changed in the database `using`, in a transaction that may still be rolled back."""
+
+store_down = Signal()
+"""Redis of the cache `alias` cannot be asked, because of `error`. Sent once, until `store_up`; to functions only."""
+
+store_up = Signal()
+"""Redis of the cache `alias` answers again."""

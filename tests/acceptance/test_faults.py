@@ -21,7 +21,8 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.current import start_fresh
-from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.signals import store_down, store_up
+from django_ratelimit_lua.store import breaker, get_store
 
 DEADLINE, SCHEDULING = 0.1, 0.4
 
@@ -69,6 +70,16 @@ def timed_hits(limiter: RateLimiter, kind: str) -> tuple[list[Any], float]:
             started = time.monotonic()
             found.append((limiter.hit("x"), time.monotonic() - started))
     return [decision for decision, _ in found], max(seconds for _, seconds in found)
+
+
+def until_asked(limiter: RateLimiter) -> Any:
+    """The first decision by Redis, once asking is worth it again."""
+    for _ in range(500):
+        decision = limiter.hit("x")
+        if decision.source == "redis":
+            return decision
+        time.sleep(0.02)
+    raise AssertionError("Redis was never asked again")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -162,15 +173,86 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
     limiter.hit("x")
     own.stop()
     with caplog.at_level("INFO"):
-        assert [limiter.hit("x").source for _ in range(3)] == ["fallback"] * 3
+        assert [limiter.hit("x").source for _ in range(20)] == ["fallback"] * 20
         own.start()
-        decision = limiter.hit("x")
+        decision = until_asked(limiter)
     assert (decision.source, decision.limits[0].used) == ("redis", 1)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.split(":")[0] for message in messages] == [
         "Redis of cache 'default' cannot decide limits",
         "Redis of cache 'default' answers again",
     ]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> None:
+    """After three failures nobody asks for a moment: a hundred hits on a hung server take less than ten deadlines."""
+    settings.RATELIMIT_TIMEOUT = DEADLINE
+    limiter = RateLimiter("x", "100/m")
+    limiter.hit("x")
+    told: list[str] = []
+
+    def down(error: str, **kwargs: Any) -> None:
+        told.append(f"down: {error}")
+
+    def up(alias: str, **kwargs: Any) -> None:
+        told.append(f"up: {alias}")
+
+    async def ahits() -> list[Any]:
+        return [await limiter.ahit("x") for _ in range(100)]
+
+    store_down.connect(down)
+    store_up.connect(up)
+    os.kill(own.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        decisions = asyncio.run(ahits()) if kind == "async" else [limiter.hit("x") for _ in range(100)]
+        seconds = time.monotonic() - started
+        assert get_store().is_paused
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+    assert {decision.source for decision in decisions} == {"fallback"}
+    assert seconds < 10 * DEADLINE
+    until_asked(limiter)
+    store_down.disconnect(down)
+    store_up.disconnect(up)
+    assert [one.partition(":")[0] for one in told] == ["down", "up"]
+    assert not get_store().is_paused
+
+
+def test_who_answers_with_an_error_is_asked_again(own: Server) -> None:
+    """A full server costs no deadline, so nobody stops asking."""
+    limiter = RateLimiter("x", "100/m")
+    with redis.Redis.from_url(own.url) as direct:
+        direct.config_set("maxmemory", 1)
+        assert [limiter.hit("x").source for _ in range(10)] == ["fallback"] * 10
+        assert not get_store().is_paused
+        direct.config_set("maxmemory", 0)
+        assert limiter.hit("x").source == "redis"
+
+
+def test_one_at_a_time_tries_an_open_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each pause one may ask; while it asks, the others do not; and each pause is longer, up to a bound."""
+    clock = [0.0]
+    monkeypatch.setattr(breaker.time, "monotonic", lambda: clock[0])
+    one = breaker.Breaker()
+    for _ in range(breaker.FAILURES):
+        assert one.may_ask()
+        one.failed()
+    assert not one.may_ask()
+    tries = []
+    while clock[0] < 30:
+        clock[0] += 0.01
+        if one.may_ask():
+            tries.append(clock[0])
+            assert not one.may_ask()
+            one.failed()
+    pauses = [later - earlier for earlier, later in zip([0.0, *tries], tries, strict=False)]
+    assert 0.37 < pauses[0] < 0.64
+    assert all(1.49 < pause < 2.52 for pause in pauses[2:])
+    one.succeeded()
+    assert one.may_ask()
+    assert one.may_ask()
 
 
 def test_a_connection_the_server_dropped_is_not_a_failure(own: Server) -> None:
