@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from .alias import Alias
 
@@ -58,6 +58,9 @@ class LoopConnections:
                     await connection.send_packed_command([load, command], check_health=False)
                     await connection.read_response(disable_decoding=True)
                     return await connection.read_response(disable_decoding=True)
+            except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
+                await connection.disconnect(nowait=True)
+                raise
             except ResponseError:
                 raise
             except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from redis.connection import AbstractConnection
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .alias import Alias
@@ -94,6 +94,9 @@ class Connections:
                 connection.deadline = None
                 connection._sock.settimeout(self._timeout)
             return reply
+        except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
+            connection.disconnect()
+            raise
         except ResponseError:
             raise
         except BaseException:

@@ -29,7 +29,7 @@ ROOMS = [
     "callsite",
     "rules",
     "exceeded check",
-    "limiter wanted",
+    "limiter wanted health",
     "overridden",
     "steps",
     "drive",

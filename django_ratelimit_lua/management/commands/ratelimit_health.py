@@ -1,0 +1,32 @@
+"""`manage.py ratelimit_health`: whether limits can be decided at the moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from ...conf import conf
+from ...exceptions import StoreError
+from ...health import health
+from ...publish import published_revision
+
+
+class Command(BaseCommand):
+    """Says how long a decision takes, and which rules are published; exits with 1 where there is none."""
+
+    help = "Asks Redis for a decision, counting nothing; exits with 1 where limits cannot be decided."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Ask twice: the first decision has to connect."""
+        try:
+            health()
+            found = health()
+            if not found.ok:
+                raise CommandError(f"limits cannot be decided: {found.error}; they are {conf.ON_STORE_ERROR}")
+            revision = published_revision()
+        except (ImproperlyConfigured, StoreError) as error:
+            raise CommandError(str(error)) from error
+        rules = f"rules of revision {revision} are published" if revision else "no rules are published"
+        self.stdout.write(f"a decision takes {found.seconds * 1000:.2f} ms; {rules}")
