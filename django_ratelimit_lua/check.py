@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from asgiref.sync import sync_to_async
 
 from .conf import conf
+from .deny import denials
 from .exceptions import StoreError
 from .limits.call import Call, Charge, Operation, StaleRules, Subject
 from .limits.decision import Decision, LimitState
@@ -66,20 +66,47 @@ def check(call: Call) -> Decision:
     """
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return _unlimited(call)
+    known = _known(call)
+    if known is not None:
+        return known
+    begun = denials.begin()
     try:
-        return get_store().run(call)
+        decision = get_store().run(call)
     except StoreError:
         return _fallback(call)
+    return _noted(call, decision, begun)
 
 
 async def acheck(call: Call) -> Decision:
     """`check`, without blocking the event loop."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return _unlimited(call)
+    known = _known(call)
+    if known is not None:
+        return known
+    begun = denials.begin()
     try:
-        return await get_store().arun(call)
+        decision = await get_store().arun(call)
     except StoreError:
         return _fallback(call)
+    return _noted(call, decision, begun)
+
+
+def _known(call: Call) -> Decision | None:
+    """The refusal that the deny cache has of a hit."""
+    if call.operation != "hit" or call.now is not None or not denials:
+        return None
+    denial = denials.find(call)
+    return None if denial is None else denial.answer()
+
+
+def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision:
+    """What came of a call, for the deny cache to remember, or to forget what it is about."""
+    if call.operation == "refund":
+        denials.forget([charge.digest for charge in call.charges])
+    elif not decision.allowed:
+        denials.note(call, decision, begun)
+    return decision
 
 
 def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
@@ -126,12 +153,19 @@ def forget(call: Call, *, strict: bool = False) -> None:
     except StoreError:
         if strict:
             raise
+    finally:
+        denials.forget([charge.digest for charge in call.charges])
 
 
-async def aforget(call: Call) -> None:
+async def aforget(call: Call, *, strict: bool = False) -> None:
     """`forget`, without blocking the event loop."""
-    with suppress(StoreError):
+    try:
         await get_store().aforget(call)
+    except StoreError:
+        if strict:
+            raise
+    finally:
+        denials.forget([charge.digest for charge in call.charges])
 
 
 def _wanted(call: Call) -> int:

@@ -101,6 +101,14 @@ class Conf:
         return float(value)
 
     @cached_property
+    def DENY_CACHE_SECONDS(self) -> float:
+        """Seconds that a refusal may be repeated without asking Redis; 0: never."""
+        value = getattr(settings, "RATELIMIT_DENY_CACHE_SECONDS", 1.0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
+            raise _bad("DENY_CACHE_SECONDS", value, "must be a number of seconds from 0, such as 1")
+        return float(value)
+
+    @cached_property
     def KEY_SECRET(self) -> str | bytes:
         """What the digests of identities are keyed with."""
         return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)

@@ -16,8 +16,11 @@ from .store import get_store
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met; the `revision` of the
-    rules that this process goes by (0: none, or none loaded yet); whether asking is paused, because too much has failed."""
+    """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met.
+
+    `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
+    the moment, because too much has failed.
+    """
 
     ok: bool
     seconds: float

@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
 
 from .callsite import named
-from .check import acheck_current, check_current, describe
+from .check import acheck_current, aforget, check_current, describe, forget
 from .conf import conf
+from .deny import MOST, Denial, denials
 from .exceeded import tally
 from .exceptions import Ratelimited
 from .identity import Identity, digest
@@ -22,9 +23,10 @@ from .limits.limit import Limit, Options, wait_us
 from .limits.rate import LimitError, Rate
 from .rules.current import current
 from .rules.ruleset import Ruleset
-from .store import get_store
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PLAIN = frozenset((str, int, bytes))
+"""Identities that are equal only if they are the same, as long as their types are."""
 RateConstant = str | tuple[int, float] | Rate
 
 
@@ -57,6 +59,7 @@ class RateLimiter:
         named.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
+        self._denials: dict[Any, Denial] = {}
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
@@ -100,6 +103,14 @@ class RateLimiter:
             return ()
         return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
+    def _keep(self, kept: Any, by: Callable[[Ruleset | None], Call]) -> None:
+        """Keep the deny cache's refusal at hand, so that the next such hit need not even find out who it is about."""
+        denial = denials.find(by(current()))
+        if kept is not None and denial is not None:
+            if len(self._denials) >= MOST:
+                self._denials.clear()
+            self._denials[kept] = denial
+
     def _tallied(self, decision: Decision) -> Decision:
         """Note what a rule refused, or would have."""
         ruleset = current()
@@ -111,11 +122,29 @@ class RateLimiter:
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        return self._tallied(check_current(self._by("hit", identity, cost, partial=partial)))
+        kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
+        denial = self._denials.get(kept)
+        known = None if denial is None else denial.answer()
+        if known is not None:
+            return self._tallied(known)
+        by = self._by("hit", identity, cost, partial=partial)
+        decision = check_current(by)
+        if not decision.allowed:
+            self._keep(kept, by)
+        return self._tallied(decision)
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        return self._tallied(await acheck_current(self._by("hit", identity, cost, partial=partial)))
+        kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
+        denial = self._denials.get(kept)
+        known = None if denial is None else denial.answer()
+        if known is not None:
+            return self._tallied(known)
+        by = self._by("hit", identity, cost, partial=partial)
+        decision = await acheck_current(by)
+        if not decision.allowed:
+            self._keep(kept, by)
+        return self._tallied(decision)
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""
@@ -143,11 +172,11 @@ class RateLimiter:
 
     def reset(self, identity: Identity) -> None:
         """Forget what is counted for an identity. Raises `StoreError` where Redis cannot be asked."""
-        get_store().forget(self._counts(identity))
+        forget(self._counts(identity), strict=True)
 
     async def areset(self, identity: Identity) -> None:
         """`reset`, for coroutines."""
-        await get_store().aforget(self._counts(identity))
+        await aforget(self._counts(identity), strict=True)
 
     def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).

@@ -17,6 +17,7 @@ from typing import Any
 from django.db import router, transaction
 
 from . import lua
+from .deny import denials
 from .exceptions import LimitError, StoreError
 from .models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from .models.override import OverrideQuerySet
@@ -66,6 +67,7 @@ def publish(*, rebuild: bool = False, may_rise: bool = True) -> int:
                 written = dict(_records(overrides.filter(subject__in=subjects)))
         removed = [] if anew else [who.encode() for who in subjects if who.encode() not in written]
         if send(published, revision, snapshot, staged, removed, written) == revision:
+            denials.clear()
             return revision
     raise StoreError("rules are being changed too fast to be published")
 

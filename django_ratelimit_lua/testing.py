@@ -11,6 +11,7 @@ from typing import Any
 from django.test.utils import TestContextDecorator, override_settings
 
 from . import check
+from .deny import denials
 from .embedded import Server
 from .rules.current import start_fresh
 
@@ -87,6 +88,7 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
 
     def enable(self) -> move_clock:
         """Stop the clock."""
+        denials.clear()
         self._before, self.now_us = check.clock, time.time_ns() // 1000
         check.clock = lambda: self.now_us
         return self
@@ -94,3 +96,4 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
     def disable(self) -> None:
         """Let it go on."""
         check.clock = self._before
+        denials.clear()

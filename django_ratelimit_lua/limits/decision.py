@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["redis", "fallback"]
+Source = Literal["redis", "deny-cache", "fallback"]
 Mode = Literal["enforce", "advise", "shadow"]
 
 
@@ -51,7 +51,8 @@ class Decision:
     - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
     - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the
       wait would have been;
-    - `source`: "redis", or "fallback" where the store could not be asked and a policy answered;
+    - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; or "fallback" where the store could
+      not be asked and a policy answered;
     - `moment`: microseconds since 1970 by the clock that decided (0: none did);
     - `revision`: the revision of the rules that decided (0: there were no rules to go by).
     """
@@ -102,7 +103,7 @@ class Decision:
             limits=self.limits + later.limits,
             granted=max(self.granted, later.granted),
             wait=max(self.wait, later.wait),
-            source="fallback" if "fallback" in (self.source, later.source) else "redis",
+            source="fallback" if "fallback" in (self.source, later.source) else later.source,
             moment=later.moment,
             revision=later.revision,
         )

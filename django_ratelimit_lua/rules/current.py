@@ -13,6 +13,7 @@ from django.apps import apps
 from django.core.signals import setting_changed
 
 from ..conf import conf
+from ..deny import denials
 from ..exceptions import StoreError
 from ..limits.call import StaleRules
 from ..store import get_store
@@ -73,6 +74,7 @@ def load(stale: StaleRules | None = None) -> Ruleset:
         except StoreError:
             snapshot = known.snapshot if known is not None else {}
         _ruleset = Ruleset(declared, snapshot, fence)
+        denials.clear()
         return _ruleset
     finally:
         _lock.release()

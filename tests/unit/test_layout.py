@@ -26,7 +26,7 @@ ROOMS = [
     "store",
     "identity",
     "glob exempt",
-    "callsite",
+    "callsite deny",
     "rules",
     "exceeded check",
     "limiter wanted health",

@@ -1,0 +1,205 @@
+"""The deny cache: a flood costs one call a second, and no other question is answered by it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import Decision, RateLimiter, deny, ratelimit
+from django_ratelimit_lua.deny import denials
+from django_ratelimit_lua.rules import current
+from tests.engine.test_cost import calls
+
+
+@pytest.fixture(autouse=True)
+def long(settings: Any) -> None:
+    """Long enough that nothing ends while a machine stands still."""
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 60
+
+
+def refused(limiter: RateLimiter, who: str = "x", **options: Any) -> str:
+    """Where a refusal came from."""
+    decision = limiter.hit(who, **options)
+    assert not decision.allowed
+    return decision.source
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
+    """One call for the first refusal; the others count down what it said."""
+    limiter = RateLimiter("x", ["1/h", "100/h"], algorithm="sliding_log")
+    limiter.hit("x")
+    direct.config_resetstat()
+
+    async def ahits() -> list[Any]:
+        return [await limiter.ahit("x") for _ in range(50)]
+
+    found = asyncio.run(ahits()) if kind == "async" else [limiter.hit("x") for _ in range(50)]
+    assert calls(direct)["evalsha"] == 1
+    assert [decision.source for decision in found] == ["redis"] + ["deny-cache"] * 49
+    assert {decision.denied_by for decision in found} == {("x:1/h",)}
+    retries = [decision.retry_after for decision in found]
+    assert retries == sorted(retries, reverse=True)
+    assert 3590 < retries[-1] < retries[0] <= 3600
+    assert len({(decision.limits[1].remaining, decision.revision) for decision in found}) == 1
+
+
+def test_it_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:
+    """By default; and with `retry_after` if that is sooner."""
+    del settings.RATELIMIT_DENY_CACHE_SECONDS
+    limiter, soon = RateLimiter("x", "1/h"), RateLimiter("soon", "1/s", algorithm="sliding_log")
+    limiter.hit("x")
+    started = time.monotonic()
+    assert refused(limiter) == "redis"
+    direct.config_resetstat()
+    while time.monotonic() - started < 3:
+        assert not limiter.hit("x")
+    assert 2 <= calls(direct)["evalsha"] <= 3
+    soon.hit("x")
+    decision = soon.hit("x")
+    time.sleep(soon.hit("x").retry_after or decision.retry_after)
+    assert soon.hit("x").allowed
+
+
+def test_what_it_tells_is_never_too_early() -> None:
+    """Whoever waits as long as a repeated refusal says is let through."""
+    limiter = RateLimiter("x", "5/s", algorithm="token_bucket", burst=1)
+    for _ in range(10):
+        while limiter.hit("x"):
+            pass
+        decision = limiter.hit("x")
+        time.sleep(decision.retry_after or 0)
+        assert limiter.hit("x").allowed, decision
+
+
+def test_no_other_question_is_answered_by_it() -> None:
+    """Another identity, cost, limiter, rate, kind of hit: each is asked."""
+    limiter = RateLimiter("x", "2/h")
+    limiter.hit("x", cost=2)
+    assert [refused(limiter), refused(limiter)] == ["redis", "deny-cache"]
+    assert limiter.hit("y").allowed
+    assert refused(limiter, cost=2) == "redis"
+    assert refused(limiter, partial=True) == "redis"
+    assert limiter.peek("x").source == "redis"
+    assert limiter.acquire("x", timeout=0).source == "redis"
+    assert RateLimiter("z", "2/h").hit("x").allowed
+    assert RateLimiter("x", "3/h").hit("x").allowed
+    for one, other in ((1, True), (1, 1.0), ("1", b"1")):
+        numbers = RateLimiter("numbers", "1/h")
+        numbers.hit(one)
+        numbers.hit(one)
+        assert numbers.hit(other).source == ("redis" if other != "1" else "deny-cache")
+
+
+def test_giving_back_and_resetting_end_it_at_once() -> None:
+    """In this process, whichever limiter does it, plain or async."""
+    limiter, same = RateLimiter("x", "1/h"), RateLimiter("x", "1/h")
+    for free in (
+        lambda: same.refund("x"),
+        lambda: same.reset("x"),
+        lambda: asyncio.run(same.arefund("x")),
+        lambda: asyncio.run(same.areset("x")),
+    ):
+        assert limiter.hit("x").allowed
+        assert [refused(limiter), refused(limiter)] == ["redis", "deny-cache"]
+        free()
+    assert limiter.hit("x").allowed
+
+
+def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> None:
+    """A refusal that is on its way while another thread resets the identity."""
+    limiter = RateLimiter("x", "1/h")
+    limiter.hit("x")
+    begun = denials.begin()
+    limiter.reset("x")
+    call = limiter._by("hit", "x", 1)(current.current())
+    denials.note(call, Decision(False, ()), begun)
+    assert denials.find(call) is None
+    assert limiter.hit("x").allowed
+
+
+def test_limits_that_count_refusals_are_always_asked() -> None:
+    """Each knock counts."""
+    limiter = RateLimiter("x", "1/h", algorithm="fixed_window", count_denied=True)
+    limiter.hit("x")
+    assert [limiter.hit("x").limits[0].used for _ in range(3)] == [2, 3, 4]
+
+
+def test_views_are_refused_from_memory_too(direct: redis.Redis) -> None:
+    """With the same answer, and `Retry-After`."""
+
+    @ratelimit(key="ip", rate="1/h")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    def ask(address: str = "203.0.113.9") -> Any:
+        return view(RequestFactory().get("/", REMOTE_ADDR=address))
+
+    assert [ask().status_code, ask().status_code] == [200, 429]
+    direct.config_resetstat()
+    assert [ask().status_code for _ in range(20)] == [429] * 20
+    assert int(ask().headers["Retry-After"]) > 3500
+    assert calls(direct) == {}
+    assert ask("203.0.113.10").status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_edit_ends_it_at_once_in_the_process_that_makes_it(settings: Any) -> None:
+    """And with the next call in those that hear of it."""
+    from django_ratelimit_lua.models import RateLimitRule
+
+    rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h")
+    mail = RateLimiter("mail", "100/h")
+    assert [mail.hit("ada").allowed for _ in range(3)] == [True, False, False]
+    rule.limit = 5
+    rule.save()
+    assert mail.hit("ada").allowed
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go first, and nothing of them is kept."""
+    monkeypatch.setattr(deny, "MOST", 10)
+    denials.clear()
+    limiter = RateLimiter("x", "0/h")
+    for number in range(30):
+        limiter.hit(f"who {number}")
+    assert len(denials) == 10
+    assert len(denials._by_digest) == 10
+    assert refused(limiter, "who 29") == "deny-cache"
+    limiter.reset("who 29")
+    assert len(denials) == len(denials._by_digest) == 9
+    denials.clear()
+    assert refused(limiter, "who 28") == "redis"
+
+
+def test_threads_may_share_it() -> None:
+    """Refused, reset and asked side by side: exactly as many are let through as there are units."""
+    limiter = RateLimiter("x", "3/h")
+    admitted: list[bool] = []
+
+    def hammer() -> None:
+        admitted.extend(bool(limiter.hit("x")) for _ in range(200))
+
+    for _ in range(5):
+        threads = [threading.Thread(target=hammer) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        limiter.reset("x")
+    assert sum(admitted) == 15
+
+
+def test_it_can_be_switched_off(settings: Any) -> None:
+    """By 0."""
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    limiter = RateLimiter("x", "1/h")
+    limiter.hit("x")
+    assert [refused(limiter) for _ in range(3)] == ["redis"] * 3
