@@ -1,0 +1,160 @@
+"""Where Redis is and how one gets in: all through `CACHES`, for plain and asynchronous hits alike."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trustme
+from django.core.management import call_command
+
+from django_ratelimit_lua import RateLimiter, lua
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.exceeded import exceeded, tally
+from django_ratelimit_lua.health import health
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.publish import publish
+
+# What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
+IN_SCRIPTS = (
+    "time get set del hmget pexpire zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
+)
+LIMITS = "evalsha script|load del"
+RULES = "hget eval hset hdel exists expire persist rename hincrby hgetall"
+
+
+def alias(location: str, **options: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
+
+
+def used(name: str = "where") -> list[int]:
+    """What two hits have counted, one plain and one not."""
+    limiter = RateLimiter(name, "100/h")
+
+    async def ahit() -> Any:
+        return await limiter.ahit("someone")
+
+    decisions = [limiter.hit("someone"), asyncio.run(ahit())]
+    assert {decision.source for decision in decisions} == {"redis"}
+    return [decision.limits[0].used for decision in decisions]
+
+
+def test_a_unix_socket(settings: Any, tmp_path: Path) -> None:
+    """`unix://`."""
+    path = tmp_path / "redis.sock"
+    with Server(None, "--unixsocket", str(path)):
+        settings.CACHES = alias(f"unix://{path}?db=0")
+        assert used() == [1, 2]
+
+
+def test_another_database(settings: Any) -> None:
+    """The number at the end of the URL."""
+    with Server() as server:
+        settings.CACHES = alias(server.url.replace("/0", "/7"))
+        assert used() == [1, 2]
+        with redis.Redis.from_url(server.url.replace("/0", "/7")) as direct:
+            assert direct.dbsize() == 1
+
+
+def test_a_password(settings: Any) -> None:
+    """In the URL, or as django-redis's `PASSWORD`."""
+    with Server() as server:
+        with redis.Redis.from_url(server.url) as direct:
+            direct.config_set("requirepass", "hush")
+        settings.CACHES = alias(server.url.replace("//", "//:hush@"))
+        assert used() == [1, 2]
+        settings.CACHES = alias(server.url, PASSWORD="hush")
+        assert used() == [3, 4]
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A private key, a certificate for 127.0.0.1, and who signed it."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    key, chain, signer = (tmp_path / name for name in ("key.pem", "chain.pem", "ca.pem"))
+    certificate.private_key_pem.write_to_path(str(key))
+    for part in certificate.cert_chain_pems:
+        part.write_to_path(str(chain), append=True)
+    authority.cert_pem.write_to_path(str(signer))
+    return key, chain, signer
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="NO TLS TEST: Debian's redis-server is not installed")
+def test_tls(settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path]) -> None:
+    """`rediss://`, and a certificate that nobody vouches for is refused."""
+    key, chain, signer = certificates
+    with Server() as somewhere:
+        port = somewhere.port
+    options = ("--tls-port", str(port), "--tls-auth-clients", "no", "--tls-key-file", str(key))
+    files = ("--tls-cert-file", str(chain), "--tls-ca-cert-file", str(signer))
+    with Server(shutil.which("redis-server"), *options, *files):
+        location = f"rediss://127.0.0.1:{port}/0"
+        settings.CACHES = alias(location, CONNECTION_POOL_KWARGS={"ssl_ca_certs": str(signer)})
+        assert used() == [1, 2]
+        settings.CACHES = alias(location.replace("/0", "/1"))  # django-redis keeps what it knows of a URL.
+        decision = RateLimiter("where", "100/h").hit("someone")
+        assert decision.source == "fallback"
+
+
+@pytest.fixture
+def least(settings: Any) -> Iterator[redis.Redis]:
+    """A user with no right that is not needed."""
+    rights = [f"+{command}" for command in sorted({*IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()})]
+    with Server() as server, redis.Redis.from_url(server.url) as direct:
+        prefix = settings.RATELIMIT_CACHE_PREFIX
+        direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", "-@all", *rights)
+        settings.CACHES = alias(server.url.replace("//", "//limiter:hush@"))
+        yield direct
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
+    """Limits of every algorithm, rules, overrides, tallies, health: nothing more is needed than what is documented."""
+    assert used() == [1, 2]
+    for algorithm in ALGORITHMS:
+        limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
+        for act in (limiter.hit, limiter.peek, limiter.refund, limiter.charge):
+            assert act("someone").source == "redis"
+        limiter.reset("someone")
+    RateLimitRule.objects.create(name="where", limit=1, unit="h")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block").delete()
+    publish(rebuild=True)
+    assert RateLimiter("where", "100/h").hit("someone").limits[0].limit == 1
+    tally.flush()
+    assert exceeded()["where"] == {"enforce": 1}
+    call_command("ratelimit_health", stdout=io.StringIO())
+    assert health().ok
+    # redis-py would like to tell its name, and does without.
+    missed = {str(entry["object"]) for entry in least.acl_log()}
+    assert missed <= {"client|setinfo", "client"}
+    assert [key for key in least.keys("*") if not key.startswith(prefix.encode())] == []
+
+
+@pytest.mark.parametrize("command", sorted({*LIMITS.split(), *IN_SCRIPTS.split()}))
+def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.Redis) -> None:
+    """Decided by the policy, never a 500."""
+    least.execute_command("ACL", "SETUSER", "limiter", f"-{command}")
+    for algorithm in ALGORITHMS:
+        limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
+        sources = [limiter.hit("someone").source for _ in range(4)] + [limiter.refund("someone").source]
+        assert set(sources) <= {"redis", "fallback", "deny-cache"}
+
+
+def test_the_rights_are_those_of_the_documentation() -> None:
+    """Word by word; and what the program calls is among them."""
+    called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", lua.PROGRAM.decode())}
+    assert called == set(IN_SCRIPTS.split())
+    text = (Path(__file__).parents[2] / "docs/settings.rst").read_text()
+    documented = text.partition("ACL SETUSER limiter")[2].partition("\n\n")[0].replace("\\", " ").split()
+    assert {right[1:] for right in documented if right.startswith("+")} == {
+        *IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()
+    }  # fmt: skip
