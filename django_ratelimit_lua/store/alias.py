@@ -15,7 +15,10 @@ import redis.connection as synchronous
 from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
-from django_redis.client import DefaultClient
+from django_redis.client import DefaultClient, SentinelClient
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+
+from .sentinel import Sentinels
 
 MOST_CONNECTIONS = 100
 """Connections a process (or an event loop) opens at most, if the alias's pool allows no fewer."""
@@ -49,6 +52,10 @@ _TWINS: list[tuple[Any, Any]] = [
     (synchronous.UnixDomainSocketConnection, asynchronous.UnixDomainSocketConnection),
     (synchronous.Connection, asynchronous.Connection),
 ]
+_MANAGED: list[tuple[Any, Any]] = [
+    (SentinelManagedSSLConnection, synchronous.SSLConnection),
+    (SentinelManagedConnection, synchronous.Connection),
+]
 
 
 def why_unusable(alias: str) -> str | None:
@@ -61,13 +68,21 @@ def why_unusable(alias: str) -> str | None:
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
     client = cache.client
-    if not isinstance(client, DefaultClient) or type(client).connect is not DefaultClient.connect:
-        return f"CACHES[{alias!r}] uses {type(client).__name__}; use django_redis.client.DefaultClient"
+    known = isinstance(client, SentinelClient) or (
+        isinstance(client, DefaultClient) and type(client).connect is DefaultClient.connect
+    )
+    if not known:
+        kinds = "django_redis.client.DefaultClient or SentinelClient"
+        return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
     try:
         client.get_client(write=True)  # Makes the pool; connects to nothing.
     except Exception as error:
         return f"CACHES[{alias!r}] cannot be used: {error}"
     return None
+
+
+def _ours(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key not in _NOT_OURS}
 
 
 @cache
@@ -88,7 +103,22 @@ class Alias:
         self.name = name
         self.connection_class: type[synchronous.AbstractConnection] = pool.connection_class
         self.most_connections = min(pool.max_connections, MOST_CONNECTIONS)
-        self._kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in _NOT_OURS}
+        self._kwargs = _ours(pool.connection_kwargs)
+        self.sentinels = self._watched_by(pool) if isinstance(pool, SentinelConnectionPool) else None
+
+    def _watched_by(self, pool: SentinelConnectionPool) -> Sentinels:
+        """The sentinels that know where to connect to; the connections themselves are ordinary ones."""
+        for managed, plain in _MANAGED:
+            if issubclass(self.connection_class, managed):
+                self.connection_class = plain
+        self._kwargs = {
+            key: value for key, value in self._kwargs.items() if key not in ("connection_pool", "host", "port")
+        }
+        manager = pool.sentinel_manager
+        kwargs = [_ours(sentinel.connection_pool.connection_kwargs) | {"protocol": 2} for sentinel in manager.sentinels]
+        first = manager.sentinels[0].connection_pool.connection_class
+        twins = next(twins for twins in _TWINS if issubclass(first, twins[0]))
+        return Sentinels(str(pool.service_name), kwargs, twins)
 
     def kwargs(self, timeout: float | None) -> dict[str, Any]:
         """Arguments for a connection; `timeout` in seconds for each of its operations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -11,6 +12,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from .alias import Alias
+from .sentinel import check_role
 
 
 class LoopConnections:
@@ -45,12 +47,12 @@ class LoopConnections:
         Everything together ends within the timeout (`TimeoutError`). A connection that was cancelled in the middle of
         an exchange is closed, never used again half-read.
         """
+        deadline = time.monotonic() + self._timeout
         async with asyncio.timeout(self._timeout), self._turns:
             connection = self._idle.pop() if self._idle else self._alias.connect_async()
             try:
                 if connection._reader is None or connection._reader.at_eof():
-                    await connection.disconnect(nowait=True)
-                    await connection.connect()
+                    await self._connect(connection, deadline)
                 await connection.send_packed_command([command], check_health=False)
                 try:
                     return await connection.read_response(disable_decoding=True)
@@ -68,6 +70,16 @@ class LoopConnections:
                 raise
             finally:
                 self._idle.append(connection)
+
+    async def _connect(self, connection: Any, deadline: float) -> None:
+        await connection.disconnect(nowait=True)
+        sentinels = self._alias.sentinels
+        if sentinels is not None:
+            connection.host, connection.port = await sentinels.amaster(deadline)
+        await connection.connect()
+        if sentinels is not None:
+            await connection.send_command("ROLE")
+            check_role(await connection.read_response(disable_decoding=True))
 
 
 class AsyncConnections:

@@ -15,6 +15,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .alias import Alias
+from .sentinel import check_role
 
 
 def _left(deadline: float) -> float:
@@ -28,6 +29,8 @@ class _Deadline(AbstractConnection):
     """Mixed into the alias's connection class: where a deadline is set, every step has only what is left of it."""
 
     _sock: Any
+    host: str
+    port: int
     deadline: float | None = None
     readable: Callable[[], bool] | None = None
     """Tells whether there is something to read, without waiting for it; None while not connected."""
@@ -127,11 +130,16 @@ class Connections:
             finally:
                 self._waiting -= 1
 
-    @staticmethod
-    def _connect(connection: _Deadline, deadline: float) -> None:
+    def _connect(self, connection: _Deadline, deadline: float) -> None:
         connection.disconnect()
         connection.deadline = deadline
+        sentinels = self._alias.sentinels
+        if sentinels is not None:
+            connection.host, connection.port = sentinels.master(deadline)
         connection.connect()
+        if sentinels is not None:
+            connection.send_command("ROLE")
+            check_role(connection.read_response(disable_decoding=True))
         connection.readable = _readable(connection._sock)
 
 
