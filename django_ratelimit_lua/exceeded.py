@@ -44,6 +44,14 @@ class Tally:
                 self._timer.daemon = True
                 self._timer.start()
 
+    def clear(self) -> None:
+        """Drop what was not written yet; for tests, whose servers come and go."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+            self._counts.clear()
+
     def _on_time(self) -> None:
         with suppress(Exception):
             self.flush()

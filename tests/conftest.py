@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_ratelimit_lua.exceeded import tally
 from django_ratelimit_lua.rules.current import start_fresh
 from tests.server import server, url
 
@@ -34,8 +35,9 @@ def direct() -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(autouse=True)
-def prefix(settings: Any) -> str:
-    """Every test counts under keys of its own."""
+def prefix(settings: Any) -> Iterator[str]:
+    """Every test counts under keys of its own, and leaves nothing for later."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()
-    return settings.RATELIMIT_CACHE_PREFIX
+    yield settings.RATELIMIT_CACHE_PREFIX
+    tally.clear()
