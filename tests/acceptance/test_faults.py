@@ -186,7 +186,7 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> None:
-    """After three failures nobody asks for a moment: a hundred hits on a hung server do not take a hundred deadlines."""
+    """After three failures nobody asks for a moment: a hundred hits do not take a hundred deadlines."""
     settings.RATELIMIT_TIMEOUT = DEADLINE
     limiter = RateLimiter("x", "100/m")
     limiter.hit("x")
