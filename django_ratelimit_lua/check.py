@@ -11,8 +11,10 @@ from asgiref.sync import sync_to_async
 from .conf import conf
 from .deny import denials
 from .exceptions import StoreError
+from .instances import instances
 from .limits.call import Call, Charge, Operation, StaleRules, Subject
 from .limits.decision import Decision, LimitState
+from .local import local
 from .rules.current import current, load
 from .rules.ruleset import Ruleset
 from .store import get_store
@@ -106,6 +108,9 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
         denials.forget([charge.digest for charge in call.charges])
     elif not decision.allowed:
         denials.note(call, decision, begun)
+    if conf.ON_STORE_ERROR == "local" or any(charge.limit.on_store_error == "local" for charge in call.charges):
+        instances.start()
+        local.hear(call, decision.limits)
     return decision
 
 
@@ -178,14 +183,22 @@ def _unlimited(call: Call) -> Decision:
 
 
 def _fallback(call: Call) -> Decision:
-    states = tuple(_fallback_state(charge) for charge in call.charges)
-    allowed = all(state.allowed for state in states if state.enforced)
-    return Decision(allowed, states, _wanted(call) if allowed else 0, source="fallback")
+    policies = [charge.limit.on_store_error or conf.ON_STORE_ERROR for charge in call.charges]
+    others = [
+        None if policy == "local" else _by_policy(charge, policy == "open")
+        for charge, policy in zip(call.charges, policies, strict=True)
+    ]
+    others_allow = all(state is None or state.allowed or not state.enforced for state in others)
+    shared = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
+    shares = iter(local.decide(replace(call, charges=shared), others_allow) if shared else ())
+    states = tuple(next(shares) if state is None else state for state in others)
+    allowed = all(state.allowed for state in states if state.enforced) or call.operation in ("refund", "charge")
+    wait = max((state.wait for state in states if state.enforced), default=0.0) if allowed else 0.0
+    return Decision(allowed, states, _wanted(call) if allowed else 0, wait, source="fallback")
 
 
-def _fallback_state(charge: Charge) -> LimitState:
+def _by_policy(charge: Charge, is_open: bool) -> LimitState:
     limit = charge.limit
-    is_open = (limit.on_store_error or conf.ON_STORE_ERROR) == "open"
     return LimitState(
         name=limit.name,
         allowed=is_open or limit.mode == "shadow",

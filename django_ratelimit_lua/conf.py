@@ -71,10 +71,18 @@ class Conf:
         value = getattr(settings, "RATELIMIT_ON_STORE_ERROR", None)
         if value is None:
             fail_open = getattr(settings, "RATELIMIT_FAIL_OPEN", None)
-            return "closed" if fail_open is not None and not fail_open else "open"
+            return "local" if fail_open is None else "open" if fail_open else "closed"
         if value not in POLICIES:
             raise _bad("ON_STORE_ERROR", value, f"choose one of: {', '.join(POLICIES)}")
         return cast(Policy, value)
+
+    @cached_property
+    def LOCAL_FLOOR(self) -> int:
+        """The least units that this process's share of a limit has when Redis cannot be asked."""
+        value = getattr(settings, "RATELIMIT_LOCAL_FLOOR", 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise _bad("LOCAL_FLOOR", value, "must be a whole number from 0, such as 1")
+        return value
 
     @cached_property
     def CLOCK(self) -> str:

@@ -15,7 +15,7 @@ from .decision import Mode
 from .rate import SECOND, LimitError, Rate
 
 Align = Literal["clock", "day", "week", "month"]
-Policy = Literal["open", "closed"]
+Policy = Literal["open", "closed", "local"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _LONGEST_ID = 64
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
@@ -71,7 +71,7 @@ class Limit:
     - `max_wait`: seconds a hit may be reserved ahead instead of being refused;
     - `count_denied`: refused hits count too;
     - `mode`: "shadow" counts and decides but never refuses;
-    - `on_store_error`: what a hit is told when Redis cannot be asked, "open" or "closed" (default: what
+    - `on_store_error`: what a hit is told when Redis cannot be asked, "open", "closed" or "local" (default: what
       `RATELIMIT_ON_STORE_ERROR` says).
 
     Raises `LimitError`.

@@ -76,7 +76,7 @@ class Migration(migrations.Migration):
                 ('align', models.CharField(blank=True, choices=[('clock', 'with the clock'), ('day', 'with each day'), ('week', 'with each week (Monday)'), ('month', 'with each month')], help_text='Fixed window: empty: with the first request.', max_length=8, verbose_name='windows begin')),
                 ('time_zone', models.CharField(blank=True, help_text='Of days, weeks and months. Empty: UTC.', max_length=64, verbose_name='time zone')),
                 ('count_denied', models.BooleanField(default=False, help_text='Who goes on knocking stays outside.', verbose_name='refused requests count too')),
-                ('on_store_error', models.CharField(blank=True, choices=[('open', 'let requests through'), ('closed', 'refuse requests')], help_text='Empty: what the settings say.', max_length=8, verbose_name='when Redis cannot be asked')),
+                ('on_store_error', models.CharField(blank=True, choices=[('open', 'let requests through'), ('closed', 'refuse requests'), ('local', 'each process its share')], help_text='Empty: what the settings say.', max_length=8, verbose_name='when Redis cannot be asked')),
                 ('message', models.CharField(blank=True, help_text='What who is refused gets to read.', max_length=300, verbose_name='message')),
             ],
             options={

@@ -15,7 +15,7 @@ _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("who is not logged in"), "authenticated": _("who is logged in"),
     "staff": _("staff"), "groups": _("members of the groups below"),
-    "open": _("let requests through"), "closed": _("refuse requests"),
+    "open": _("let requests through"), "closed": _("refuse requests"), "local": _("each process its share"),
     "clock": _("with the clock"), "day": _("with each day"),
     "week": _("with each week (Monday)"), "month": _("with each month"),
     "token_bucket": _("token bucket: a steady rate, with bursts"),

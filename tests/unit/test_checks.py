@@ -35,9 +35,10 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("ALGORITHM", "lucky", "choose one of: token_bucket"),
         ("TIMEOUT", 0, "above 0"),
         ("RULES_MAX_AGE", -1, "from 0"),
+        ("LOCAL_FLOOR", -1, "from 0"),
         ("DENY_CACHE_SECONDS", "1", "from 0"),
         ("TIMEOUT", "1", "above 0"),
-        ("ON_STORE_ERROR", "local", "choose one of: open, closed"),
+        ("ON_STORE_ERROR", "maybe", "choose one of: open, closed, local"),
         ("CLOCK", "sundial", "choose one of: redis, client"),
         ("IP_META_KEY", 7, "must be callable"),
         ("IP_META_KEY", "nowhere.address", "cannot be imported"),
@@ -143,7 +144,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
 def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None:
     """True is open, False is closed; the newer setting goes first."""
     del settings.RATELIMIT_ON_STORE_ERROR
-    assert conf.ON_STORE_ERROR == "open"
+    assert conf.ON_STORE_ERROR == "local"
     settings.RATELIMIT_FAIL_OPEN = False
     assert conf.ON_STORE_ERROR == "closed"
     settings.RATELIMIT_FAIL_OPEN = True

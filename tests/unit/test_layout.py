@@ -28,7 +28,9 @@ ROOMS = [
     "glob exempt",
     "callsite deny",
     "rules",
-    "exceeded check",
+    "instances",
+    "local exceeded",
+    "check",
     "limiter wanted health",
     "overridden",
     "steps",
@@ -134,7 +136,13 @@ def test_the_program_run_is_the_program_read() -> None:
     """Every line of every file is in what is sent to the server."""
     for name in ("state", *lua.ALGORITHMS, "program"):
         assert lua.source(name).strip() in lua.PROGRAM.decode()
-    assert {path.stem for path in (PACKAGE / "lua").glob("*.lua")} == {"state", *lua.ALGORITHMS, "program", "publish"}
+    assert {path.stem for path in (PACKAGE / "lua").glob("*.lua")} == {
+        "state",
+        *lua.ALGORITHMS,
+        "program",
+        "publish",
+        "instances",
+    }
 
 
 def test_the_wheel_holds_the_lua_files_and_the_types(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""The policy `local`: while Redis cannot be asked, each process keeps its share of a limit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.instances import Instances, instances
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.local import local
+from django_ratelimit_lua.rules.current import start_fresh
+
+PROCESSES = 4
+
+
+@pytest.fixture
+def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of this test's own, that four processes share as far as this one knows."""
+    with Server() as server:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.RATELIMIT_ON_STORE_ERROR = "local"
+        monkeypatch.setattr(instances, "count", PROCESSES)
+        monkeypatch.setattr(instances, "_started", True)
+        start_fresh()
+        local.clear()
+        yield server
+
+
+def admitted(limiter: RateLimiter, times: int, who: str = "x") -> int:
+    decisions = [limiter.hit(who) for _ in range(times)]
+    assert {decision.source for decision in decisions} == {"fallback"}
+    return sum(map(bool, decisions))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_process_admits_its_share(algorithm: str, own: Server) -> None:
+    """A quarter of the limit, whatever the algorithm; then it says when to come back."""
+    own.stop()
+    limiter = RateLimiter("x", "100/h", algorithm=algorithm)
+    assert admitted(limiter, 60) == 25
+    decision = limiter.hit("x")
+    assert decision.retry_after is not None
+    assert 0 < decision.retry_after <= 3960
+    assert (decision.limits[0].limit, decision.remaining) == (100, 0)
+    assert admitted(limiter, 10, "somebody else") == 10
+
+
+def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
+    """Of 60 used by all, a quarter are this process's."""
+    limiter = RateLimiter("x", "100/h")
+    for _ in range(60):
+        limiter.hit("x")
+    own.stop()
+    assert admitted(limiter, 60) == 10
+
+
+def test_when_redis_is_back_it_decides_again(own: Server) -> None:
+    """And the next outage begins with what it says then."""
+    limiter = RateLimiter("x", "100/h")
+    own.stop()
+    assert admitted(limiter, 60) == 25
+    own.start()
+    for _ in range(500):
+        if limiter.hit("x").source == "redis":
+            break
+        time.sleep(0.02)
+    assert limiter.hit("x").limits[0].used == 2
+    own.stop()
+    assert admitted(limiter, 60) == 24
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+def test_shares_are_refilled(algorithm: str, own: Server) -> None:
+    """By the same time as the limit is, and not before."""
+    own.stop()
+    limiter = RateLimiter("x", "8/s", algorithm=algorithm)
+    assert limiter.hit("x", cost=2).allowed
+    decision = limiter.hit("x", cost=2)
+    assert not decision.allowed
+    time.sleep(decision.retry_after or 0)
+    assert limiter.hit("x", cost=2).allowed
+
+
+def test_a_leaky_bucket_paces_its_share(own: Server) -> None:
+    """Four a second are one a second of each of four processes."""
+    own.stop()
+    limiter = RateLimiter("x", "4/s", algorithm="leaky_bucket", queue=11)
+    waits = [limiter.hit("x").wait for _ in range(3)]
+    assert [round(wait) for wait in waits] == [0, 1, 2]
+    assert not limiter.hit("x")
+
+
+def test_all_or_nothing_holds_in_memory_too(own: Server) -> None:
+    """What one limit refuses costs the others nothing; a limit that is closed in an outage refuses for all."""
+    own.stop()
+    both = RateLimiter("x", ["8/h", "400/h"])
+    assert admitted(both, 10) == 2
+    assert both.peek("x").limits[1].used == 2
+    closed = RateLimiter("closed", "100/h", on_store_error="closed")
+    opened = RateLimiter("open", "1/h", on_store_error="open")
+    assert admitted(closed, 5) == 0
+    assert admitted(opened, 5) == 5
+
+
+def test_giving_back_charging_and_looking(own: Server) -> None:
+    """Do in memory what they do in Redis."""
+    own.stop()
+    for algorithm in ("sliding_log", "token_bucket"):
+        limiter = RateLimiter(algorithm, "16/h", algorithm=algorithm)
+        assert limiter.peek("x").remaining == 4
+        assert admitted(limiter, 5) == 4
+        assert limiter.refund("x", cost=2).remaining == 2
+        assert admitted(limiter, 5) == 2
+        assert limiter.charge("x", cost=1).limits[0].used == 5
+
+
+def test_small_and_odd_limits(own: Server, settings: Any) -> None:
+    """Nobody is locked out by a share of less than one; 0 stays 0; one large hit goes where nothing else is counted."""
+    own.stop()
+    assert admitted(RateLimiter("small", "2/h"), 5) == 1
+    assert admitted(RateLimiter("none", "0/h"), 5) == 0
+    assert admitted(RateLimiter("none", "0/h", algorithm="leaky_bucket"), 5) == 0
+    large = RateLimiter("large", "100/h")
+    assert [large.hit("x", cost=80).allowed, large.hit("x").allowed] == [True, False]
+    settings.RATELIMIT_LOCAL_FLOOR = 3
+    assert admitted(RateLimiter("floor", "8/h"), 5) == 3
+
+
+def test_views_and_shadow(own: Server, rf: Any) -> None:
+    """A view is limited in an outage; a shadow limit refuses nobody."""
+    own.stop()
+
+    @ratelimit(key="ip", rate="8/h")
+    @ratelimit("shadow", key="ip", rate="0/h", mode="shadow")
+    def view(request: Any) -> Any:
+        from django.http import HttpResponse
+
+        return HttpResponse("ok")
+
+    assert [view(rf.get("/")).status_code for _ in range(4)] == [200, 200, 429, 429]
+
+
+def test_processes_know_how_many_they_are(own: Server) -> None:
+    """Each says so; one that is gone is forgotten."""
+    several = [Instances() for _ in range(3)]
+    for one in several:
+        one.beat()
+    assert [one.beat() for one in several] == [3, 3, 3]
+
+
+WORKER = """
+import sys
+import django
+django.setup()
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.instances import instances
+from django.test import override_settings
+caches = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": sys.argv[1]}}
+with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIMIT_ON_STORE_ERROR="local"):
+    limiter = RateLimiter("x", "102/h")
+    for line in sys.stdin:
+        if line == "beat\\n":
+            limiter.peek("x")
+            print(instances.beat(), flush=True)
+        else:
+            print(sum(limiter.hit("x").allowed for _ in range(150)), flush=True)
+"""
+
+
+def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
+    """At least N, at most N + P - 1: four real processes, a Redis that is killed."""
+    with Server() as server:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(PROCESSES)
+        ]
+
+        def tell(order: str) -> list[int]:
+            for worker in workers:
+                worker.stdin.write(f"{order}\n")
+                worker.stdin.flush()
+            return [int(worker.stdout.readline()) for worker in workers]
+
+        tell("beat")
+        assert tell("beat") == [PROCESSES] * PROCESSES
+    shares = tell("hit")
+    for worker in workers:
+        worker.communicate(timeout=60)
+    assert 102 <= sum(shares) <= 102 + PROCESSES - 1
