@@ -24,7 +24,9 @@ class Command(BaseCommand):
             health()
             found = health()
             if not found.ok:
-                raise CommandError(f"limits cannot be decided: {found.error}; they are {conf.ON_STORE_ERROR}")
+                raise CommandError(
+                    f"limits cannot be decided: {found.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}"
+                )
             revision = published_revision()
         except (ImproperlyConfigured, StoreError) as error:
             raise CommandError(str(error)) from error
