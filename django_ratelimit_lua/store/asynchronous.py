@@ -40,6 +40,7 @@ class LoopConnections:
         """Close the connections that are idle."""
         while self._idle:
             await self._idle.pop().disconnect(nowait=True)
+        await asyncio.sleep(0)  # Their sockets are closed by the loop, if it goes round once more.
 
     async def exchange(self, command: bytes, load: bytes) -> Any:
         """Send a command and return its reply; where its script is unknown, load it and ask again.
