@@ -18,7 +18,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils import timezone
 
-from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua import RateLimiter, healing, ratelimit
 from django_ratelimit_lua.exceeded import exceeded
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
@@ -28,6 +28,7 @@ from django_ratelimit_lua.rules import current
 from django_ratelimit_lua.signals import limit_exceeded
 
 pytestmark = pytest.mark.django_db(transaction=True)
+GO_ON_TRYING = healing.soon
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -287,6 +288,7 @@ def test_what_could_not_be_published_is_published_when_it_can(
 
     working = settings.CACHES
     rule("search", path="", limit=50)
+    monkeypatch.setattr(module, "soon", GO_ON_TRYING)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.05)
     nowhere = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.CACHES = nowhere
