@@ -6,6 +6,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -13,6 +14,8 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from .alias import Alias
 from .sentinel import check_role
+
+GOODBYE_SECONDS = 0.5
 
 
 class LoopConnections:
@@ -38,9 +41,12 @@ class LoopConnections:
 
     async def close(self) -> None:
         """Close the connections that are idle."""
-        while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
-        await asyncio.sleep(0)  # Their sockets are closed by the loop, if it goes round once more.
+        # Their sockets are closed by the loop: wait until it has done so, but not for a peer that does not answer.
+        closing = [connection.disconnect() for connection in self._idle]
+        self._idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await asyncio.gather(*closing, return_exceptions=True)
 
     async def exchange(self, command: bytes, load: bytes) -> Any:
         """Send a command and return its reply; where its script is unknown, load it and ask again.
