@@ -106,8 +106,12 @@ def load(text: str) -> list[tuple[RateLimitRule, list[RateLimitTier]]]:
 
 def plan(text: str) -> list[Step]:
     """What has to be done so that the rules are those of a text: nothing for those that are the same."""
+    return _plan(load(text))
+
+
+def _plan(rows: Sequence[tuple[RateLimitRule, list[RateLimitTier]]]) -> list[Step]:
     present = {rule.name: rule for rule in RateLimitRule.objects.prefetch_related("tiers")}
-    wanted = {made.name: _declared(made, tiers) for made, tiers in load(text)}
+    wanted = {made.name: _declared(made, tiers) for made, tiers in rows}
     steps = [Step(name, present[name].declared() if name in present else None, after) for name, after in wanted.items()]
     steps += [Step(name, rule.declared(), None) for name, rule in present.items() if name not in wanted]
     return [step for step in steps if step.before != step.after]
@@ -123,8 +127,8 @@ def _declared(made: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
 def apply(text: str) -> list[Step]:
     """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay."""
     with transaction.atomic(router.db_for_write(RateLimitRule)):
-        steps = plan(text)
         rows = {made.name: (made, tiers) for made, tiers in load(text)}
+        steps = _plan(list(rows.values()))
         for step in steps:
             if step.after is None:
                 RateLimitRule.objects.get(name=step.name).delete()

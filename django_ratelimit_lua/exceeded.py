@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import datetime
-import logging
 import os
 from collections import Counter
 from contextlib import suppress
@@ -16,7 +15,6 @@ from .store import get_store
 
 FLUSH_SECONDS = 1.0
 KEPT_DAYS = 8
-logger = logging.getLogger("django_ratelimit_lua")
 
 
 class Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,7 +94,7 @@ def _retry() -> None:
     pause = FIRST_PAUSE
     try:
         while True:
-            _sleep.wait(pause)
+            time.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
             close_old_connections()
             try:
@@ -108,9 +109,6 @@ def _retry() -> None:
     finally:
         connections.close_all()
         _retrying.release()
-
-
-_sleep = threading.Event()
 
 
 def _publish_committed() -> None:

@@ -31,11 +31,10 @@ def retry_after_header(decision: Decision) -> str | None:
 def message(decision: Decision) -> str:
     """What the rule that refuses has to say to who is refused; empty if nothing."""
     ruleset = current()
-    for name in decision.denied_by if ruleset is not None else ():
-        rule = ruleset.rule_of(name) if ruleset is not None else None
-        if rule is not None and rule.message:
-            return rule.message
-    return ""
+    if ruleset is None:
+        return ""
+    rules = map(ruleset.rule_of, decision.denied_by)
+    return next((rule.message for rule in rules if rule is not None and rule.message), "")
 
 
 def _when(retry_after: str | None) -> str:

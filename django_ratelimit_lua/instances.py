@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from contextlib import suppress
 
@@ -50,10 +51,9 @@ class Instances:
         while True:
             with suppress(Exception):  # It is as many as were last known.
                 self.beat()
-            _pause.wait(BEAT_SECONDS)
+            time.sleep(BEAT_SECONDS)
 
 
-_pause = threading.Event()
 instances = Instances()
 if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
     os.register_at_fork(after_in_child=instances.forget)

@@ -103,6 +103,12 @@ class RateLimiter:
             return ()
         return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
+    def _refused(self, identity: Identity, cost: int, partial: bool) -> tuple[Any, Decision | None]:
+        """What refusals of such a hit are kept under (None: not at all), and the one that still holds."""
+        kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
+        denial = self._denials.get(kept)
+        return kept, None if denial is None else denial.answer()
+
     def _keep(self, kept: Any, by: Callable[[Ruleset | None], Call]) -> None:
         """Keep the deny cache's refusal at hand, so that the next such hit need not even find out who it is about."""
         denial = denials.find(by(current()))
@@ -122,9 +128,7 @@ class RateLimiter:
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
-        denial = self._denials.get(kept)
-        known = None if denial is None else denial.answer()
+        kept, known = self._refused(identity, cost, partial)
         if known is not None:
             return self._tallied(known)
         by = self._by("hit", identity, cost, partial=partial)
@@ -135,9 +139,7 @@ class RateLimiter:
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
-        denial = self._denials.get(kept)
-        known = None if denial is None else denial.answer()
+        kept, known = self._refused(identity, cost, partial)
         if known is not None:
             return self._tallied(known)
         by = self._by("hit", identity, cost, partial=partial)

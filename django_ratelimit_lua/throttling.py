@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
-from .callsite import named
+from .callsite import Site, named
 from .conf import conf
 from .identity import digest
 from .identity.address import client_address
@@ -26,7 +25,6 @@ from .limits.call import Charge
 from .limits.decision import LimitState
 from .limits.limit import Limit, Options
 from .limits.rate import SECOND, LimitError, Rate
-from .rules.rule import CALLERS_KEY
 from .rules.ruleset import Ruleset
 from .together import answer, plain
 from .wanted import Wanted, wanted_by
@@ -151,12 +149,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         rule = ruleset.instead_of(self.name, plain(request))
         found = own if rule is None else []
         sites = [rule.site for rule in ruleset.beside(self.name, plain(request)) if rule.site is not None]
-        if rule is not None and rule.site is not None and rule.mode != "off":
-            site, identity = rule.site, str(self.key)
-            if site.key is CALLERS_KEY:
-                site = replace(site, key=Key(self.name, lambda group, request, user: identity))
-            names_cost = rule.given is not None and rule.given.get("cost") is not None
-            sites.insert(0, site if names_cost else replace(site, cost=self.get_cost(request, view)))
+        if rule is not None:
+            identity = str(self.key)
+            key = Key(self.name, lambda group, request, user: identity)
+            instead = rule.instead_of([Site(key, (), None, self.get_cost(request, view), {})])
+            sites = ([instead] if instead is not None else []) + sites
         return found + (yield from wanted_by(plain(request), sites, self.name))
 
     def _limit(self, request: Any) -> Limit:

@@ -14,6 +14,11 @@ from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm, RuleForm
 from .plot import plot
 
+NUMBERS = (
+    "limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "time_zone",
+)  # fmt: skip
+"""The fields of a rule that a preview goes by."""
+
 
 def previewed(posted: Any) -> dict[str, Any]:
     """What the preview's template needs, from a form that need not be complete."""
@@ -24,15 +29,10 @@ def previewed(posted: Any) -> dict[str, Any]:
     form.is_valid()
     given = form.cleaned_data
     rule = RateLimitRule()
-    for name in ("limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "cost"):
+    for name in (*NUMBERS, "cost"):
         setattr(rule, name, given.get(name, getattr(rule, name)))
-    rule.name, rule.key, rule.time_zone, rule.count_denied = "preview", "ip", given.get("time_zone", ""), False
-    problems = [
-        f"{form.fields[name].label}: {errors[0]}"
-        for name, errors in form.errors.items()
-        if name
-        in ("limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "time_zone")
-    ]
+    rule.name, rule.key = "preview", "ip"
+    problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in NUMBERS]
     if problems or rule.limit is None or not rule.period:
         return {"problems": problems or [_("Say how much, and this shows what it does.")]}
     try:
@@ -46,7 +46,7 @@ def previewed(posted: Any) -> dict[str, Any]:
         unit = sent.cleaned_data["preview_unit"] or "m"
         steady = limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None
         cost = 1 if rule.cost is None else rule.cost
-        return {"plot": plot(preview(limit, burst, steady, cost)), "given": rule.declared(), "limit": limit}
+        return {"plot": plot(preview(limit, burst, steady, cost))}
     except RuleError as error:
         return {"problems": [error.problem]}
     except StoreError as error:
