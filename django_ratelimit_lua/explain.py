@@ -50,7 +50,6 @@ class Explanation:
     met: tuple[Met, ...]
     exempt: str | None
     block: RateLimitOverride | None
-    revision: int
 
 
 def imagine(
@@ -101,7 +100,7 @@ def explain(request: HttpRequest) -> Explanation:
     states = {one.charge.limit.key_part: state for one, state in zip(kept, decision.limits, strict=False)}
     met = tuple(_met(one, ruleset, known, states) for one in wanted)
     block = known.about(None, now_us()) if [state.name for state in decision.limits] == [BLOCK] else None
-    return Explanation(decision, met, exempt[0] if exempt else None, _row(block), ruleset.revision)
+    return Explanation(decision, met, exempt[0] if exempt else None, _row(block))
 
 
 def _met(one: Wanted, ruleset: Ruleset, known: Known, states: Mapping[bytes, LimitState]) -> Met:
