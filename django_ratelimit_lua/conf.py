@@ -101,9 +101,14 @@ class Conf:
         return cast("str | None", value)
 
     @cached_property
-    def RULES_MAX_AGE(self) -> float:
-        """Seconds that a request which meets no rule may go by the rules as this process knows them; 0: it asks."""
-        value = getattr(settings, "RATELIMIT_RULES_MAX_AGE", 0.0)
+    def RULES_MAX_AGE(self) -> float | None:
+        """Seconds that a request may go by the rules as this process knows them, where no call for its limits asks.
+
+        None: 0 where that costs at most one call, else 1.
+        """
+        value = getattr(settings, "RATELIMIT_RULES_MAX_AGE", None)
+        if value is None:
+            return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
             raise _bad("RULES_MAX_AGE", value, "must be a number of seconds from 0, such as 1")
         return float(value)

@@ -44,8 +44,9 @@ def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision:
         taken = state.allowed and charge.cost > 0
         if taken and site.count_if is not None and not (yield from called(site.count_if, request, outcome)):
             back.append(charge)
-    if back:
-        yield replace(describe(back, "refund"), hit_at=decision.moment + round(decision.wait * 1_000_000))
+    for moment in dict.fromkeys(decision.counted_at(charge.digest) for charge in back):
+        of = [charge for charge in back if decision.counted_at(charge.digest) == moment]
+        yield replace(describe(of, "refund"), hit_at=moment)
     if more:
         yield describe(more, "charge")
     if clear:

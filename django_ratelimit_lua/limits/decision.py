@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Source = Literal["redis", "deny-cache", "fallback"]
@@ -54,7 +55,8 @@ class Decision:
     - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; or "fallback" where the store could
       not be asked and a policy answered;
     - `moment`: microseconds since 1970 by the clock that decided (0: none did);
-    - `revision`: the revision of the rules that decided (0: there were no rules to go by).
+    - `revision`: the revision of the rules that decided (0: there were no rules to go by);
+    - `moments`: where identities are counted on several servers, when each one's units count, by digest.
     """
 
     allowed: bool
@@ -64,6 +66,7 @@ class Decision:
     source: Source = "redis"
     moment: int = 0
     revision: int = 0
+    moments: Mapping[bytes, int] | None = field(default=None, repr=False)
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -96,6 +99,10 @@ class Decision:
         """Seconds until every limit is wholly unused again if nothing else happens."""
         return max((state.reset_after for state in self.enforced), default=0.0)
 
+    def counted_at(self, digest: bytes) -> int:
+        """When the units of an identity count that were taken, in microseconds since 1970."""
+        return (self.moments or {}).get(digest) or self.moment + round(self.wait * 1_000_000)
+
     def merged(self, later: Decision) -> Decision:
         """What two decisions about one request amount to together."""
         return Decision(
@@ -106,4 +113,5 @@ class Decision:
             source="fallback" if "fallback" in (self.source, later.source) else later.source,
             moment=later.moment,
             revision=later.revision,
+            moments={**(self.moments or {}), **(later.moments or {})} or None,
         )

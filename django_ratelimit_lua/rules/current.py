@@ -87,9 +87,8 @@ def reload() -> Ruleset:
 
 def is_due(ruleset: Ruleset) -> bool:
     """Whether a request that meets no rule has to ask whether that is still so."""
-    return ruleset.fence is not None and (
-        conf.RULES_MAX_AGE == 0 or time.monotonic() - _verified_at >= conf.RULES_MAX_AGE
-    )
+    age = conf.RULES_MAX_AGE or 0.0
+    return ruleset.fence is not None and (age == 0.0 or time.monotonic() - _verified_at >= age)
 
 
 def verified() -> None:

@@ -7,6 +7,7 @@ stay as they are; a pool that the cache has used up takes no limit away.
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -16,9 +17,11 @@ from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 from django_redis.client import DefaultClient, SentinelClient
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from .sentinel import Sentinels
+from .factory import ClusterConnectionFactory
+from .sentinel import Address, Sentinels
 
 MOST_CONNECTIONS = 100
 """Connections a process (or an event loop) opens at most, if the alias's pool allows no fewer."""
@@ -58,6 +61,10 @@ _MANAGED: list[tuple[Any, Any]] = [
 ]
 
 
+class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
+    """Nobody is there to connect to: nothing was sent."""
+
+
 def why_unusable(alias: str) -> str | None:
     """What is wrong with a cache alias for our purpose, or None."""
     try:
@@ -75,10 +82,23 @@ def why_unusable(alias: str) -> str | None:
         kinds = "django_redis.client.DefaultClient or SentinelClient"
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
     try:
-        client.get_client(write=True)  # Makes the pool; connects to nothing.
+        pool = _pools(client)[0]
     except Exception as error:
         return f"CACHES[{alias!r}] cannot be used: {error}"
+    if isinstance(client.connection_factory, ClusterConnectionFactory):
+        if pool.connection_kwargs.get("db"):
+            return f"CACHES[{alias!r}] names database {pool.connection_kwargs['db']}; a cluster has only database 0"
+        if "host" not in pool.connection_kwargs:
+            return f"CACHES[{alias!r}] is a cluster; its nodes are named by redis:// or rediss://"
     return None
+
+
+def _pools(client: DefaultClient) -> list[Any]:
+    """The pools that tell where to connect to. Makes them; connects to nothing."""
+    factory = client.connection_factory
+    if isinstance(factory, ClusterConnectionFactory):
+        return [factory.get_connection_pool(factory.make_connection_params(url)) for url in client._server]
+    return [client.get_client(write=True).connection_pool]
 
 
 def _ours(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +119,25 @@ class Alias:
         if problem:
             raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
         client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
-        pool = client.get_client(write=True).connection_pool
+        pools = _pools(client)
+        pool = pools[0]
         self.name = name
         self.connection_class: type[synchronous.AbstractConnection] = pool.connection_class
         self.most_connections = min(pool.max_connections, MOST_CONNECTIONS)
         self._kwargs = _ours(pool.connection_kwargs)
         self.sentinels = self._watched_by(pool) if isinstance(pool, SentinelConnectionPool) else None
+        self.nodes: tuple[Address, ...] = ()
+        """Of a cluster: nodes to begin with."""
+        if isinstance(client.connection_factory, ClusterConnectionFactory):
+            self.nodes = tuple(
+                (one.connection_kwargs["host"], one.connection_kwargs.get("port", 6379)) for one in pools
+            )
+
+    def at(self, address: Address) -> Alias:
+        """The same, for one node of the cluster."""
+        node = copy(self)
+        node._kwargs = {**self._kwargs, "host": address[0], "port": address[1]}
+        return node
 
     def _watched_by(self, pool: SentinelConnectionPool) -> Sentinels:
         """The sentinels that know where to connect to; the connections themselves are ordinary ones."""

@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-from .alias import Alias
+from .alias import Alias, Unreachable
 from .sentinel import check_role
 
 GOODBYE_SECONDS = 0.5
@@ -48,23 +49,27 @@ class LoopConnections:
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await asyncio.gather(*closing, return_exceptions=True)
 
-    async def exchange(self, command: bytes, load: bytes) -> Any:
-        """Send a command and return its reply; where its script is unknown, load it and ask again.
+    async def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
+        """See `Connections.exchange`.
 
-        Everything together ends within the timeout (`TimeoutError`). A connection that was cancelled in the middle of
-        an exchange is closed, never used again half-read.
+        Raises `TimeoutError` when it is time. A connection that was cancelled in the middle of an exchange is closed,
+        never used again half-read.
         """
-        deadline = time.monotonic() + self._timeout
-        async with asyncio.timeout(self._timeout), self._turns:
+        deadline = time.monotonic() + self._timeout if until is None else until
+        async with asyncio.timeout(deadline - time.monotonic()), self._turns:
             connection = self._idle.pop() if self._idle else self._alias.connect_async()
             try:
                 if connection._reader is None or connection._reader.at_eof():
                     await self._connect(connection, deadline)
-                await connection.send_packed_command([command], check_health=False)
+                await connection.send_packed_command([ahead + command], check_health=False)
                 try:
+                    if ahead:
+                        await connection.read_response(disable_decoding=True)
                     return await connection.read_response(disable_decoding=True)
                 except NoScriptError:
-                    await connection.send_packed_command([load, command], check_health=False)
+                    await connection.send_packed_command([load, ahead + command], check_health=False)
+                    if ahead:
+                        await connection.read_response(disable_decoding=True)
                     await connection.read_response(disable_decoding=True)
                     return await connection.read_response(disable_decoding=True)
             except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
@@ -83,7 +88,10 @@ class LoopConnections:
         sentinels = self._alias.sentinels
         if sentinels is not None:
             connection.host, connection.port = await sentinels.amaster(deadline)
-        await connection.connect()
+        try:
+            await connection.connect()
+        except RedisConnectionError as error:
+            raise Unreachable(str(error)) from error
         if sentinels is not None:
             await connection.send_command("ROLE")
             check_role(await connection.read_response(disable_decoding=True))
@@ -97,7 +105,7 @@ class AsyncConnections:
         self._timeout = timeout
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = weakref.WeakKeyDictionary()
 
-    async def exchange(self, command: bytes, load: bytes) -> Any:
+    async def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
         """See `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
@@ -107,4 +115,4 @@ class AsyncConnections:
                 del self._loops[other]
             connections = self._loops[loop] = LoopConnections(self._alias, self._timeout)
             await connections.start()
-        return await connections.exchange(command, load)
+        return await connections.exchange(command, load, until, ahead)

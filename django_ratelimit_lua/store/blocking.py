@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from redis.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .alias import Alias
+from .alias import Alias, Unreachable
 from .sentinel import check_role
 
 
@@ -73,24 +74,31 @@ class Connections:
         while self._idle:
             self._idle.pop().disconnect()
 
-    def exchange(self, command: bytes, load: bytes) -> Any:
+    def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
         """Send a command and return its reply; where its script is unknown, load it and ask again.
 
-        Everything together ends within the timeout. Raises what redis-py raises; a command is never sent twice
-        after it may have been carried out.
+        Everything together ends within the timeout, or at the moment `until`. Raises what redis-py raises
+        (`Unreachable` where nothing was sent); a command is never sent twice after it may have been carried out.
+        `ahead`: another command, to be sent right before that one.
         """
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._timeout if until is None else until
         connection = self._take(deadline)
         try:
             # Something to read where nothing was asked is the server hanging up.
             if connection.readable is None or connection.readable():
                 self._connect(connection, deadline)
-            connection.send_packed_command([command], check_health=False)
+            if until is not None:
+                connection.deadline = until
+            connection.send_packed_command([ahead + command], check_health=False)
             try:
+                if ahead:
+                    connection.read_response(disable_decoding=True)
                 reply = connection.read_response(disable_decoding=True)
             except NoScriptError:
                 connection.deadline = deadline
-                connection.send_packed_command([load, command], check_health=False)
+                connection.send_packed_command([load, ahead + command], check_health=False)
+                if ahead:
+                    connection.read_response(disable_decoding=True)
                 connection.read_response(disable_decoding=True)
                 reply = connection.read_response(disable_decoding=True)
             if connection.deadline is not None:
@@ -136,7 +144,10 @@ class Connections:
         sentinels = self._alias.sentinels
         if sentinels is not None:
             connection.host, connection.port = sentinels.master(deadline)
-        connection.connect()
+        try:
+            connection.connect()
+        except RedisConnectionError as error:
+            raise Unreachable(str(error)) from error
         if sentinels is not None:
             connection.send_command("ROLE")
             check_role(connection.read_response(disable_decoding=True))

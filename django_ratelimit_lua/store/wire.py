@@ -28,4 +28,13 @@ def delete(call: Call) -> bytes:
     return command(b"DEL", *replace(call, revision=None).keys())
 
 
+def key_of(*parts: bytes) -> bytes:
+    """The key of a command that `Store.ask` takes: of a script, the first of its keys.
+
+    >>> key_of(b"HGET", b"key", b"field"), key_of(b"EVAL", b"return 1", b"1", b"key")
+    (b'key', b'key')
+    """
+    return parts[3] if parts[0] == b"EVAL" else parts[1]
+
+
 SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", lua.PROGRAM)

@@ -3,94 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.embedded import Server, valkey_binary
 from django_ratelimit_lua.store import get_store
-from tests.demo import free_port
-
-SERVICE = "limits"
-
-
-@dataclass
-class Watched:
-    """A master with two replicas, and three sentinels that watch them."""
-
-    servers: list[Server]
-    sentinels: list[int]
-
-    def master(self) -> int:
-        """The port of the server that is the master, as the sentinels say."""
-        with redis.Redis(port=self.sentinels[0]) as sentinel:
-            return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
-
-
-def ready(port: int) -> bool:
-    """Whether a sentinel knows both replicas and both other sentinels."""
-    try:
-        with redis.Redis(port=port, socket_timeout=1) as sentinel:
-            state = sentinel.sentinel_master(SERVICE)
-    except redis.RedisError:
-        return False
-    return int(state["num-slaves"]) == 2 and int(state["num-other-sentinels"]) == 2
+from tests import clusters
+from tests.clusters import SERVICE, Watched, client
 
 
 @pytest.fixture
 def watched(settings: Any) -> Iterator[Watched]:
-    """All of them on loopback."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(Server()) for _ in range(3)]
-        for server in servers[1:]:
-            with redis.Redis.from_url(server.url) as replica:
-                replica.replicaof("127.0.0.1", servers[0].port)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratelimit-sentinel-")))
-        ports = []
-        for number in range(3):
-            port = free_port()
-            file = folder / f"{number}.conf"
-            file.write_text(
-                f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
-                f"sentinel monitor {SERVICE} 127.0.0.1 {servers[0].port} 2\n"
-                f"sentinel down-after-milliseconds {SERVICE} 500\nsentinel failover-timeout {SERVICE} 3000\n"
-            )
-            process = subprocess.Popen([valkey_binary(), str(file), "--sentinel"], stdout=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ports.append(port)
-        for _ in range(300):
-            if all(map(ready, ports)):
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the sentinels never agreed")
-        nobody = free_port()
+    """A master, two replicas and three sentinels on loopback."""
+    with clusters.watched() as found:
         settings.RATELIMIT_TIMEOUT = 2
         settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
-        settings.CACHES = {
-            "default": {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": f"redis://{SERVICE}/0",
-                "OPTIONS": {
-                    "CLIENT_CLASS": "django_redis.client.SentinelClient",
-                    "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-                    "SENTINELS": [("127.0.0.1", port) for port in (nobody, *ports)],
-                },
-            }
-        }
-        yield Watched(servers, ports)
+        settings.CACHES = found.cache()
+        yield found
 
 
 def test_decisions_follow_the_master(watched: Watched) -> None:
@@ -103,11 +35,11 @@ def test_decisions_follow_the_master(watched: Watched) -> None:
 
     assert [limiter.hit("x").source, asyncio.run(ahit()).source] == ["redis", "redis"]
     first = watched.master()
-    with redis.Redis(port=first) as master:
+    with client(first.port) as master:
         assert master.dbsize() == 1
+        master.set("last", "written")  # WAIT waits for what this connection has written.
         master.wait(2, 5000)
-    victim = next(server for server in watched.servers if server.port == first)
-    os.kill(victim.pid, signal.SIGKILL)
+    clusters.kill(first)
     sources = []
     for _ in range(1500):
         sources.append(limiter.hit("x").source)
@@ -115,8 +47,7 @@ def test_decisions_follow_the_master(watched: Watched) -> None:
             break
         time.sleep(0.02)
     assert sources[-1] == "redis"
-    second = watched.master()
-    assert second != first
+    assert watched.master() is not first
     decision = limiter.hit("x")
     assert decision.limits[0].used == 4
     assert asyncio.run(ahit()).limits[0].used == 5
@@ -126,10 +57,10 @@ def test_a_demoted_master_decides_nothing(watched: Watched) -> None:
     """Neither what it would only have to read, nor what it may not write."""
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
-    port = watched.master()
-    with redis.Redis(port=port) as master:
+    port = watched.master().port
+    with client(port) as master:
         for sentinel in watched.sentinels:
-            with redis.Redis(port=sentinel) as watcher:
+            with client(sentinel) as watcher:
                 watcher.sentinel_remove(SERVICE)
                 watcher.sentinel_monitor(SERVICE, "127.0.0.1", port, 2)
         other = next(server.port for server in watched.servers if server.port != port)

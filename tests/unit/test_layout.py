@@ -23,6 +23,7 @@ ROOMS = [
     "exceptions signals",
     "dotted",
     "conf",
+    "fence",
     "store",
     "identity",
     "glob exempt",

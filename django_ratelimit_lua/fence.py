@@ -1,0 +1,60 @@
+"""How long ago rules and overrides were found to be the current ones, where a call cannot ask so itself.
+
+In a cluster they live in another slot than the limits; and a limit that is decided in this process asks nobody. There
+the fence is asked apart, at most once in `RATELIMIT_RULES_MAX_AGE` seconds (there, 1 by default).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from .conf import conf
+from .limits.call import Call
+
+APART_MAX_AGE = 1.0
+MOST = 10_000
+"""Subjects that are remembered: the latest."""
+
+
+def alone(call: Call) -> Call:
+    """What a call asks about rules and overrides, and nothing else."""
+    return replace(call, charges=(), operation="peek", partial=False, hit_at=None)
+
+
+def without(call: Call) -> Call:
+    """The call without what it asks about rules and overrides."""
+    return replace(call, revision=None, fence=b"", subjects=())
+
+
+class Fence:
+    """The rules and the subjects' tags that were the current ones, and when."""
+
+    def __init__(self) -> None:
+        self._passed: OrderedDict[Any, float] = OrderedDict()
+        self._lock = Lock()
+
+    def is_due(self, call: Call) -> bool:
+        """Whether it has to be asked whether the call goes by what is current."""
+        if call.revision is None:
+            return False
+        age = APART_MAX_AGE if conf.RULES_MAX_AGE is None else conf.RULES_MAX_AGE
+        oldest = time.monotonic() - age
+        return any(self._passed.get(key, 0.0) <= oldest for key in _keys(call))
+
+    def passed(self, call: Call, asked_at: float) -> None:
+        """It was so at that moment or later."""
+        with self._lock:
+            for key in _keys(call):
+                self._passed[key] = asked_at
+                self._passed.move_to_end(key)
+            while len(self._passed) > MOST:
+                self._passed.popitem(last=False)
+
+
+def _keys(call: Call) -> list[Any]:
+    rules = (call.fence, call.revision)
+    return [rules, *[(call.fence, subject.digest, subject.tag) for subject in call.subjects]]

@@ -1,0 +1,195 @@
+"""Which node of a cluster has which slot: learnt from any node, mended by redirections.
+
+See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ (MOVED, ASK, CLUSTER SLOTS).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError, TryAgainError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from . import wire
+from .alias import Unreachable
+from .sentinel import Address
+
+SLOTS = 16_384
+MOST_REDIRECTIONS = 8
+PATIENCE = 0.2
+"""Seconds between two looks for the master of slots that does not answer."""
+TRY_AGAIN = 0.005
+"""Seconds to wait where some of an identity's keys have moved already and others have not."""
+_ASKING = wire.command(b"ASKING")
+_WHERE = wire.command(b"CLUSTER", b"SLOTS")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A step: send this to that node and return its reply, until a moment of the monotonic clock."""
+
+    address: Address
+    command: bytes
+    load: bytes
+    until: float
+    ahead: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step: wait so many seconds."""
+
+    seconds: float
+
+
+Steps = Generator[Any, Any, Any]
+
+
+def slot_of(key: bytes) -> int:
+    """The slot of a key.
+
+    >>> slot_of(b"rl:{abc}:login:sw") == slot_of(b"rl:{abc}:search:tb")
+    True
+    """
+    return key_slot(key)
+
+
+class Cluster:
+    """The nodes as this process knows them."""
+
+    def __init__(self, nodes: Sequence[Address]) -> None:
+        self._first = tuple(nodes)
+        self._masters: list[Address | None] = []
+        self._others: tuple[Address, ...] = ()
+        self._failing: set[Address] = set()
+        self._is_moved = False
+        self._looked_at = float("-inf")
+        self._lock = Lock()
+
+    @property
+    def masters(self) -> set[Address]:
+        """The nodes that have slots."""
+        return {address for address in self._masters if address is not None}
+
+    def master(self, slot: int) -> Address | None:
+        """The node that has a slot; None where nobody has, or nobody is known."""
+        return self._masters[slot] if self._masters else None
+
+    def exchange(self, slot: int, command: bytes, load: bytes, until: float) -> Steps:
+        """The reply of whoever has that slot. Yields steps; raises what redis-py raises.
+
+        What may have been carried out is not sent again; what was redirected, or could not even be sent, is.
+        """
+        if self._is_due():
+            yield from self.look(until)
+        address, ahead = self._holder(slot), b""
+        for _ in range(MOST_REDIRECTIONS):
+            try:
+                reply = yield Exchange(address, command, load, until, ahead)
+            except (RedisError, OSError) as error:
+                meaning = _meaning(error)
+                if meaning == "MOVED":
+                    address, ahead = _redirected(error, address), b""
+                    self._move(slot, address)
+                elif meaning == "ASK":
+                    address, ahead = _redirected(error, address), _ASKING
+                elif meaning == "TRYAGAIN" and time.monotonic() + TRY_AGAIN < until:
+                    yield Pause(TRY_AGAIN)
+                elif meaning == "CLUSTERDOWN" or isinstance(error, Unreachable):
+                    self._failing.add(address)
+                    if not self._may_look():
+                        raise
+                    yield from self.look(until)
+                    if self._holder(slot) == address:
+                        raise
+                    address, ahead = self._holder(slot), b""
+                else:
+                    if not isinstance(error, ResponseError):
+                        self._failing.add(address)
+                    raise
+            else:
+                self._failing.discard(address)
+                return reply
+        raise RedisConnectionError(f"redirected {MOST_REDIRECTIONS} times")
+
+    def look(self, until: float) -> Steps:
+        """Learn who has which slot, from whoever answers first. Raises `RedisError` where nobody does."""
+        found: Exception = RedisConnectionError("no node of the cluster was asked")
+        candidates = self._candidates()
+        for number, address in enumerate(candidates):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                share = left / (len(candidates) - number)
+                reply = yield Exchange(address, _WHERE, b"", time.monotonic() + share)
+                self._learn(reply, address)
+            except (RedisError, OSError, ValueError, TypeError, LookupError) as error:
+                found = error
+            else:
+                return
+        if not self._masters:
+            raise RedisConnectionError(f"no node tells of the cluster: {found}") from found
+
+    def _candidates(self) -> list[Address]:
+        known = [*self.masters, *self._others]
+        random.shuffle(known)
+        every = dict.fromkeys([*known, *self._first])
+        return sorted(every, key=lambda address: address in self._failing)[:5]
+
+    def _is_due(self) -> bool:
+        if not self._masters:
+            return True
+        return bool(self._failing or self._is_moved) and self._may_look()
+
+    def _may_look(self) -> bool:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at < PATIENCE:
+                return False
+            self._looked_at = now
+            return True
+
+    def _learn(self, reply: Any, told_by: Address) -> None:
+        masters: list[Address | None] = [None] * SLOTS
+        others: set[Address] = set()
+        for first, last, *nodes in reply:
+            addresses = [(node[0].decode() if node[0] else told_by[0], int(node[1])) for node in nodes]
+            masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
+            others.update(addresses[1:])
+        if masters == [None] * SLOTS:
+            raise ValueError(f"{told_by[0]}:{told_by[1]} knows of no slots")
+        self._masters, self._others, self._is_moved = masters, tuple(others), False
+        self._failing &= self.masters
+
+    def _holder(self, slot: int) -> Address:
+        address = self.master(slot)
+        if address is None:
+            raise RedisConnectionError(f"no node of the cluster has slot {slot}")
+        return address
+
+    def _move(self, slot: int, address: Address) -> None:
+        self._masters[slot] = address
+        self._is_moved = True
+
+
+_MEANINGS = (("MOVED", MovedError), ("ASK", AskError), ("TRYAGAIN", TryAgainError), ("CLUSTERDOWN", ClusterDownError))
+
+
+def _meaning(error: Exception) -> str:
+    """The word that a node's answer begins with, if it is about slots; older redis-py leaves it in the text."""
+    for word, kind in _MEANINGS:
+        if isinstance(error, kind):
+            return word
+    return str(error).partition(" ")[0] if isinstance(error, ResponseError) else ""
+
+
+def _redirected(error: Exception, by: Address) -> Address:
+    host, _, port = str(error).rpartition(" ")[2].rpartition(":")
+    return host or by[0], int(port)

@@ -1,0 +1,52 @@
+"""A connection factory for django-redis, so that a cache can be a Redis or Valkey Cluster."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django_redis.pool import ConnectionFactory
+from redis.cluster import ClusterNode, RedisCluster
+
+
+class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
+    """Makes clients of `redis.cluster.RedisCluster`: `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias.
+
+    `LOCATION` names one node or several, of which one has to answer for a process to find the others; they share user,
+    password and TLS options. The client is kept per process, as django-redis keeps its pools. Limits do not use it:
+    they have connections to each node of their own.
+    """
+
+    _clusters: ClassVar[dict[tuple[str, ...], RedisCluster]] = {}
+
+    def connect(self, url: str) -> Any:
+        """A client of the cluster that a node is of. Raises what `RedisCluster` raises where no node answers."""
+        urls = _siblings(url)
+        if urls not in self._clusters:
+            pools = [self.get_connection_pool(self.make_connection_params(one)) for one in urls]
+            kwargs = dict(pools[0].connection_kwargs)
+            nodes = [
+                ClusterNode(pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)) for pool in pools
+            ]
+            for name in ("host", "port", "db", "parser_class"):
+                kwargs.pop(name, None)
+            if url.startswith("rediss://"):
+                kwargs["ssl"] = True
+            self._clusters[urls] = RedisCluster(startup_nodes=nodes, **kwargs, **self.redis_client_cls_kwargs)
+        return self._clusters[urls]
+
+    def disconnect(self, connection: Any) -> None:
+        """Close a client's connections; the next use makes a new one."""
+        for urls in [urls for urls, cluster in self._clusters.items() if cluster is connection]:
+            del self._clusters[urls]
+        connection.close()
+
+
+def _siblings(url: str) -> tuple[str, ...]:
+    """The nodes that an alias names together with this one, this one first."""
+    for config in settings.CACHES.values():
+        location = config.get("LOCATION", ())
+        urls = location.split(",") if isinstance(location, str) else list(location)
+        if url in urls:
+            return tuple(urls)
+    return (url,)

@@ -1,0 +1,167 @@
+"""The store of a cluster: every identity's limits in one slot, decided by whoever has that slot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..exceptions import StoreError
+from ..fence import Fence, alone, without
+from ..limits.call import Call
+from ..limits.decision import Decision
+from . import wire
+from .alias import Alias
+from .cluster import Cluster, Exchange, Steps, slot_of
+from .node import Node
+from .sentinel import Address
+from .shards import Room, in_turn, parts_of
+from .single import Store
+
+
+class ShardedStore(Store):
+    """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
+
+    def __init__(self, alias: Alias, timeout: float, *, persistent: bool = False) -> None:
+        self._name = alias.name
+        self._alias = alias
+        self._timeout = timeout
+        self._is_silent = persistent
+        self._down: set[object] = set()
+        self._nodes: dict[Address, Node] = {}
+        self._cluster = Cluster(alias.nodes)
+        self._room = Room()
+        self._fence = Fence()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether one of the nodes is not asked at the moment, because too much has failed."""
+        return any(node.is_paused for node in list(self._nodes.values()))
+
+    def run(self, call: Call) -> Decision:
+        """Decide a call. Raises `StoreError`."""
+        decision: Decision = self._drive(self._decide(call, time.monotonic() + self._timeout))
+        return decision
+
+    async def arun(self, call: Call) -> Decision:
+        """Decide a call without blocking the event loop. Raises `StoreError`."""
+        decision: Decision = await self._adrive(self._decide(call, time.monotonic() + self._timeout))
+        return decision
+
+    def forget(self, call: Call) -> None:
+        """Delete the state of every limit of a call. Raises `StoreError`."""
+        self._drive(self._forget(call, time.monotonic() + self._timeout))
+
+    async def aforget(self, call: Call) -> None:
+        """Delete the state of every limit of a call. Raises `StoreError`."""
+        await self._adrive(self._forget(call, time.monotonic() + self._timeout))
+
+    def ask(self, *parts: bytes) -> Any:
+        """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
+        slot = slot_of(wire.key_of(*parts))
+        return self._drive(self._exchange(slot, wire.command(*parts), b"", time.monotonic() + self._timeout))
+
+    def close(self) -> None:
+        """Close the idle connections of threads; those of an event loop are closed with it."""
+        for node in self._nodes.values():
+            node.close()
+
+    def _decide(self, call: Call, until: float) -> Generator[Any, Any, Decision]:
+        revision = call.revision or 0
+        if call.revision is not None:
+            yield from self._verify(call, until)
+            call = without(call)
+        if not call.charges:
+            return Decision(True, revision=revision)
+
+        def ask(part: Call) -> Generator[Any, Any, Decision]:
+            decision = yield from self._ask(part, part.keys()[0], until)
+            self._room.note(part, decision)
+            return decision
+
+        parts = parts_of(call, lambda digest: slot_of(b"{%b}" % digest), self._room)
+        decision = yield from (ask(call) if len(parts) == 1 else in_turn(call, parts, ask))
+        return replace(decision, revision=revision)
+
+    def _verify(self, call: Call, until: float) -> Steps:
+        """Ask apart whether rules and overrides are the current ones, if that is due. Raises `StaleRules`."""
+        if not self._fence.is_due(call):
+            return
+        asked_at = time.monotonic()
+        try:
+            yield from self._ask(alone(call), call.fence, until)
+        except StoreError:
+            if not call.charges:
+                raise  # Else: where rules cannot be asked for, limits are decided by those that are known.
+        else:
+            self._fence.passed(call, asked_at)
+
+    def _ask(self, call: Call, key: bytes, until: float) -> Generator[Any, Any, Decision]:
+        slot = slot_of(key)
+        reply = yield from self._exchange(slot, wire.evalsha(call), wire.SCRIPT_LOAD, until)
+        return self._read(call, reply, self._cluster.master(slot))
+
+    def _forget(self, call: Call, until: float) -> Steps:
+        for part in parts_of(call, lambda digest: slot_of(b"{%b}" % digest), self._room):
+            yield from self._exchange(slot_of(part.call.keys()[0]), wire.delete(part.call), b"", until)
+
+    def _exchange(self, slot: int, command: bytes, load: bytes, until: float) -> Steps:
+        try:
+            reply = yield from self._cluster.exchange(slot, command, load, until)
+        except (RedisError, OSError) as error:
+            raise self._failed(error, self._cluster.master(slot)) from error
+        self._answered(self._cluster.master(slot))
+        return reply
+
+    def _answered(self, node: object = None) -> None:
+        if self._down:
+            # Whoever is no master any more need not answer.
+            self._down = {one for one in self._down if one in self._cluster.masters} | {node}
+            super()._answered(node)
+
+    def _node_at(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            made = Node(self._alias.at(address), self._timeout, persistent=self._is_silent)
+            node = self._nodes.setdefault(address, made)
+        return node
+
+    def _drive(self, steps: Steps) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = None
+                    if isinstance(step, Exchange):
+                        node = self._node_at(step.address)
+                        reply = node.exchange(step.command, step.load, step.until, step.ahead)
+                    else:
+                        time.sleep(step.seconds)
+                except (RedisError, OSError) as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as finished:
+            return finished.value
+
+    async def _adrive(self, steps: Steps) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = None
+                    if isinstance(step, Exchange):
+                        node = self._node_at(step.address)
+                        reply = await node.aexchange(step.command, step.load, step.until, step.ahead)
+                    else:
+                        await asyncio.sleep(step.seconds)
+                except (RedisError, OSError) as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as finished:
+            return finished.value

@@ -1,0 +1,379 @@
+"""Cluster: every identity's limits in one slot, exact over all nodes, whatever moves or dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.core.cache import cache as django_cache
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.check import check, describe
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.health import health
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.store import Store, get_store, why_unusable
+from django_ratelimit_lua.store.alias import Alias
+from tests import clusters
+from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
+from tests.clusters import Cluster, client, until
+
+MASTERS = 3
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """Three masters, three replicas; tests that hurt one make their own."""
+    with clusters.cluster() as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(nodes: Cluster, settings: Any) -> Cluster:
+    """Limits go there."""
+    use(nodes, settings)
+    return nodes
+
+
+@pytest.fixture
+def mortal(settings: Any) -> Iterator[Cluster]:
+    """One that this test may hurt."""
+    with clusters.cluster() as found:
+        use(found, settings)
+        yield found
+
+
+def use(found: Cluster, settings: Any) -> None:
+    settings.RATELIMIT_TIMEOUT = 5
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    settings.CACHES = found.cache()
+    start_fresh()
+
+
+def key_of(limiter: RateLimiter, identity: str) -> bytes:
+    """The key that an identity is counted under."""
+    return describe([Charge(limiter.limits[0], digest(identity))]).keys()[0]
+
+
+def sizes(found: Cluster) -> list[int]:
+    counts = []
+    for server in found.servers[:MASTERS]:
+        with client(server.port) as direct:
+            counts.append(direct.dbsize())
+    return counts
+
+
+def test_limits_and_the_cache_live_on_all_masters(cluster: Cluster) -> None:
+    """Plain and asynchronous hits of one identity share a count; identities spread; the cache works as a cache."""
+    limiter = RateLimiter("x", "3/h")
+
+    async def ahits(identity: str) -> list[bool]:
+        return [(await limiter.ahit(identity)).allowed for _ in range(2)]
+
+    for number in range(40):
+        who = f"client {number}"
+        assert [limiter.hit(who).allowed for _ in range(2)] + asyncio.run(ahits(who)) == [True, True, True, False]
+    assert min(sizes(cluster)) > 0
+    limiter.reset("client 0")
+    asyncio.run(limiter.areset("client 1"))
+    assert [limiter.peek(f"client {number}").remaining for number in range(3)] == [3, 3, 0]
+    assert health().ok
+    django_cache.set("counter", 1, timeout=60)
+    assert [django_cache.incr("counter"), django_cache.get("counter"), django_cache.add("counter", 9)] == [2, 2, False]
+    assert django_cache.delete("counter")
+    django_cache.close()
+
+
+def test_several_limits_of_one_identity_are_one_call(cluster: Cluster) -> None:
+    """To one node, all or nothing."""
+    both = RateLimiter("x", ["2/h", "100/h"])
+    both.hit("warm")
+    served = before(cluster)
+    assert [both.hit("x").allowed for _ in range(3)] == [True, True, False]
+    assert sum(served().values()) == 3
+    assert [state.used for state in both.peek("x").limits] == [2, 2]
+
+
+def before(cluster: Cluster) -> Any:
+    """How many scripts each master has run since."""
+
+    def calls() -> Counter[int]:
+        found: Counter[int] = Counter()
+        for server in cluster.servers[:MASTERS]:
+            with client(server.port) as direct:
+                found[server.port] = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+        return found
+
+    started = calls()
+    return lambda: calls() - started
+
+
+ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_identities_in_several_slots_are_decided_as_one_server_would(
+    seed: int, cluster: Cluster, settings: Any
+) -> None:
+    """All or nothing across slots: costs, partial hits, shadow limits, counted refusals. Every number is what a
+    single server answers to the same calls at the same times."""
+    chance = random.Random(seed)
+    now = 1_750_000_000_000_000
+    limits = []
+    for number, algorithm in enumerate(ALGORITHMS):
+        for kind in ({}, {"mode": "shadow"}, {"count_denied": True}):
+            limits.append(
+                Limit(f"{algorithm}{sorted(kind)}{number}", f"{chance.randint(3, 12)}/m", algorithm=algorithm, **kind)
+            )
+    who = [digest(f"{seed} {number}") for number in range(4)]
+    calls = []
+    for _ in range(120):
+        now += chance.randint(0, 8_000_000)
+        charges = {}
+        for _ in range(chance.randint(2, 5)):
+            limit, one = chance.choice(limits), chance.choice(who)
+            charges[limit.key_part, one] = Charge(limit, one, chance.randint(0, 3))
+        operation = chance.choice(["hit"] * 8 + ["peek", "refund", "charge"])
+        partial = chance.random() < 0.3 and operation == "hit"
+        if partial:  # One cost for all, as every face has it; a shadow's verdict is about what its own slot grants.
+            charges = {key: replace(one, cost=2) for key, one in charges.items() if one.limit.mode == "enforce"}
+        if not charges:
+            continue
+        calls.append(describe(list(charges.values()), operation, partial=partial, now=now))
+    ours = [check(call) for call in calls]
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "LOCATION": os.environ["RATELIMIT_TEST_URL"], "OPTIONS": {}}
+    }
+    theirs = [check(call) for call in calls]
+    assert {decision.source for decision in ours + theirs} == {"redis"}
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        assert (our.allowed, our.granted) == (their.allowed, their.granted), (number, calls[number])
+        for mine, its in zip(our.limits, their.limits, strict=True):
+            assert (mine.name, mine.used, mine.remaining) == (its.name, its.used, its.remaining), (
+                number,
+                calls[number],
+            )
+            if not our.allowed and not mine.allowed:
+                assert mine.retry_after == its.retry_after
+
+
+def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:
+    """Threads that hit two identities at once: as many go as the tighter one says; the other has counted just those."""
+    one, other = Charge(Limit("one", "40/h"), digest("one")), Charge(Limit("other", "90/h"), digest("other"))
+    call = describe([other, one])
+    with ThreadPoolExecutor(16) as pool:
+        admitted = sum(decision.allowed for decision in pool.map(lambda _: check(call), range(300)))
+    assert admitted == 40
+    assert [state.used for state in check(describe([one, other], "peek")).limits] == [40, 40]
+
+
+def test_the_likelier_denier_is_asked_first(cluster: Cluster) -> None:
+    """So that a refused hit costs the others nothing to give back."""
+    full, ample = Charge(Limit("full", "500/h"), digest("a")), Charge(Limit("ample", "400/h"), digest("b"))
+    for _ in range(2):
+        check(describe([replace(full, cost=500)]))
+    served = before(cluster)
+    call = describe([ample, full])
+    assert not check(call)
+    assert sum(served().values()) == 2  # The one refused, the other only looked.
+    assert [state.used for state in check(describe([full, ample], "peek")).limits] == [500, 0]
+
+
+def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, settings: Any) -> None:
+    """The policy decides; nothing stays taken."""
+    limits = [Limit("a", "9/h"), Limit("b", "10/h")]
+    first = digest("x 0")
+    home = mortal.master_of(b"{%b}" % first)
+    second = next(
+        who for who in (digest(f"x {n}") for n in range(1, 99)) if mortal.master_of(b"{%b}" % who) is not home
+    )
+    charges = [Charge(limits[0], first), Charge(limits[1], second)]
+    assert check(describe(charges)).allowed
+    settings.RATELIMIT_TIMEOUT = 1
+    assert check(describe(charges)).allowed
+    os.kill(mortal.master_of(b"{%b}" % second).pid, signal.SIGSTOP)
+    decision = check(describe(charges))
+    assert (decision.allowed, decision.source) == (False, "fallback")
+    assert check(describe(charges[:1], "peek")).limits[0].used in (2, 3)  # 3 where no time was left to give it back.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_edits_of_rules_hold_within_the_second(cluster: Cluster, settings: Any) -> None:
+    """The rules live in another slot: they are asked for apart, once a second, and an edit by anybody is found then."""
+    limiter = RateLimiter("mail", "100/h")
+    assert limiter.hit("x").limits[0].limit == 100
+    RateLimitRule.objects.create(name="mail", limit=7, unit="h")
+    limits = []
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        limits.append(limiter.hit(f"{len(limits)}").limits[0].limit)
+        time.sleep(0.01)
+    assert limits[-1] == 7
+    assert limits == sorted(limits, reverse=True)
+    served = before(cluster)
+    for _ in range(20):
+        limiter.hit("y")
+    assert sum(served().values()) <= 22
+    settings.RATELIMIT_RULES_MAX_AGE = 0
+    RateLimitRule.objects.update(limit=6)
+    assert limiter.hit("z").limits[0].limit == 6
+    publish(rebuild=True)
+    assert limiter.hit("z").revision > 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None:
+    """A block, and its end."""
+    addresses = (f"10.9.{number // 250}.{number % 250}" for number in itertools.count())
+
+    def status() -> int:
+        return client.get("/plain", REMOTE_ADDR=next(addresses)).status_code
+
+    assert status() == 200
+    block = RateLimitOverride.objects.create(network="10.9.0.0/16", effect="block")
+    until(lambda: status() == 429, "the block holds", 2)
+    block.delete()
+    until(lambda: status() == 200, "the block is over", 2)
+
+
+def test_a_slot_that_moves_under_load_loses_and_repeats_nothing(mortal: Cluster) -> None:
+    """Threads hit an identity while its slot goes to another master, and back, key by key: each hit is counted once."""
+    limiter = RateLimiter("x", "100000/h", algorithm="fixed_window")
+    both = RateLimiter("both", ["100000/h", "200000/h"], algorithm="fixed_window")
+    key = key_of(limiter, "x")
+    stop = threading.Event()
+    answers: Counter[str] = Counter()
+
+    def hits() -> int:
+        count = 0
+        while not stop.is_set():
+            answers[limiter.hit("x").source] += 1
+            answers[both.hit("x").source] += 1
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(hits) for _ in range(4)]
+        for _ in range(6):
+            source = mortal.master_of(key)
+            target = next(server for server in mortal.servers[:MASTERS] if server is not source)
+            mortal.move(key, target, while_moving=lambda: time.sleep(0.05))
+        stop.set()
+        count = sum(one.result() for one in running)
+    assert set(answers) == {"redis"}
+    assert limiter.peek("x").limits[0].used == both.peek("x").limits[0].used == count
+    assert count > 50
+
+
+def test_a_process_that_knows_an_old_map_is_redirected(mortal: Cluster) -> None:
+    """MOVED is followed within the call, and the new map learnt."""
+    limiter = RateLimiter("x", "100/h")
+    limiter.hit("x")
+    key = key_of(limiter, "x")
+    target = next(server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key))
+    mortal.move(key, target)
+
+    async def ahit() -> int:
+        return (await limiter.ahit("x")).limits[0].used
+
+    assert [limiter.hit("x").limits[0].used, asyncio.run(ahit()), limiter.hit("x").limits[0].used] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_master_that_dies_or_hangs(how: int, mortal: Cluster, settings: Any) -> None:
+    """Its slots are decided by the policy until its replica has taken over, with the count it had; other slots notice
+    nothing, nobody waits beyond the deadline, and down and up are told once."""
+    settings.RATELIMIT_TIMEOUT = 0.3
+    limiter = RateLimiter("x", "1000000/h")
+    limiter.hit("x")
+    key = key_of(limiter, "x")
+    victim = mortal.master_of(key)
+    bystander = next(name for name in map(str, range(99)) if mortal.master_of(key_of(limiter, name)) is not victim)
+    limiter.hit(bystander)
+    with client(victim.port) as direct:
+        direct.set(b"{%b}last" % key[key.index(b"{") + 1 : key.index(b"}")], "written")
+        assert direct.wait(1, 5000) == 1
+    os.kill(victim.pid, how)
+    try:
+        sources, others, longest = [], [], 0.0
+        end = time.monotonic() + 30
+        while time.monotonic() < end and (not sources or sources[-1] != "redis"):
+            started = time.monotonic()
+            sources.append(limiter.hit("x").source)
+            longest = max(longest, time.monotonic() - started)
+            others.append(limiter.hit(bystander).source)
+            time.sleep(0.01)
+        assert sources[-1] == "redis"
+        assert limiter.hit("x").limits[0].used == 3
+        assert set(others) == {"redis"}
+        assert longest < 0.3 + 0.4
+    finally:
+        os.kill(victim.pid, signal.SIGCONT) if how == signal.SIGSTOP else None
+
+
+def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: Any) -> None:
+    """Any node that answers is enough to begin with; where none does, the policy decides, and nothing is a 500."""
+    clusters.kill(mortal.servers[0])
+    settings.CACHES = mortal.cache(mortal.servers[0], mortal.servers[1])
+    limiter = RateLimiter("x", "1000/h")
+    name = next(name for name in map(str, range(99)) if mortal.master_of(key_of(limiter, name)) is mortal.servers[1])
+    assert limiter.hit(name).source == "redis"
+    settings.CACHES = mortal.cache(mortal.servers[0])
+    assert limiter.hit(name).source == "fallback"
+    with pytest.raises(StoreError):
+        get_store().ask(b"GET", b"anything")
+
+
+def test_what_is_no_cluster_is_said(settings: Any) -> None:
+    """Another database than 0, a Unix socket; and a single server behind the factory is a failure like any other."""
+    options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
+
+    def problem(location: str) -> str | None:
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+        }
+        return why_unusable("default")
+
+    assert "only database 0" in problem("redis://127.0.0.1:7000/3")
+    assert "redis:// or rediss://" in problem("unix:///tmp/redis.sock")
+    assert problem(os.environ["RATELIMIT_TEST_URL"]) is None
+    assert RateLimiter("x", "1/h").hit("x").source == "fallback"
+    assert isinstance(get_store(), Store)
+    assert Alias("default").nodes
+
+
+def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, prefix: str) -> None:
+    """User and password; and such a user needs no more rights than those that are documented, even while slots move."""
+    rights = [f"+{command}" for command in f"{IN_SCRIPTS} {LIMITS} cluster|slots asking".split()]
+    for server in mortal.servers:
+        with client(server.port) as direct:
+            direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", "-@all", *rights)
+    settings.CACHES = mortal.cache(user="limiter:hush@")
+    limiter = RateLimiter("x", "100/h")
+    assert {limiter.hit(f"{number}").source for number in range(20)} == {"redis"}
+    names = set()
+    for server in mortal.servers[:MASTERS]:
+        with client(server.port) as direct:
+            names |= {one["user"] for one in direct.client_list() if one["cmd"] == "evalsha"}
+    assert names == {"limiter"}
+    key = key_of(limiter, "elsewhere")
+    target = next(server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key))
+    mortal.move(key, target, while_moving=lambda: limiter.hit("elsewhere"))
+    assert limiter.hit("elsewhere").limits[0].used == 3
+    limiter.reset("elsewhere")
