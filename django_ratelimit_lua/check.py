@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from asgiref.sync import sync_to_async
 
 from .conf import conf
 from .deny import denials
 from .exceptions import StoreError
+from .hot import Steps, decide, is_for, leases
 from .instances import instances
 from .limits.call import Call, Charge, Operation, StaleRules, Subject
 from .limits.decision import Decision, LimitState
@@ -73,7 +75,7 @@ def check(call: Call) -> Decision:
         return known
     begun = denials.begin()
     try:
-        decision = get_store().run(call)
+        decision = _in_steps(decide(call)) if is_for(call) else get_store().run(call)
     except StoreError:
         return _fallback(call)
     return _noted(call, decision, begun)
@@ -88,10 +90,38 @@ async def acheck(call: Call) -> Decision:
         return known
     begun = denials.begin()
     try:
-        decision = await get_store().arun(call)
+        decision = await _ain_steps(decide(call)) if is_for(call) else await get_store().arun(call)
     except StoreError:
         return _fallback(call)
     return _noted(call, decision, begun)
+
+
+def _in_steps(steps: Steps) -> Decision:
+    try:
+        call = next(steps)
+        while True:
+            try:
+                decision = get_store().run(call)
+            except (StoreError, StaleRules) as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(decision)
+    except StopIteration as finished:
+        return cast(Decision, finished.value)
+
+
+async def _ain_steps(steps: Steps) -> Decision:
+    try:
+        call = next(steps)
+        while True:
+            try:
+                decision = await get_store().arun(call)
+            except (StoreError, StaleRules) as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(decision)
+    except StopIteration as finished:
+        return cast(Decision, finished.value)
 
 
 def _known(call: Call) -> Decision | None:
@@ -108,6 +138,8 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
         denials.forget([charge.digest for charge in call.charges])
     elif not decision.allowed:
         denials.note(call, decision, begun)
+    if decision.source != "redis":
+        return decision
     if conf.ON_STORE_ERROR == "local" or any(charge.limit.on_store_error == "local" for charge in call.charges):
         instances.start()
         local.hear(call, decision.limits)
@@ -159,7 +191,7 @@ def forget(call: Call, *, strict: bool = False) -> None:
         if strict:
             raise
     finally:
-        denials.forget([charge.digest for charge in call.charges])
+        _forget_here(call)
 
 
 async def aforget(call: Call, *, strict: bool = False) -> None:
@@ -170,7 +202,14 @@ async def aforget(call: Call, *, strict: bool = False) -> None:
         if strict:
             raise
     finally:
-        denials.forget([charge.digest for charge in call.charges])
+        _forget_here(call)
+
+
+def _forget_here(call: Call) -> None:
+    digests = {charge.digest for charge in call.charges}
+    leases.drop(digests)
+    local.forget(call)
+    denials.forget(digests)
 
 
 def _wanted(call: Call) -> int:
@@ -190,11 +229,14 @@ def _fallback(call: Call) -> Decision:
     ]
     others_allow = all(state is None or state.allowed or not state.enforced for state in others)
     shared = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
-    shares = iter(local.decide(replace(call, charges=shared), others_allow) if shared else ())
+    own = local.decide(replace(call, charges=shared), others_allow)
+    shares = iter(own.limits)
     states = tuple(next(shares) if state is None else state for state in others)
-    allowed = all(state.allowed for state in states if state.enforced) or call.operation in ("refund", "charge")
-    wait = max((state.wait for state in states if state.enforced), default=0.0) if allowed else 0.0
-    return Decision(allowed, states, _wanted(call) if allowed else 0, wait, source="fallback")
+    allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")
+    granted = 0
+    if allowed and call.operation == "hit":
+        granted = own.granted if shared else _wanted(call)
+    return Decision(allowed, states, granted, own.wait if allowed else 0.0, source="fallback")
 
 
 def _by_policy(charge: Charge, is_open: bool) -> LimitState:

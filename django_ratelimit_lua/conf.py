@@ -85,6 +85,14 @@ class Conf:
         return value
 
     @cached_property
+    def INSTANCE_WEIGHT(self) -> float:
+        """This process's part of limits with `split="weighted"`, as against the other processes' weights."""
+        value = getattr(settings, "RATELIMIT_INSTANCE_WEIGHT", 1)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1_000_000:
+            raise _bad("INSTANCE_WEIGHT", value, "must be a number above 0, such as 1")
+        return float(value)
+
+    @cached_property
     def CLOCK(self) -> str:
         """Whose clock counts: "redis", or "client" for servers that refuse TIME in scripts."""
         value = getattr(settings, "RATELIMIT_CLOCK", "redis")

@@ -1,25 +1,55 @@
-"""How many processes decide limits together, so that each knows its share when Redis cannot be asked."""
+"""The processes that decide limits together: how many there are, and which part of a split limit is this one's."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
 
 from . import lua
 from .conf import conf
 from .store import get_store
 
 SCRIPT = lua.source("instances").encode()
-BEAT_SECONDS = 5.0
-LIFETIME = 15
+BEAT_SECONDS = 2.0
+LIFETIME = 10
 """Seconds after which a process that is not heard of is no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a whole is this process's: from `before` to `before + own`, of `of`.
+
+    >>> [Part(n, 1, 3).units(100) for n in range(3)]
+    [33, 33, 34]
+    """
+
+    before: float
+    own: float
+    of: float
+
+    @property
+    def fraction(self) -> float:
+        """The part as a number from 0 to 1."""
+        return self.own / self.of
+
+    def units(self, whole: int) -> int:
+        """This part of so many units. All parts together are the whole."""
+        of = Fraction(self.of)
+        # The sum as the next one's `before` was made, so that nothing is between them.
+        return int(whole * Fraction(self.before + self.own) / of) - int(whole * Fraction(self.before) / of)
+
+
 class Instances:
-    """Says every few seconds that this process is alive, in a thread of its own, and keeps how many are."""
+    """Says every few seconds that this process is alive, in a thread of its own, and keeps how many are.
+
+    `count`: how many; `equal`, `weighted`: this one's part (None: not known yet).
+    """
 
     def __init__(self) -> None:
         self.forget()
@@ -27,7 +57,9 @@ class Instances:
     def forget(self) -> None:
         """Start anew, as a child process must after a fork."""
         self.count = 1
-        self._name = uuid.uuid4().hex.encode()
+        self.equal: Part | None = None
+        self.weighted: Part | None = None
+        self._id = uuid.uuid4().hex
         self._started = False
         self._lock = threading.Lock()
 
@@ -39,13 +71,27 @@ class Instances:
             if not self._started:
                 self._started = True
                 threading.Thread(target=self._beat, name="ratelimit-instances", daemon=True).start()
+                atexit.register(self.goodbye)
 
     def beat(self) -> int:
         """Say so once; returns how many there are. Raises `StoreError`."""
-        key = conf.CACHE_PREFIX + b"{rules}:instances"
-        reply = get_store(patient=True).ask(b"EVAL", SCRIPT, b"1", key, self._name, b"%d" % LIFETIME)
-        self.count = max(1, int(reply))
+        count, rank, before, own, of = self._say(b"0")
+        self.count = max(1, int(count))
+        self.equal = Part(int(rank), 1, self.count)
+        self.weighted = Part(float(before), float(own), float(of))
         return self.count
+
+    def goodbye(self) -> None:
+        """Say that this process is no more, so that the others take over its part."""
+        with suppress(Exception):
+            self._say(b"1")
+
+    def _say(self, is_goodbye: bytes) -> list[bytes]:
+        key = conf.CACHE_PREFIX + b"{rules}:instances"
+        name = f"{conf.INSTANCE_WEIGHT:.17g}:{self._id}".encode()
+        arguments = (b"EVAL", SCRIPT, b"1", key, name, b"%d" % LIFETIME, is_goodbye)
+        reply: list[bytes] = get_store(patient=True).ask(*arguments)
+        return reply
 
     def _beat(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from .conf import conf
 from .deny import MOST, Denial, denials
 from .exceeded import tally
 from .exceptions import Ratelimited
+from .hot import Held, held
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
@@ -59,7 +60,7 @@ class RateLimiter:
         named.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
-        self._denials: dict[Any, Denial] = {}
+        self._at_hand: dict[Any, Denial | Held] = {}
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
@@ -103,19 +104,23 @@ class RateLimiter:
             return ()
         return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
-    def _refused(self, identity: Identity, cost: int, partial: bool) -> tuple[Any, Decision | None]:
-        """What refusals of such a hit are kept under (None: not at all), and the one that still holds."""
+    def _known(self, identity: Identity, cost: int, partial: bool) -> tuple[Any, Decision | None]:
+        """What answers to such a hit are kept under (None: not at all), and the one that needs no asking."""
         kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
-        denial = self._denials.get(kept)
-        return kept, None if denial is None else denial.answer()
+        known = self._at_hand.get(kept)
+        return kept, None if known is None else known.answer()
 
-    def _keep(self, kept: Any, by: Callable[[Ruleset | None], Call]) -> None:
-        """Keep the deny cache's refusal at hand, so that the next such hit need not even find out who it is about."""
-        denial = denials.find(by(current()))
-        if kept is not None and denial is not None:
-            if len(self._denials) >= MOST:
-                self._denials.clear()
-            self._denials[kept] = denial
+    def _keep(self, kept: Any, decision: Decision, by: Callable[[Ruleset | None], Call]) -> None:
+        """Keep a refusal of the deny cache, or units taken ahead, at hand, so that the next such hit need not even find
+        out who it is about."""
+        if kept is None or (decision.allowed and decision.source != "lease"):
+            return
+        call = by(current())
+        known = held(call) if decision.allowed else denials.find(call)
+        if known is not None:
+            if len(self._at_hand) >= MOST:
+                self._at_hand.clear()
+            self._at_hand[kept] = known
 
     def _tallied(self, decision: Decision) -> Decision:
         """Note what a rule refused, or would have."""
@@ -128,24 +133,22 @@ class RateLimiter:
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        kept, known = self._refused(identity, cost, partial)
+        kept, known = self._known(identity, cost, partial)
         if known is not None:
             return self._tallied(known)
         by = self._by("hit", identity, cost, partial=partial)
         decision = check_current(by)
-        if not decision.allowed:
-            self._keep(kept, by)
+        self._keep(kept, decision, by)
         return self._tallied(decision)
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        kept, known = self._refused(identity, cost, partial)
+        kept, known = self._known(identity, cost, partial)
         if known is not None:
             return self._tallied(known)
         by = self._by("hit", identity, cost, partial=partial)
         decision = await acheck_current(by)
-        if not decision.allowed:
-            self._keep(kept, by)
+        self._keep(kept, decision, by)
         return self._tallied(decision)
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:

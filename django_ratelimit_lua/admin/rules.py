@@ -92,7 +92,7 @@ class RuleAdmin(ActingAdmin):
                 "classes": ("collapse",),
                 "fields": (
                     "message", "group", "order", ("max_wait", "queue", "segments"), ("align", "time_zone"),
-                    "count_denied", "on_store_error",
+                    "count_denied", "on_store_error", "lease", "split",
                 ),
             },
         ),

@@ -11,7 +11,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from .calendar import boundaries
-from .rate import LimitError
+from .rate import SECOND, LimitError
 
 if TYPE_CHECKING:
     from .limit import Limit
@@ -56,8 +56,25 @@ def _bucket(limit: Limit, capacity: int, what: str) -> Numbers:
 
 
 def _token_bucket(limit: Limit, now: int) -> Numbers:
-    burst = limit.rate.limit if limit.burst is None or limit.rate.limit == 0 else limit.burst
+    burst = _burst(limit)
+    if limit.lease is not None and burst:
+        # Units that were taken ahead may be spent when the bucket has filled up again: keep as many back.
+        burst -= -(-limit.rate.limit * lapse_us(limit) // limit.rate.period_us)
+        if burst < 1:
+            raise LimitError(f"Limit {limit.name!r}: lease needs a burst of at least 2", "lease")
     return _bucket(limit, burst, "a burst")
+
+
+def _burst(limit: Limit) -> int:
+    return limit.rate.limit if limit.burst is None or limit.rate.limit == 0 else limit.burst
+
+
+def lapse_us(limit: Limit) -> int:
+    """Microseconds after which units that were taken ahead may not be spent any more: a second, or as long as a tenth
+    of a token bucket takes to fill."""
+    if limit.algorithm != "token_bucket" or limit.rate.limit == 0:
+        return SECOND
+    return min(SECOND, _burst(limit) * limit.rate.period_us // (10 * limit.rate.limit))
 
 
 def _leaky_bucket(limit: Limit, now: int) -> Numbers:
@@ -98,11 +115,20 @@ LONGEST_LOG = 100_000
 ALGORITHMS = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("token_bucket", b"tb", frozenset({"burst", "max_wait", "count_denied"}), _token_bucket),
-        Algorithm("leaky_bucket", b"lb", frozenset({"queue", "max_wait"}), _leaky_bucket),
-        Algorithm("fixed_window", b"fw", frozenset({"align", "time_zone", "max_wait", "count_denied"}), _fixed_window),
-        Algorithm("sliding_window", b"sw", frozenset({"segments", "max_wait", "count_denied"}), _sliding_window),
-        Algorithm("sliding_log", b"sl", frozenset({"max_wait", "count_denied"}), _sliding_log),
+        Algorithm(
+            "token_bucket", b"tb", frozenset({"burst", "max_wait", "count_denied", "lease", "split"}), _token_bucket
+        ),
+        Algorithm("leaky_bucket", b"lb", frozenset({"queue", "max_wait", "lease", "split"}), _leaky_bucket),
+        Algorithm(
+            "fixed_window",
+            b"fw",
+            frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"}),
+            _fixed_window,
+        ),
+        Algorithm(
+            "sliding_window", b"sw", frozenset({"segments", "max_wait", "count_denied", "split"}), _sliding_window
+        ),
+        Algorithm("sliding_log", b"sl", frozenset({"max_wait", "count_denied", "split"}), _sliding_log),
     )
 }
 SYNONYMS = {"gcra": "token_bucket"}

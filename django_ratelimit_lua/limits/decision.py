@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Source = Literal["redis", "deny-cache", "fallback"]
+Source = Literal["redis", "deny-cache", "lease", "split", "fallback"]
 Mode = Literal["enforce", "advise", "shadow"]
 
 
@@ -52,8 +52,9 @@ class Decision:
     - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for a peek);
     - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a refusal, what the
       wait would have been;
-    - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; or "fallback" where the store could
-      not be asked and a policy answered;
+    - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; "lease" where units were spent that
+      this process had taken before; "split" where it went by its own part of the limit; or "fallback" where the store
+      could not be asked and a policy answered;
     - `moment`: microseconds since 1970 by the clock that decided (0: none did);
     - `revision`: the revision of the rules that decided (0: there were no rules to go by);
     - `moments`: where identities are counted on several servers, when each one's units count, by digest.

@@ -16,6 +16,7 @@ from .rate import SECOND, LimitError, Rate
 
 Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
+Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _LONGEST_ID = 64
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
@@ -34,6 +35,8 @@ class Options(TypedDict, total=False):
     count_denied: bool
     mode: Literal["enforce", "shadow"]
     on_store_error: Policy | None
+    lease: int | None
+    split: Split | None
 
 
 OPTIONS = tuple(Options.__annotations__)
@@ -71,6 +74,10 @@ class Limit:
     - `max_wait`: seconds a hit may be reserved ahead instead of being refused;
     - `count_denied`: refused hits count too;
     - `mode`: "shadow" counts and decides but never refuses;
+    - `lease`: units that a process may take at once, to spend them without asking (token_bucket, leaky_bucket and
+      fixed_window); how many it takes depends on how fast it spends, and on how many are left;
+    - `split`: each process has its part of the limit and asks nobody: "equal" parts, or "weighted" ones by
+      `RATELIMIT_INSTANCE_WEIGHT`;
     - `on_store_error`: what a hit is told when Redis cannot be asked, "open", "closed" or "local" (default: what
       `RATELIMIT_ON_STORE_ERROR` says).
 
@@ -89,6 +96,8 @@ class Limit:
     count_denied: bool
     mode: Mode
     on_store_error: Policy | None
+    lease: int | None
+    split: Split | None
     key_part: bytes = field(repr=False, compare=False)
     numbers: Callable[[int], algorithms.Numbers] = field(repr=False, compare=False)
     max_wait_us: int = field(repr=False, compare=False)
@@ -108,6 +117,8 @@ class Limit:
         count_denied: bool = False,
         mode: Literal["enforce", "shadow"] = "enforce",
         on_store_error: Policy | None = None,
+        lease: int | None = None,
+        split: Split | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
@@ -125,6 +136,8 @@ class Limit:
             "count_denied": count_denied,
             "mode": mode,
             "on_store_error": on_store_error,
+            "lease": lease,
+            "split": split,
             "key_part": _bounded(name) + b":" + kind.suffix,
         }
         for attribute, value in values.items():
@@ -143,11 +156,13 @@ class Limit:
             "time_zone": self.time_zone != "UTC",
             "max_wait": self.max_wait is not None,
             "count_denied": bool(self.count_denied),
+            "lease": self.lease is not None,
+            "split": self.split is not None,
         }
         for option in (name for name, is_given in given.items() if is_given and name not in kind.options):
             takes = ", ".join(sorted(kind.options))
             raise LimitError(f"{where}: {kind.name} has no option {option!r}; it takes {takes}", option)
-        for option, least in (("burst", 1), ("queue", 0), ("segments", 1)):
+        for option, least in (("burst", 1), ("queue", 0), ("segments", 1), ("lease", 1)):
             value = getattr(self, option)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and (not whole or not least <= value <= Rate.MOST_UNITS):
@@ -161,11 +176,25 @@ class Limit:
             raise LimitError(
                 f"{where}: on_store_error is {self.on_store_error!r}; choose one of: {policies}", "on_store_error"
             )
+        if self.split is not None and self.split not in get_args(Split):
+            splits = ", ".join(get_args(Split))
+            raise LimitError(f"{where}: split is {self.split!r}; choose None or one of: {splits}", "split")
+        self._check_hot(where)
         if self.count_denied and self.max_wait is not None:
             raise LimitError(
                 f"{where}: count_denied and max_wait contradict each other: a hit is refused or waits", "count_denied"
             )
         self._check_calendar(where)
+
+    def _check_hot(self, where: str) -> None:
+        if self.lease is not None and self.split is not None:
+            raise LimitError(f"{where}: lease and split contradict each other: one count is shared, or none", "split")
+        for option in ("lease", "split"):
+            if getattr(self, option) is not None:
+                for other in ("max_wait", "count_denied"):
+                    if getattr(self, other):
+                        what = "decided without asking Redis, which"
+                        raise LimitError(f"{where}: {option} and {other}: {what} {other} needs", option)
 
     def _check_calendar(self, where: str) -> None:
         if self.align is not None and self.align not in get_args(Align):
@@ -183,6 +212,16 @@ class Limit:
             raise LimitError(
                 f"{where}: a rate counted by the {self.align} names that period, such as {example!r}", "align"
             )
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether it is decided in this process, as far as may be."""
+        return self.lease is not None or self.split is not None
+
+    @property
+    def lapse(self) -> float:
+        """Seconds after which units that were taken ahead may not be spent any more."""
+        return algorithms.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
         """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""

@@ -18,6 +18,7 @@ _NAMES = {
     "open": _("let requests through"), "closed": _("refuse requests"), "local": _("each process its share"),
     "clock": _("with the clock"), "day": _("with each day"),
     "week": _("with each week (Monday)"), "month": _("with each month"),
+    "equal": _("in equal parts"), "weighted": _("by the weights of the processes"),
     "token_bucket": _("token bucket: a steady rate, with bursts"),
     "leaky_bucket": _("leaky bucket: evenly spaced, the others wait"),
     "fixed_window": _("fixed window: so many in each window"),

@@ -103,6 +103,17 @@ class RateLimitRule(Numbers, Tracked):
         _("when Redis cannot be asked"), max_length=8, blank=True, choices=named(POLICIES),
         help_text=_("Empty: what the settings say."),
     )  # fmt: skip
+    lease = models.BigIntegerField(
+        _("taken ahead"), null=True, blank=True, validators=[MinValueValidator(1)],
+        help_text=_(
+            "Token bucket, leaky bucket, fixed window: units that a process may take at once and spend without asking, "
+            "for keys that are hit very often. Edits then hold within a second."
+        ),
+    )  # fmt: skip
+    split = models.CharField(
+        _("split"), max_length=8, blank=True, choices=named(("equal", "weighted")),
+        help_text=_("Each process has its part of the limit and asks nobody. Empty: one count for all."),
+    )  # fmt: skip
     message = models.CharField(
         _("message"), max_length=300, blank=True, help_text=_("What who is refused gets to read.")
     )

@@ -134,6 +134,8 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
         ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "Unknown time zone"),
         ({"algorithm": "fixed_window", "align": "day"}, "names that period"),
         ({"count_denied": "on", "max_wait": 1}, "contradict each other"),
+        ({"algorithm": "sliding_window", "lease": 5}, "no option &#x27;lease&#x27;"),
+        ({"algorithm": "fixed_window", "lease": 5, "split": "equal"}, "contradict each other"),
         ({"exempt": "on", "path": ""}, "exempts everything"),
     ],
 )

@@ -31,6 +31,7 @@ ROOMS = [
     "rules",
     "instances",
     "local exceeded",
+    "hot",
     "check",
     "limiter wanted health",
     "overridden",

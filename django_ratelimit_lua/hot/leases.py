@@ -1,0 +1,150 @@
+"""The pools of this process, by what they are about; what is not spent goes back when it lapses, when nobody comes for
+it, and when the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from ..deny import denials
+from ..exceptions import StoreError
+from ..fence import without
+from ..instances import instances
+from ..limits.call import Call, Charge
+from ..limits.decision import Decision
+from ..store import get_store
+from .pool import Pool
+
+MOST = 10_000
+"""Pools that are kept: the latest."""
+SWEEP_SECONDS = 0.1
+
+
+class Held:
+    """A pool at hand, for hits of one cost."""
+
+    __slots__ = ("_cost", "_pool")
+
+    def __init__(self, pool: Pool, cost: int) -> None:
+        self._pool = pool
+        self._cost = cost
+
+    def answer(self) -> Decision | None:
+        """The decision about a hit; None if Redis has to be asked for it, or for the next batch."""
+        pool = self._pool
+        if pool.is_low:
+            return None
+        spent = pool.spend(self._cost)
+        if spent is None:
+            return None
+        state, moment = spent
+        return Decision(True, (state,), self._cost, state.wait, "lease", moment, pool.call.revision or 0)
+
+
+class Leases:
+    """Every pool of this process."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def forget(self) -> None:
+        """Start with nothing, as a child process must after a fork: what its parent holds is its parent's."""
+        for pool in self._pools.values():
+            pool.abandon()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pools: OrderedDict[Any, Pool] = OrderedDict()
+        self._holding: set[Pool] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def pool(self, call: Call, charge: Charge) -> Pool:
+        """The pool for a charge of a call."""
+        tags = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
+        key = (call.prefix, charge.digest, charge.limit.key_part, call.revision, tags)
+        pool = self._pools.get(key)
+        if pool is None or (pool.limit is not charge.limit and pool.limit != charge.limit):
+            instances.start()
+            with self._lock:
+                pool = self._pools[key] = Pool(call, charge)
+                if len(self._pools) > MOST:
+                    self._pools.popitem(last=False)  # One that holds something goes on until that has lapsed.
+        return pool
+
+    def holds(self, pool: Pool) -> None:
+        """Something was put into a pool: nobody is refused for the lack of it, and it goes back if it is not spent."""
+        denials.forget([pool.digest])
+        with self._lock:
+            self._holding.add(pool)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="ratelimit-leases", daemon=True)
+                self._thread.start()
+
+    def drop(self, digests: Iterable[bytes] | None = None) -> None:
+        """Spend and give back nothing more of what these identities (None: all) had: it was reset."""
+        with self._lock:
+            gone = {key: pool for key, pool in self._pools.items() if digests is None or pool.digest in digests}
+            for key, pool in gone.items():
+                del self._pools[key]
+                pool.close()
+
+    def refunds(self, pool: Pool, everything: bool = False) -> list[Call]:
+        """The calls that give back what is not to be spent from a pool any more; whoever is told them has to make
+        them."""
+        call = replace(without(pool.call), operation="refund", partial=False)
+        return [
+            replace(call, charges=[Charge(pool.limit, pool.digest, units)], hit_at=moment)
+            for units, moment in pool.returned(everything)
+        ]
+
+    def give_back(self, everything: bool = False) -> bool:
+        """Give back what is not to be spent here any more; whether anything is held still."""
+        for pool in list(self._holding):
+            for refund in self.refunds(pool, everything):
+                with suppress(StoreError):  # Then they stay counted until the limit forgets them.
+                    get_store(patient=True).run(refund)
+                    denials.forget([pool.digest])
+            with self._lock:
+                if pool.is_empty:
+                    self._holding.discard(pool)
+        return bool(self._holding)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(SWEEP_SECONDS)
+            with suppress(Exception):
+                if self.give_back():
+                    continue
+            with self._lock:
+                if not self._holding:
+                    self._thread = None
+                    return
+
+
+leases = Leases()
+if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
+    os.register_at_fork(after_in_child=leases.forget)
+
+
+@atexit.register
+def _at_exit() -> None:
+    with suppress(Exception):
+        leases.give_back(everything=True)
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    if setting.startswith("RATELIMIT_") or setting in ("CACHES", "SECRET_KEY"):
+        leases.drop()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.hot")

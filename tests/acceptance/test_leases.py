@@ -1,0 +1,362 @@
+"""Leases: units taken ahead and spent without asking; never more than the limit, and what is not spent goes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpResponse
+
+from django_ratelimit_lua import Rate, RateLimiter, ratelimit
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.hot import leases
+from django_ratelimit_lua.hot import pool as pools
+from django_ratelimit_lua.instances import instances
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.models import RateLimitRule
+from tests.clusters import until
+
+
+@pytest.fixture(autouse=True)
+def nothing_held() -> Iterator[None]:
+    """Each test begins and ends without units."""
+    yield
+    leases.give_back(everything=True)
+    leases.drop()
+
+
+def window(rate: str = "1000000/h", **options: Any) -> RateLimiter:
+    return RateLimiter("hot", rate, algorithm="fixed_window", lease=10_000, **options)
+
+
+def sources(limiter: RateLimiter, hits: int, who: str = "x") -> Counter[str]:
+    return Counter(limiter.hit(who).source for _ in range(hits))
+
+
+@pytest.fixture
+def calls(direct: redis.Redis) -> Any:
+    """How many scripts the server has run since the last time."""
+
+    def count() -> int:
+        return int(direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+    last = [count()]
+
+    def since() -> int:
+        last.append(count())
+        return last[-1] - last[-2]
+
+    return since
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
+def test_a_hot_key_costs_few_calls(algorithm: str, calls: Any) -> None:
+    """Twenty thousand hits take some dozens of calls; every one is counted."""
+    limiter = RateLimiter("hot", "100000000/h", algorithm=algorithm, lease=10_000)
+    found = sources(limiter, 20_000)
+    assert found["lease"] > 19_000
+    assert calls() < 1000
+    leases.give_back(everything=True)
+    assert limiter.peek("x").limits[0].used <= 20_000
+    if algorithm == "fixed_window":
+        assert limiter.peek("x").limits[0].used == 20_000
+
+
+def test_who_comes_now_and_then_is_not_leased(calls: Any) -> None:
+    """Where a batch would not pay, every hit is asked for, and nothing is held."""
+    limiter = window()
+    for _ in range(4):
+        assert limiter.hit("x").source == "redis"
+        time.sleep(0.3)
+    assert limiter.peek("x").limits[0].used == 4
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket", "leaky_bucket"])
+def test_no_more_than_the_limit_in_one_process(algorithm: str) -> None:
+    """Threads at once, until all are refused: a window admits exactly N; a bucket no more than its burst and what flows
+    in meanwhile."""
+    rate, options = "3000/h", {"queue": 2999} if algorithm == "leaky_bucket" else {}
+    limiter = RateLimiter("hot", rate, algorithm=algorithm, lease=500, **options)
+    started = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        admitted = sum(pool.map(lambda _: sum(limiter.hit("x").allowed for _ in range(800)), range(8)))
+    most = 3000 + (time.monotonic() - started) * 3000 / 3600
+    if algorithm == "fixed_window":
+        assert admitted == 3000
+    assert 0.99 * 3000 - 501 < admitted <= most
+
+
+def test_numbers_are_those_of_all(direct: redis.Redis) -> None:
+    """Used and remaining of a leased hit count what this process holds as unused; a peek says what a hit would be
+    told, and holds nothing."""
+    limiter = window("100000/h")
+    for _ in range(3000):
+        decision = limiter.hit("x")
+    state = decision.limits[0]
+    assert (decision.source, decision.granted, state.limit) == ("lease", 1, 100_000)
+    assert (state.used, state.remaining) == (3000, 97_000)
+    assert 0 < state.reset_after <= 3600
+    assert limiter.peek("x").limits[0].used == 3000
+    leases.give_back(everything=True)
+    assert limiter.peek("x").limits[0].used == 3000
+
+
+def test_units_go_back_when_nobody_comes(calls: Any) -> None:
+    """Within half a second or so, by themselves."""
+    limiter = window("100000/h")
+    sources(limiter, 3000)
+    held = RateLimiter("hot", "100000/h", algorithm="fixed_window")
+    assert held.peek("x").limits[0].used > 3000
+    until(lambda: held.peek("x").limits[0].used == 3000, "units are returned", 5)
+
+
+def test_units_lapse_with_their_window() -> None:
+    """What was taken in one window is not spent in the next."""
+    limiter = RateLimiter("hot", Rate(2000, 500_000), algorithm="fixed_window", align="clock", lease=1000)
+    windows: Counter[int] = Counter()
+    end = time.monotonic() + 2.2
+    while time.monotonic() < end:
+        before = time.time_ns() // 500_000_000
+        allowed = limiter.hit("x").allowed
+        if allowed and time.time_ns() // 500_000_000 == before:
+            windows[before] += 1
+    assert max(windows.values()) <= 2000
+    assert max(windows.values()) > 1000
+
+
+def test_a_bucket_is_kept_for_the_time_that_units_are_held() -> None:
+    """Nothing beyond burst + rate x time, however late what was taken ahead is spent."""
+    limiter = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000, lease=4000)
+    plain = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000)
+    assert limiter.limits[0].lapse == pytest.approx(0.02)
+    worst, admitted, started = 0.0, 0, time.monotonic()
+    for round_ in range(12):
+        for _ in range(600):
+            admitted += limiter.hit("x").allowed
+        time.sleep(0.015)
+        admitted += plain.hit("x", cost=400).allowed * 400 if round_ % 3 == 0 else 0
+        worst = max(worst, admitted - 4000 - (time.monotonic() - started) * 20_000)
+    assert worst <= 0
+
+
+def test_turns_of_a_leaky_bucket_stay_apart() -> None:
+    """Waits told by a lease are those of turns of its own, a period over the limit apart."""
+    limiter = RateLimiter("hot", "2000/s", algorithm="leaky_bucket", queue=100_000, lease=500)
+    turns, kinds = [], Counter()
+    for _ in range(3000):
+        decision = limiter.hit("x")
+        turns.append(time.monotonic() + decision.wait)
+        kinds[decision.source] += 1
+    assert kinds["lease"] > 1000
+    gaps = sorted(later - earlier for earlier, later in zip(sorted(turns), sorted(turns)[1:], strict=False))
+    # Each turn is known to a fraction of a millisecond only: that of a call or of this loop.
+    assert sum(gap < 0.0003 for gap in gaps) < len(gaps) // 20
+    assert max(turns) - min(turns) > 0.95 * 2999 / 2000
+
+
+def test_several_limits_with_a_lease_are_all_or_nothing() -> None:
+    """What one refuses is given back to the others; each has counted what was admitted."""
+    limiter = RateLimiter("hot", ["5000/h", "100000/h"], algorithm="fixed_window", lease=500)
+    assert sum(limiter.hit("x").allowed for _ in range(6000)) == 5000
+    leases.give_back(everything=True)
+    assert [state.used for state in limiter.peek("x").limits] == [5000, 5000]
+
+
+def test_beside_a_limit_without(rf: Any) -> None:
+    """A view with both: the other limit is asked for each request, and a refusal costs the leased one nothing."""
+
+    @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=1000)
+    @ratelimit("tight", key="ip", rate="700/h")
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    statuses = Counter(view(rf.get("/")).status_code for _ in range(900))
+    assert statuses == {200: 700, 429: 200}
+    leases.give_back(everything=True)
+
+    @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=1000)
+    def usage(request: Any) -> HttpResponse:
+        return HttpResponse(str(request.ratelimit.limits[0].used))
+
+    assert usage(rf.get("/")).content == b"701"
+
+
+def test_a_partial_hit_and_one_of_a_larger_cost() -> None:
+    """A partial hit gets what there is; a cost is spent as a whole or not at all."""
+    limiter = window("5000/h")
+    assert sum(limiter.hit("x", cost=3).granted for _ in range(1000)) == 3000
+    granted = [limiter.hit("x", cost=300, partial=True).granted for _ in range(10)]
+    assert sum(granted) == 2000
+    assert limiter.peek("x").remaining == 0
+
+
+def test_refund_reset_and_acquire() -> None:
+    """Do what they do without a lease; a reset ends what this process holds."""
+    limiter = window("4000/h")
+    sources(limiter, 3000)
+    limiter.reset("x")
+    decision = limiter.hit("x")
+    assert (decision.source, decision.limits[0].used) == ("redis", 1)
+    sources(limiter, 3000)
+    limiter.refund("x", cost=500)
+    assert limiter.acquire("x", timeout=0).allowed
+    leases.give_back(everything=True)
+    assert limiter.peek("x").limits[0].used == 2502
+
+
+def test_coroutines_share_the_units_of_their_process() -> None:
+    """Hundreds at once on one event loop, and another loop beside it: exactly N."""
+    limiter = window("9000/h")
+
+    async def crowd() -> int:
+        async def hits() -> int:
+            count = 0
+            for _ in range(50):
+                count += (await limiter.ahit("x")).allowed
+            return count
+
+        return sum(await asyncio.gather(*(hits() for _ in range(100))))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(asyncio.run, [crowd(), crowd()])) == 9000
+
+
+def test_a_forked_process_has_nothing_of_its_parents() -> None:
+    """Units are spent once."""
+    limiter = window("100000/h")
+    sources(limiter, 2000)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, limiter.hit("x").source.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    assert os.read(reading, 100) == b"redis"
+    os.close(reading)
+
+
+def test_when_redis_goes_units_are_spent_until_they_lapse(settings: Any) -> None:
+    """Then the policy decides; nothing raises."""
+    with Server() as server:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.RATELIMIT_TIMEOUT = 0.2
+        limiter = window()
+        sources(limiter, 3000)
+        os.kill(server.pid, signal.SIGSTOP)
+        found = Counter()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            found[limiter.hit("x").source] += 1
+            time.sleep(0.001)
+        os.kill(server.pid, signal.SIGCONT)
+    assert set(found) == {"lease", "fallback"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rule_leases_and_an_edit_holds_within_the_second() -> None:
+    """What was taken under the old rule is spent or goes back; then the new one holds."""
+    limiter = RateLimiter("hot", "5/h")
+    RateLimitRule.objects.create(name="hot", limit=1_000_000, unit="h", algorithm="fixed_window", lease=5000)
+    assert sources(limiter, 3000)["lease"] > 2000
+    RateLimitRule.objects.update(limit=10, lease=None)
+    until(lambda: not limiter.hit("x").allowed, "the edit holds", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"algorithm": "sliding_window", "lease": 10}, "sliding_window has no option 'lease'"),
+        ({"algorithm": "sliding_log", "lease": 10}, "sliding_log has no option 'lease'"),
+        ({"algorithm": "fixed_window", "lease": 0}, "lease is 0"),
+        ({"algorithm": "fixed_window", "lease": True}, "lease is True"),
+        ({"algorithm": "fixed_window", "lease": 10, "max_wait": 1}, "lease and max_wait"),
+        ({"algorithm": "token_bucket", "lease": 10, "count_denied": True}, "lease and count_denied"),
+        ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
+        ({"algorithm": "token_bucket", "lease": 10, "split": "equal"}, "contradict"),
+        ({"split": "half"}, "choose None or one of: equal, weighted"),
+        ({"split": "equal", "max_wait": 1}, "split and max_wait"),
+    ],
+)
+def test_what_cannot_be_leased_or_split_says_so(options: Any, problem: str) -> None:
+    """A clear error where the limit is written."""
+    with pytest.raises(LimitError, match=problem):
+        Limit("hot", "100/h", **options)
+
+
+WORKER = """
+import sys, time
+import django
+django.setup()
+from django.conf import settings
+from django.core.signals import setting_changed
+settings.RATELIMIT_CACHE_PREFIX = sys.argv[1]
+setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.instances import instances
+limiter = RateLimiter("hot", sys.argv[2], algorithm="fixed_window", lease=5000)
+instances.beat()
+print("ready", flush=True)
+sys.stdin.readline()
+instances.beat()
+admitted = 0
+refused_since = None
+while refused_since is None or time.monotonic() - refused_since < 1.5:
+    if limiter.hit("x").allowed:
+        admitted, refused_since = admitted + 1, None
+    else:
+        refused_since = refused_since or time.monotonic()
+        time.sleep(0.001)
+print(admitted, flush=True)
+"""
+
+
+def test_eight_processes_admit_exactly_n(prefix: str) -> None:
+    """All of them as fast as they can, until nobody has been admitted for longer than units are held: N, not one more
+    or less."""
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, prefix, "60000/h"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(8)
+    ]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    admitted = [int(worker.communicate(timeout=60)[0]) for worker in workers]
+    assert sum(admitted) == 60_000
+    assert min(admitted) > 0
+
+
+def test_a_killed_process_loses_no_more_than_it_held(prefix: str) -> None:
+    """What it took stays counted: others are admitted less, by one batch at most."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, prefix, "10000000/h"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    worker.stdout.readline()
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+    limiter = RateLimiter("hot", "10000000/h", algorithm="fixed_window", lease=5000)
+    until(lambda: limiter.peek("x").limits[0].used > 20_000, "it is at it", 20)
+    worker.kill()
+    worker.communicate()
+    used = limiter.peek("x").limits[0].used
+    time.sleep(1.2)
+    assert limiter.peek("x").limits[0].used == used
+    assert instances.count >= 1
+    assert threading.active_count() < 50
+    assert pools.LOW < 1

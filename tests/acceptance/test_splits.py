@@ -1,0 +1,238 @@
+"""Splits: each process has its part of a limit and asks nobody; all parts together are the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.check import check, describe
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.instances import Instances, Part, instances
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.models import RateLimitRule
+from tests.clusters import until
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the second of three, and twice as heavy as the others."""
+    monkeypatch.setattr(Instances, "start", lambda self: None)
+    monkeypatch.setattr(instances, "count", 3)
+    monkeypatch.setattr(instances, "equal", Part(1, 1, 3))
+    monkeypatch.setattr(instances, "weighted", Part(1, 2, 4))
+
+
+@given(whole=st.integers(0, 10**9), weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=20))
+def test_parts_are_the_whole(whole: int, weights: list[float]) -> None:
+    """Whatever the weights, nothing is lost or given twice; each has its part, give or take one."""
+    edges = [0.0]
+    for weight in weights:
+        edges.append(edges[-1] + weight)
+    parts = [Part(before, weight, edges[-1]) for before, weight in zip(edges, weights, strict=False)]
+    units = [part.units(whole) for part in parts]
+    assert sum(units) == whole
+    assert all(abs(got - whole * part.fraction) < 1 + whole * 1e-9 for got, part in zip(units, parts, strict=True))
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_part_is_admitted_without_asking(algorithm: str, direct: redis.Redis) -> None:
+    """A third, or half by weight; the answer says where it is from, and no limit is kept in Redis."""
+    calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    for split, part in (("equal", 30), ("weighted", 45)):
+        limiter = RateLimiter(split, "90/h", algorithm=algorithm, split=split)
+        decisions = [limiter.hit("x") for _ in range(60)]
+        assert sum(decision.allowed for decision in decisions) == part
+        assert {decision.source for decision in decisions} == {"split"}
+        assert (decisions[0].granted, decisions[-1].granted) == (1, 0)
+        state = decisions[-1].limits[0]
+        assert (state.limit, state.used, state.remaining) == (90, part, 0)
+        assert 0 < state.retry_after <= 3600 * 1.1  # A sliding window forgets a segment late.
+        if algorithm == "leaky_bucket":
+            assert [round(decision.wait) for decision in decisions[:2]] == [0, round(3600 / part)]
+    # The rules are asked for apart, once in a second.
+    assert direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) - calls <= 3
+
+
+@pytest.mark.usefixtures("three")
+def test_coroutines_partial_hits_refunds_and_resets() -> None:
+    """Do what they do elsewhere."""
+    limiter = RateLimiter("x", "90/h", split="equal")
+
+    async def ahit() -> Any:
+        return await limiter.ahit("x", cost=20)
+
+    assert asyncio.run(ahit()).granted == 20
+    assert limiter.hit("x", cost=20, partial=True).granted == 10
+    assert not limiter.hit("x")
+    assert limiter.peek("x").remaining == 0
+    assert limiter.refund("x", cost=4).remaining == 4
+    assert limiter.hit("x", cost=4)
+    limiter.reset("x")
+    assert limiter.peek("x").remaining == 30
+    assert not limiter.hit("y", cost=31)
+
+
+@pytest.mark.usefixtures("three")
+def test_windows_of_the_clock(settings: Any) -> None:
+    """A part is for the window that the clock says."""
+    limiter = RateLimiter("x", "90/d", algorithm="fixed_window", align="day", time_zone="Europe/Berlin", split="equal")
+    assert sum(limiter.hit("x").allowed for _ in range(40)) == 30
+    aligned = RateLimiter("y", (3000, 0.2), algorithm="fixed_window", align="clock", split="equal")
+    while time.time() % 0.2 > 0.05:
+        time.sleep(0.01)
+    assert sum(aligned.hit("x", cost=10).allowed for _ in range(110)) == 100
+    assert aligned.hit("x").retry_after <= 0.2
+    assert limiter.hit("x").retry_after <= 90_000
+
+
+@pytest.mark.usefixtures("three")
+def test_beside_other_limits_it_is_all_or_nothing(rf: Any) -> None:
+    """What the other refuses costs the part nothing, and the other way round."""
+
+    @ratelimit("split", key="ip", rate="90/h", split="equal")
+    @ratelimit("shared", key="ip", rate="10/h")
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    assert [view(rf.get("/")).status_code for _ in range(14)] == [200] * 10 + [429] * 4
+    part, shared = Limit("p", "90/h", split="equal"), Limit("s", "100/h")
+    charges = [Charge(part, digest("x")), Charge(shared, digest("x"))]
+    decisions = [check(describe(charges)) for _ in range(40)]
+    assert [decision.allowed for decision in decisions] == [True] * 30 + [False] * 10
+    assert decisions[0].source == "redis"
+    assert decisions[-1].denied_by == ("p",)
+    assert [state.used for state in check(describe(charges, "peek")).limits] == [30, 30]
+    partial = check(describe([Charge(part, digest("y"), 50), Charge(shared, digest("y"), 50)], partial=True))
+    assert partial.granted == 30
+    assert [state.used for state in check(describe(charges[:1], "peek")).limits] == [30]
+    leased = Charge(Limit("l", "100000/h", algorithm="fixed_window", lease=100), digest("z"))
+    mixed = [check(describe([Charge(part, digest("z")), leased])) for _ in range(40)]
+    assert sum(decision.allowed for decision in mixed) == 30
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.django_db(transaction=True)
+def test_rules_split_and_edits_hold_within_the_second() -> None:
+    """Although no limit is asked for."""
+    limiter = RateLimiter("x", "5/h")
+    RateLimitRule.objects.create(name="x", limit=900, unit="h", split="weighted")
+    assert sum(limiter.hit("x").allowed for _ in range(500)) == 450
+    RateLimitRule.objects.update(limit=2000)
+    until(lambda: limiter.hit("x").limits[0].limit == 2000, "the edit holds", 2)
+
+
+@pytest.mark.usefixtures("three")
+def test_a_part_goes_on_when_redis_goes(settings: Any) -> None:
+    """It asks nobody."""
+    limiter = RateLimiter("x", "90/h", split="equal")
+    assert sum(limiter.hit("x").allowed for _ in range(10)) == 10
+    settings.RATELIMIT_TIMEOUT = 0.1
+    nowhere = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = nowhere
+    decisions = [limiter.hit("x") for _ in range(30)]
+    assert {decision.source for decision in decisions} == {"split"}
+    assert sum(decision.allowed for decision in decisions) == 20
+
+
+def test_until_the_others_are_known_it_is_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first moments of a process nothing is admitted that a shared count would not admit."""
+    monkeypatch.setattr(Instances, "start", lambda self: None)
+    monkeypatch.setattr(instances, "equal", None)
+    limiter = RateLimiter("x", "9/h", split="equal")
+    decisions = [limiter.hit("x") for _ in range(12)]
+    assert sum(decision.allowed for decision in decisions) == 9
+    assert decisions[0].source == "redis"
+
+
+def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one comes, what was admitted stays counted; when one goes, there is more at once."""
+    monkeypatch.setattr(Instances, "start", lambda self: None)
+    for algorithm in ("fixed_window", "token_bucket"):
+        limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
+        monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
+        assert sum(limiter.hit("x").allowed for _ in range(40)) == 40
+        monkeypatch.setattr(instances, "equal", Part(0, 1, 3))
+        assert not limiter.hit("x")
+        monkeypatch.setattr(instances, "equal", Part(0, 1, 2))
+        assert sum(limiter.hit("x").allowed for _ in range(40)) == 5
+
+
+def test_processes_know_their_rank_and_weight(settings: Any) -> None:
+    """From their heartbeats; one that says goodbye is gone at once."""
+    several = [Instances() for _ in range(3)]
+    for one in several:
+        one.beat()
+    settings.RATELIMIT_INSTANCE_WEIGHT = 2.5
+    heavy = Instances()
+    heavy.beat()
+    settings.RATELIMIT_INSTANCE_WEIGHT = 1
+    assert [one.beat() for one in several] == [4, 4, 4]
+    parts = sorted((one.weighted for one in several), key=lambda part: part.before)
+    assert [part.of for part in parts] == [5.5] * 3
+    assert sorted(one.equal.before for one in several) != [0, 0, 0]
+    settings.RATELIMIT_INSTANCE_WEIGHT = 2.5
+    heavy.beat()
+    assert heavy.weighted.own == 2.5
+    assert sum(one.weighted.units(1000) for one in [*several, heavy]) == 1000
+    assert sum(one.equal.units(1000) for one in [*several, heavy]) == 1000
+    heavy.goodbye()
+    settings.RATELIMIT_INSTANCE_WEIGHT = 1
+    assert several[0].beat() == 3
+
+
+WORKER = """
+import sys, time
+import django
+django.setup()
+from django.conf import settings
+from django.core.signals import setting_changed
+settings.RATELIMIT_CACHE_PREFIX, settings.RATELIMIT_INSTANCE_WEIGHT = sys.argv[1], float(sys.argv[2])
+setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.instances import instances
+limiters = [RateLimiter("equal", "1000/h", split="equal"), RateLimiter("weighted", "1000/h", split="weighted")]
+for line in sys.stdin:
+    if line == "beat\\n":
+        print(instances.beat(), flush=True)
+    else:
+        print(*[sum(limiter.hit("x").allowed for _ in range(1500)) for limiter in limiters], flush=True)
+"""
+
+
+def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
+    """Four of different weights: N in equal parts, and N by weight."""
+    weights = [1, 1, 2, 4]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, prefix, str(weight)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for weight in weights
+    ]  # fmt: skip
+
+    def tell(order: str) -> list[list[int]]:
+        for worker in workers:
+            worker.stdin.write(f"{order}\n")
+            worker.stdin.flush()
+        return [[int(number) for number in worker.stdout.readline().split()] for worker in workers]
+
+    tell("beat")
+    assert tell("beat") == [[4]] * 4
+    admitted = tell("hit")
+    for worker in workers:
+        worker.communicate(timeout=60)
+    assert [equal for equal, _ in admitted] == [250] * 4
+    assert [weighted for _, weighted in admitted] == [125, 125, 250, 500]
