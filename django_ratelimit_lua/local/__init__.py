@@ -3,7 +3,8 @@
 For when Redis cannot be asked: of N units that P processes share, each admits N / P, rounded up, and at least
 `RATELIMIT_LOCAL_FLOOR`. So together they admit at most N + P - 1 units where one Redis admits N, or P times the floor
 if that is more. A share begins with what Redis said last of the identity, if that is remembered. One hit that costs
-more than a share, but no more than the limit, is admitted where nothing else is counted.
+more than a share, but no more than the limit, is admitted where nothing else is counted. When Redis is back, it is told
+what was admitted meanwhile and counts still.
 
 And for limits that are split: each process has exactly its part, together they have the whole. When an instance comes,
 the parts of the others shrink with their next heartbeat; until then, and for what they have admitted of a period that
@@ -12,6 +13,7 @@ has begun, the sum may be more than N: by the newcomer's part at most.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,12 +21,15 @@ from dataclasses import replace
 from math import ceil
 from threading import Lock
 
+from ..conf import conf
+from ..exceptions import StoreError
 from ..instances import instances
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from ..signals import store_up
+from ..store import get_store
 from .counters import Bucket, Window
 from .shares import Share, share_of
 
@@ -40,6 +45,7 @@ class Local:
         self._lock = Lock()
         self._said: dict[Counter, tuple[int, float]] = {}
         self._counters: OrderedDict[Counter, tuple[Limit, Share, Bucket | Window]] = OrderedDict()
+        self._admitted: dict[Counter, int] = {}
 
     def hear(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used."""
@@ -49,11 +55,20 @@ class Local:
         for charge, state in zip(call.charges, states, strict=True):
             self._said[call.prefix, charge.digest, charge.limit.key_part] = (state.used, now)
 
-    def clear(self) -> None:
-        """Redis answers again: what it says holds."""
+    def clear(self) -> list[Call]:
+        """Redis answers again: what it says holds. The calls that tell it what was admitted here and counts still."""
+        now = time.monotonic()
+        clock = time.time_ns() // 1000 if conf.CLOCK == "client" else None
+        calls = []
         with self._lock:
             for key in [key for key, (limit, _, _) in self._counters.items() if limit.split is None]:
-                del self._counters[key]
+                limit, _, counter = self._counters.pop(key)
+                prefix, digest, _ = key
+                counted = min(self._admitted.pop(key, 0), ceil(counter.used(now)))
+                if counted:
+                    calls.append(Call([Charge(limit, digest, counted)], "charge", prefix, clock))
+            self._admitted.clear()
+        return calls
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits."""
@@ -82,13 +97,20 @@ class Local:
             for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
                 if call.operation == "refund":
                     counter.give(now, charge.cost)
+                    self._admit(call, charge, -charge.cost)
                 elif call.operation == "charge" or (call.operation == "hit" and retry == 0.0 and allowed):
                     counter.take(now, charge.cost)
+                    self._admit(call, charge, charge.cost)
             states = tuple(map(_state, charges, counters, [now] * len(charges), verdicts, waits))
         allowed = allowed or call.operation in ("refund", "charge")
         taken = call.operation == "hit" and allowed
         wait = max((state.wait for state in states if state.enforced), default=0.0) if allowed else 0.0
         return Decision(allowed, states, max((one.cost for one in charges), default=0) if taken else 0, wait)
+
+    def _admit(self, call: Call, charge: Charge, units: int) -> None:
+        if charge.limit.split is None and call.now is None:
+            key = (call.prefix, charge.digest, charge.limit.key_part)
+            self._admitted[key] = max(0, self._admitted.get(key, 0) + units)
 
     def _counter(self, prefix: bytes, charge: Charge, now: float) -> Bucket | Window:
         key = (prefix, charge.digest, charge.limit.key_part)
@@ -108,7 +130,7 @@ class Local:
             counter.take(at, min(counter.size, ceil(used / instances.count)))
         self._counters[key] = (limit, share, counter)
         if len(self._counters) > MOST:
-            self._counters.popitem(last=False)
+            self._admitted.pop(self._counters.popitem(last=False)[0], None)
         return counter
 
 
@@ -141,7 +163,17 @@ local = Local()
 
 
 def _answers_again(**kwargs: object) -> None:
-    local.clear()
+    calls = local.clear()
+    if calls:
+        threading.Thread(target=_tell, args=(calls,), name="ratelimit-local", daemon=True).start()
+
+
+def _tell(calls: Sequence[Call]) -> None:
+    for call in calls:
+        try:
+            get_store(patient=True).run(call)
+        except StoreError:
+            return  # It is away again; so much is not told.
 
 
 store_up.connect(_answers_again, dispatch_uid="django_ratelimit_lua.local")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.embedded import Server
@@ -16,6 +17,7 @@ from django_ratelimit_lua.instances import Instances, instances
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.local import local
 from django_ratelimit_lua.rules.current import start_fresh
+from tests.clusters import until
 
 PROCESSES = 4
 
@@ -196,3 +198,17 @@ def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
     for worker in workers:
         worker.communicate(timeout=60)
     assert 102 <= sum(shares) <= 102 + PROCESSES - 1
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "token_bucket"])
+def test_redis_is_told_what_was_admitted_meanwhile(algorithm: str, own: Server) -> None:
+    """So that an outage that loses nothing admits no more than the limit; what was given back is not told."""
+    limiter = RateLimiter(algorithm, "16/h", algorithm=algorithm)
+    assert [limiter.hit("x").source for _ in range(4)] == ["redis"] * 4
+    with redis.Redis.from_url(own.url) as direct:
+        direct.replicaof("127.0.0.1", 1)  # Which may not write.
+        assert admitted(limiter, 6) == 3
+        limiter.refund("x")
+        direct.replicaof("NO", "ONE")
+    assert limiter.peek("x").source == "redis"
+    until(lambda: limiter.peek("x").limits[0].used == 6, "it is told", 5)
