@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs format
+.PHONY: demo test lint bench faults docs format
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
@@ -18,6 +18,9 @@ lint: $(VENV)/lint
 
 bench: $(VENV)/test
 	$(RUN)/python -m tests.bench
+
+faults: $(VENV)/test
+	$(RUN)/python -m tests.faults
 
 docs: $(VENV)/docs
 	$(RUN)/python -m docs.plots

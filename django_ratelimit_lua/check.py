@@ -74,10 +74,18 @@ def check(call: Call) -> Decision:
     if known is not None:
         return known
     begun = denials.begin()
+    share = _share(call)
+    if share is not None and not local.decide(share, to_be_told=False):
+        return _fallback(call)
     try:
         decision = _in_steps(decide(call)) if is_for(call) else get_store().run(call)
-    except StoreError:
+    except (StoreError, StaleRules) as error:
+        _give_back(share)
+        if isinstance(error, StaleRules):
+            raise
         return _fallback(call)
+    if not decision.allowed:
+        _give_back(share)
     return _noted(call, decision, begun)
 
 
@@ -89,11 +97,36 @@ async def acheck(call: Call) -> Decision:
     if known is not None:
         return known
     begun = denials.begin()
+    share = _share(call)
+    if share is not None and not local.decide(share, to_be_told=False):
+        return _fallback(call)
     try:
         decision = await _ain_steps(decide(call)) if is_for(call) else await get_store().arun(call)
-    except StoreError:
+    except (StoreError, StaleRules) as error:
+        _give_back(share)
+        if isinstance(error, StaleRules):
+            raise
         return _fallback(call)
+    if not decision.allowed:
+        _give_back(share)
     return _noted(call, decision, begun)
+
+
+def _share(call: Call) -> Call | None:
+    """What of a hit goes by this process's share too, until the other processes have noticed that Redis is back."""
+    if not local.is_waiting or call.operation != "hit" or call.partial or call.now is not None:
+        return None
+    charges = [charge for charge in call.charges if _is_local(charge) and not charge.limit.is_hot]
+    return replace(call, charges=charges) if charges else None
+
+
+def _give_back(share: Call | None) -> None:
+    if share is not None:
+        local.decide(replace(share, operation="refund"), to_be_told=False)
+
+
+def _is_local(charge: Charge) -> bool:
+    return (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
 
 
 def _in_steps(steps: Steps) -> Decision:
@@ -140,7 +173,7 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
         denials.note(call, decision, begun)
     if decision.source != "redis":
         return decision
-    if conf.ON_STORE_ERROR == "local" or any(charge.limit.on_store_error == "local" for charge in call.charges):
+    if conf.ON_STORE_ERROR == "local" or any(map(_is_local, call.charges)):
         instances.start()
         local.hear(call, decision.limits)
     return decision

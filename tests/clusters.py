@@ -125,7 +125,7 @@ def cluster(binary: str | None = None, replicas: bool = True, masters: int = 3) 
                 until(lambda direct=direct, master_id=master_id: _replicates(direct, master_id), "a replica is one")
         until(lambda: all(_cluster_info(server)["cluster_state"] == "ok" for server in servers), "the cluster is ok")
         if replicas:
-            until(lambda: all(_has_replica(server) for server in servers[:masters]), "the replicas follow")
+            until(lambda: all(_replicas(server) == 1 for server in servers[:masters]), "the replicas follow")
         yield found
 
 
@@ -151,10 +151,11 @@ def _replicates(direct: redis.Redis, master_id: str) -> bool:
     return True
 
 
-def _has_replica(server: Server) -> bool:
+def _replicas(server: Server) -> int:
+    """How many replicas have all that it has."""
     with client(server.port) as direct:
         state = direct.info("replication")
-    return int(state["connected_slaves"]) == 1 and state["slave0"]["state"] == "online"
+    return sum(state[f"slave{number}"]["state"] == "online" for number in range(int(state["connected_slaves"])))
 
 
 @dataclass
@@ -185,10 +186,11 @@ class Watched:
 def watched() -> Iterator[Watched]:
     """All of them, ready."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(Server()) for _ in range(3)]
+        servers = [stack.enter_context(Server(None, "--repl-diskless-sync-delay", "0")) for _ in range(3)]
         for server in servers[1:]:
             with client(server.port) as replica:
                 replica.replicaof("127.0.0.1", servers[0].port)
+        until(lambda: _replicas(servers[0]) == 2, "the replicas follow")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratelimit-sentinel-")))
         ports = []
         for number in range(3):

@@ -4,7 +4,8 @@ For when Redis cannot be asked: of N units that P processes share, each admits N
 `RATELIMIT_LOCAL_FLOOR`. So together they admit at most N + P - 1 units where one Redis admits N, or P times the floor
 if that is more. A share begins with what Redis said last of the identity, if that is remembered. One hit that costs
 more than a share, but no more than the limit, is admitted where nothing else is counted. When Redis is back, it is told
-what was admitted meanwhile and counts still.
+what was admitted meanwhile and counts still; and for a moment, until the other processes have come back and told as
+well, each goes by both: by Redis, and by its share.
 
 And for limits that are split: each process has exactly its part, together they have the whole. When an instance comes,
 the parts of the others shrink with their next heartbeat; until then, and for what they have admitted of a period that
@@ -28,13 +29,15 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
-from ..signals import store_up
+from ..signals import store_down, store_up
 from ..store import get_store
 from .counters import Bucket, Window
 from .shares import Share, share_of
 
 MOST = 10_000
 """Counters that are remembered: the latest."""
+BACK_SECONDS = 1.5
+"""Within which all processes come back when Redis does: their breakers try at least so often."""
 Counter = tuple[bytes, bytes, bytes]
 
 
@@ -46,6 +49,12 @@ class Local:
         self._said: dict[Counter, tuple[int, float]] = {}
         self._counters: OrderedDict[Counter, tuple[Limit, Share, Bucket | Window]] = OrderedDict()
         self._admitted: dict[Counter, int] = {}
+        self._back_at = float("-inf")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other processes may not have come back yet."""
+        return time.monotonic() - self._back_at < BACK_SECONDS
 
     def hear(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used."""
@@ -55,29 +64,49 @@ class Local:
         for charge, state in zip(call.charges, states, strict=True):
             self._said[call.prefix, charge.digest, charge.limit.key_part] = (state.used, now)
 
-    def clear(self) -> list[Call]:
-        """Redis answers again: what it says holds. The calls that tell it what was admitted here and counts still."""
+    def clear(self) -> None:
+        """Begin with nothing."""
+        with self._lock:
+            self._counters.clear()
+            self._admitted.clear()
+            self._back_at = float("-inf")
+
+    def came_back(self) -> list[Call]:
+        """Redis answers again. Returns the calls that tell it what was admitted here and counts still."""
         now = time.monotonic()
         clock = time.time_ns() // 1000 if conf.CLOCK == "client" else None
         calls = []
         with self._lock:
-            for key in [key for key, (limit, _, _) in self._counters.items() if limit.split is None]:
-                limit, _, counter = self._counters.pop(key)
-                prefix, digest, _ = key
-                counted = min(self._admitted.pop(key, 0), ceil(counter.used(now)))
+            for (prefix, digest, part), units in self._admitted.items():
+                limit, _, counter = self._counters[prefix, digest, part]
+                counted = min(units, ceil(counter.used(now)))
                 if counted:
                     calls.append(Call([Charge(limit, digest, counted)], "charge", prefix, clock))
             self._admitted.clear()
+            self._back_at = now
         return calls
+
+    def went_away(self) -> None:
+        """Redis cannot be asked any more: shares begin anew, unless it was there for a moment only."""
+        if not self.is_waiting:
+            with self._lock:
+                for key in [key for key, (limit, _, _) in self._counters.items() if limit.split is None]:
+                    del self._counters[key]
+                self._admitted.clear()
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits."""
         with self._lock:
             for charge in call.charges:
-                self._counters.pop((call.prefix, charge.digest, charge.limit.key_part), None)
+                key = (call.prefix, charge.digest, charge.limit.key_part)
+                self._counters.pop(key, None)
+                self._admitted.pop(key, None)
 
-    def decide(self, call: Call, others_allow: bool = True) -> Decision:
-        """Decide a call here: units are taken where every limit, and whatever else is asked, allows."""
+    def decide(self, call: Call, others_allow: bool = True, *, to_be_told: bool = True) -> Decision:
+        """Decide a call here: units are taken where every limit, and whatever else is asked, allows.
+
+        `to_be_told`: Redis is to be told of them when it is back.
+        """
         now = time.monotonic()
         with self._lock:
             counters = [self._counter(call.prefix, charge, now) for charge in call.charges]
@@ -97,10 +126,10 @@ class Local:
             for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
                 if call.operation == "refund":
                     counter.give(now, charge.cost)
-                    self._admit(call, charge, -charge.cost)
+                    self._admit(call, charge, -charge.cost if to_be_told else 0)
                 elif call.operation == "charge" or (call.operation == "hit" and retry == 0.0 and allowed):
                     counter.take(now, charge.cost)
-                    self._admit(call, charge, charge.cost)
+                    self._admit(call, charge, charge.cost if to_be_told else 0)
             states = tuple(map(_state, charges, counters, [now] * len(charges), verdicts, waits))
         allowed = allowed or call.operation in ("refund", "charge")
         taken = call.operation == "hit" and allowed
@@ -108,7 +137,7 @@ class Local:
         return Decision(allowed, states, max((one.cost for one in charges), default=0) if taken else 0, wait)
 
     def _admit(self, call: Call, charge: Charge, units: int) -> None:
-        if charge.limit.split is None and call.now is None:
+        if units and charge.limit.split is None and call.now is None:
             key = (call.prefix, charge.digest, charge.limit.key_part)
             self._admitted[key] = max(0, self._admitted.get(key, 0) + units)
 
@@ -162,8 +191,12 @@ def _state(charge: Charge, counter: Bucket | Window, now: float, retry: float | 
 local = Local()
 
 
+def _went_away(**kwargs: object) -> None:
+    local.went_away()
+
+
 def _answers_again(**kwargs: object) -> None:
-    calls = local.clear()
+    calls = local.came_back()
     if calls:
         threading.Thread(target=_tell, args=(calls,), name="ratelimit-local", daemon=True).start()
 
@@ -176,4 +209,5 @@ def _tell(calls: Sequence[Call]) -> None:
             return  # It is away again; so much is not told.
 
 
+store_down.connect(_went_away, dispatch_uid="django_ratelimit_lua.local")
 store_up.connect(_answers_again, dispatch_uid="django_ratelimit_lua.local")

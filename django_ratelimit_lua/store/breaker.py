@@ -1,25 +1,29 @@
-"""A circuit breaker: after repeated failures nobody asks for a moment, so that an outage costs microseconds.
+"""A circuit breaker: after repeated failures nobody asks, so that an outage costs microseconds.
 
-The pattern is Nygard's ("Release It!", 2007): closed, everybody asks; open, nobody does; then one may try, and closes
-it again or opens it for longer. The pauses are jittered, so that processes do not try in step.
+The pattern is Nygard's ("Release It!", 2007): closed, everybody asks; open, nobody does, until a trial succeeds. The
+trials are made by a thread of its own, so that no request pays for them, with jittered pauses, so that processes do not
+try in step.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 import time
-from threading import Lock
+from collections.abc import Callable
 
 FAILURES = 3
 """Failures in a row after which it opens."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 2.0
-"""Seconds between attempts while it is open: twice as many after each, and a quarter more or less by chance."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0
+"""Seconds between trials while it is open: half as long again after each, and a quarter more or less by chance."""
+GROWTH = 1.5
 
 
 class Breaker:
-    """Whether it is worth asking.
+    """Whether it is worth asking. `answers`: a trial, which tells whether there is an answer.
 
-    >>> breaker = Breaker()
+    >>> breaker = Breaker(lambda: False)
     >>> for _ in range(FAILURES):
     ...     breaker.failed()
     >>> breaker.may_ask()
@@ -29,41 +33,58 @@ class Breaker:
     True
     """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    def __init__(self, answers: Callable[[], bool]) -> None:
+        self._answers = answers
+        self._lock = threading.Lock()
         self._failures = 0
-        self._pause = FIRST_PAUSE
-        self._until: float | None = None
+        self._is_open = False
+        self._tried_by = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether asking is paused."""
-        return self._until is not None
+        """Whether nobody asks at the moment."""
+        return self._is_open
 
     def may_ask(self) -> bool:
-        """Whether the caller may ask: everybody, while it is closed; one after each pause, while it is open."""
-        if self._until is None:
+        """Whether the caller may ask."""
+        if not self._is_open:
             return True
-        with self._lock:
-            now = time.monotonic()
-            if self._until is None or now < self._until:
-                return self._until is None
-            self._open(now)  # The others go on waiting while this one tries.
-            return True
+        if self._tried_by != os.getpid():  # A child process, whose parent's threads are not its own.
+            self._lock = threading.Lock()
+            self._try()
+        return False
 
     def failed(self) -> None:
         """Note that nobody answered."""
         with self._lock:
             self._failures += 1
-            if self._failures >= FAILURES and self._until is None:
-                self._open(time.monotonic())
+            if self._failures < FAILURES or self._is_open:
+                return
+            self._is_open = True
+        self._try()
 
     def succeeded(self) -> None:
         """Note that there was an answer."""
         if self._failures:
             with self._lock:
-                self._failures, self._pause, self._until = 0, FIRST_PAUSE, None
+                self._failures, self._is_open = 0, False
 
-    def _open(self, now: float) -> None:
-        self._until = now + self._pause * random.uniform(0.75, 1.25)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+    def _try(self) -> None:
+        with self._lock:
+            if self._tried_by == os.getpid():
+                return
+            self._tried_by = os.getpid()
+        threading.Thread(target=self._until_answered, name="ratelimit-breaker", daemon=True).start()
+
+    def _until_answered(self) -> None:
+        pause = FIRST_PAUSE
+        while self._is_open:
+            time.sleep(pause * random.uniform(0.75, 1.25))
+            pause = min(pause * GROWTH, LONGEST_PAUSE)
+            if self._is_open and self._answers():
+                self.succeeded()
+        with self._lock:
+            self._tried_by = 0
+            again = self.is_open
+        if again:  # It opened while this thread came to its end.
+            self._try()

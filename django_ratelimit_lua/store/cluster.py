@@ -77,6 +77,11 @@ class Cluster:
         """The nodes that have slots."""
         return {address for address in self._masters if address is not None}
 
+    @property
+    def nodes(self) -> set[Address]:
+        """Everybody who may be asked."""
+        return {*self.masters, *self._others, *self._first}
+
     def master(self, slot: int) -> Address | None:
         """The node that has a slot; None where nobody has, or nobody is known."""
         return self._masters[slot] if self._masters else None

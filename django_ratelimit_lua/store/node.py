@@ -7,6 +7,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
+from . import wire
 from .alias import Alias
 from .asynchronous import AsyncConnections
 from .blocking import Connections
@@ -22,7 +23,7 @@ class Node:
     def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
         self._connections = Connections(alias, timeout)
         self._async_connections = AsyncConnections(alias, timeout)
-        self._breaker = None if persistent else Breaker()
+        self._breaker = None if persistent else Breaker(self._answers)
 
     @property
     def is_paused(self) -> bool:
@@ -52,8 +53,18 @@ class Node:
         return reply
 
     def close(self) -> None:
-        """Close the idle connections of threads; those of an event loop are closed with it."""
+        """Close the idle connections of threads, and try nothing more; those of an event loop are closed with it."""
+        self._answered()
         self._connections.close()
+
+    def _answers(self) -> bool:
+        try:
+            self._connections.exchange(wire.PING, b"")
+        except ResponseError:
+            return True  # So is an error.
+        except (RedisError, OSError):
+            return False
+        return True
 
     def _pause(self) -> None:
         if self._breaker is not None and not self._breaker.may_ask():

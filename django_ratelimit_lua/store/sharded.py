@@ -119,6 +119,8 @@ class ShardedStore(Store):
 
     def _answered(self, node: object = None) -> None:
         if self._down:
+            for address in self._nodes.keys() - self._cluster.nodes:
+                self._nodes.pop(address).close()
             # Whoever is no master any more need not answer.
             self._down = {one for one in self._down if one in self._cluster.masters} | {node}
             super()._answered(node)

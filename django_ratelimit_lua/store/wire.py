@@ -37,4 +37,5 @@ def key_of(*parts: bytes) -> bytes:
     return parts[3] if parts[0] == b"EVAL" else parts[1]
 
 
+PING = command(b"PING")
 SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", lua.PROGRAM)

@@ -236,28 +236,51 @@ def test_who_answers_with_an_error_is_asked_again(own: Server) -> None:
         assert limiter.hit("x").source == "redis"
 
 
-def test_one_at_a_time_tries_an_open_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each pause one may ask; while it asks, the others do not; and each pause is longer, up to a bound."""
-    clock = [0.0]
-    monkeypatch.setattr(breaker.time, "monotonic", lambda: clock[0])
-    one = breaker.Breaker()
+def test_an_open_breaker_is_tried_by_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of its own tries, with pauses that grow to a bound; who asks is told at once that it may not."""
+    pauses: list[float] = []
+    answers = iter([False] * 12 + [True])
+    done = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        assert len(pauses) < 14
+
+    monkeypatch.setattr(breaker.time, "sleep", sleep)
+    one = breaker.Breaker(lambda: next(answers) or done.set() or True)
     for _ in range(breaker.FAILURES):
         assert one.may_ask()
         one.failed()
-    assert not one.may_ask()
-    tries = []
-    while clock[0] < 30:
-        clock[0] += 0.01
+    assert done.wait(5)
+    for _ in range(500):
         if one.may_ask():
-            tries.append(clock[0])
-            assert not one.may_ask()
-            one.failed()
-    pauses = [later - earlier for earlier, later in zip([0.0, *tries], tries, strict=False)]
-    assert 0.37 < pauses[0] < 0.64
-    assert all(1.49 < pause < 2.52 for pause in pauses[2:])
-    one.succeeded()
+            break
+        threading.Event().wait(0.01)
     assert one.may_ask()
-    assert one.may_ask()
+    assert 0.18 < pauses[0] < 0.32
+    assert all(0.74 < pause < 1.26 for pause in pauses[5:])
+
+
+def test_a_forked_process_tries_by_itself(own: Server, settings: Any) -> None:
+    """A child of a process whose Redis is away finds out when it is back."""
+    settings.RATELIMIT_TIMEOUT = DEADLINE
+    limiter = RateLimiter("x", "100/m")
+    limiter.hit("x")
+    os.kill(own.pid, signal.SIGSTOP)
+    for _ in range(5):
+        limiter.hit("x")
+    assert get_store().is_paused
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            limiter.hit("x")
+            os.kill(own.pid, signal.SIGCONT)
+            until_asked(limiter)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    os.kill(own.pid, signal.SIGCONT)
+    until_asked(limiter)
 
 
 def test_a_connection_the_server_dropped_is_not_a_failure(own: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -63,19 +64,39 @@ def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
     assert admitted(limiter, 60) == 10
 
 
-def test_when_redis_is_back_it_decides_again(own: Server) -> None:
-    """And the next outage begins with what it says then."""
+def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what was admitted meanwhile; and the next outage begins with what it says then."""
+    monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 0.0)
     limiter = RateLimiter("x", "100/h")
     own.stop()
     assert admitted(limiter, 60) == 25
     own.start()
-    for _ in range(500):
-        if limiter.hit("x").source == "redis":
-            break
-        time.sleep(0.02)
-    assert limiter.hit("x").limits[0].used == 2
+    until(lambda: limiter.peek("x").source == "redis", "it is back")
+    until(lambda: limiter.peek("x").limits[0].used == 25, "it is told")
+    assert limiter.hit("x").limits[0].used == 26
     own.stop()
-    assert admitted(limiter, 60) == 24
+    assert admitted(limiter, 60) == 25 - 7
+
+
+def test_until_the_others_are_back_too_each_goes_by_both(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses costs no share."""
+    monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 1.0)
+    limiter, small = RateLimiter("x", "100/h"), RateLimiter("small", ["2/h", "80/h"])
+
+    async def ahit() -> Any:
+        return await limiter.ahit("x")
+
+    with redis.Redis.from_url(own.url) as direct:
+        direct.replicaof("127.0.0.1", 1)
+        assert admitted(limiter, 60) == 25
+        direct.replicaof("NO", "ONE")
+        assert limiter.peek("x").source == "redis"
+        refused = [limiter.hit("x"), asyncio.run(ahit())]
+        assert [(one.allowed, one.source) for one in refused] == [(False, "fallback")] * 2
+        assert [small.hit("y").source for _ in range(2)] == ["redis", "fallback"]
+        until(lambda: limiter.hit("x").source == "redis", "it decides alone", 3)
+        direct.replicaof("127.0.0.1", 1)
+        direct.replicaof("NO", "ONE")
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
