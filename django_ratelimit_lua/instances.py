@@ -83,6 +83,7 @@ class Instances:
 
     def goodbye(self) -> None:
         """Say that this process is no more, so that the others take over its part."""
+        self._started = False
         with suppress(Exception):
             self._say(b"1")
 
@@ -94,7 +95,7 @@ class Instances:
         return reply
 
     def _beat(self) -> None:
-        while True:
+        while self._started:
             with suppress(Exception):  # It is as many as were last known.
                 self.beat()
             time.sleep(BEAT_SECONDS)

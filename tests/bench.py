@@ -25,6 +25,7 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
 from django_ratelimit_lua.store import wire  # noqa: E402
 from tests.bench_rules import bench_rules  # noqa: E402
+from tests.bench_scale import bench_scale  # noqa: E402
 from tests.server import server, url  # noqa: E402
 
 BARE = "return redis.call('INCR', KEYS[1])"
@@ -231,6 +232,7 @@ def main() -> None:
     memory()
     deny_cache()
     bench_rules()
+    bench_scale()
     server.stop()
 
 

@@ -11,6 +11,7 @@ import redis
 
 from django_ratelimit_lua import healing
 from django_ratelimit_lua.exceeded import tally
+from django_ratelimit_lua.instances import instances
 from django_ratelimit_lua.rules.current import start_fresh
 from tests.server import server, url
 
@@ -37,9 +38,10 @@ def direct() -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every test counts under keys of its own, and leaves nothing for later: no tally, and no thread that goes on
-    trying to publish what a test without a database could not read."""
+    """Every test counts under keys of its own, and leaves nothing for later: no tally, no heartbeats, and no thread
+    that goes on trying to publish what a test without a database could not read."""
     monkeypatch.setattr(healing, "soon", lambda: None)
+    monkeypatch.setattr(instances, "start", lambda: None)
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from django_ratelimit_lua.limits.limit import Limit
 
+SET_BACK = 60_000_000
+"""Microseconds: a clock that was set back by more takes what is counted along."""
+
 
 class Reference:
     """What all share: a clock that never goes back, and the options that are not the algorithm's."""
@@ -30,6 +33,14 @@ class Reference:
     def wrote(self, now: int, idle: bool = False) -> None:
         """A state that is as good as none is forgotten, and the clock with it."""
         self.seen = 0 if idle else self.clock(now)
+
+    def follow(self, now: int) -> None:
+        """Where the clock was set back, go on from there with what is counted."""
+        if self.seen - now > SET_BACK:
+            self.shift(self.seen - now)
+
+    def shift(self, back: int) -> None:
+        self.seen -= back
 
     def ask(self, now: int, cost: int) -> tuple[int | None, int | None]:
         if cost > self.capacity():
@@ -122,6 +133,10 @@ class FixedWindow(Reference):
 
     start, count = 0, 0
 
+    def shift(self, back: int) -> None:
+        super().shift(back)
+        self.start -= back
+
     def aligned(self, moment: int) -> int | None:
         return moment - moment % self.period if self.limit.align == "clock" else None
 
@@ -181,6 +196,10 @@ class SlidingLog(Reference):
         self.units: list[tuple[int, int, int]] = []
         super().__init__(limit)
 
+    def shift(self, back: int) -> None:
+        super().shift(back)
+        self.units = [(at - back, count, clock - back) for at, count, clock in self.units]
+
     def live(self, moment: int) -> list[tuple[int, int, int]]:
         return [unit for unit in self.units if unit[0] + self.period > moment]
 
@@ -238,6 +257,12 @@ class SlidingWindow(Reference):
     def __init__(self, limit: Limit) -> None:
         self.segments: dict[int, int] = {}
         super().__init__(limit)
+
+    def shift(self, back: int) -> None:
+        back -= back % (self.period // (self.limit.segments or 10))
+        super().shift(back)
+        self.last -= back
+        self.segments = {end - back: units for end, units in self.segments.items()}
 
     def end(self, at: int) -> int:
         length = self.period // (self.limit.segments or 10)
@@ -317,6 +342,8 @@ def decide(
     limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False
 ) -> tuple[bool, int, list[Answer]]:
     """One call: whether it is allowed, the units granted, and each limit's answer."""
+    for limit in limits:
+        limit.follow(now)
     enforced = [limit for limit in limits if limit.limit.mode == "enforce"]
     if partial and enforced and operation != "refund":
         rooms = [limit.remaining(now) if (limit.ask(now, 1)[1] or now + 1) <= now else 0 for limit in enforced]

@@ -27,6 +27,11 @@ end
 local state = checked(redis.pcall('GET', key), key)
 if state and #state == 24 then
   local clock, began, counted = unpack('<ddd', state)
+  local back = a ~= 2 and set_back(clock) or 0 -- Days and months are what the calendar says.
+  if back > 0 then
+    clock, began = clock - back, began - back
+    rcall('SET', key, pack('<ddd', clock, began, counted), 'KEEPTTL')
+  end
   if clock > time then time = clock end
   local opens = window(time)
   if opens then

@@ -15,6 +15,12 @@ local function load()
   local member = newest[1]
   last, serial = tonumber(newest[2]), unpack('>I6', member)
   local clock = #member == 13 and last - unpack('>I7', member, 7) or last
+  local back = set_back(clock)
+  if back > 0 then
+    local units = rcall('ZRANGE', key, 0, -1, 'WITHSCORES')
+    for i = 1, #units, 2 do rcall('ZADD', key, string.format('%.0f', units[i + 1] - back), units[i]) end
+    clock, last = clock - back, last - back
+  end
   if clock > time then time = clock end
   length = rcall('ZCARD', key)
   total = rcall('ZCOUNT', key, string.format('(%.0f', time - period), '+inf')

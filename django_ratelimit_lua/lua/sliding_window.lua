@@ -12,6 +12,18 @@ local state = checked(redis.pcall('GET', key), key)
 if state and #state >= 32 and #state % 16 == 0 then
   local clock
   clock, last = unpack('<dd', state)
+  local back = set_back(clock)
+  if back > 0 then
+    back = back - back % a
+    local moved = {pack('<dd', clock - back, last - back)}
+    for offset = 17, #state, 16 do
+      local segment, units = unpack('<dd', state, offset)
+      moved[#moved + 1] = pack('<dd', segment - back, units)
+    end
+    state = table.concat(moved)
+    clock, last = clock - back, last - back
+    rcall('SET', key, state, 'KEEPTTL')
+  end
   if clock > time then time = clock end
   -- Nothing was counted after the last departure, so no segment need end later than the one that holds it
   -- (it would, had segments been longer before an edit).

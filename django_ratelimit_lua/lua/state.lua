@@ -3,7 +3,8 @@ What every algorithm shares: the clock, reading and writing one limit's state, a
 
 A state is a few doubles packed by `struct`: integers up to 2^53 survive it, and Lua's own number formatting, which loses
 the digits of a microsecond stamp, is never used. Its first number is the clock of the last write, and a limit's `time` is
-never before that: a clock that steps backwards refills nothing and forgets nothing.
+never before that: a clock that steps backwards refills nothing and forgets nothing. Where it was set back by more than a
+minute, the state is moved along with it, once: what was counted stays counted, and time goes on from there.
 ]]
 local spread = unpack
 local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
@@ -20,6 +21,11 @@ local function checked(reply, key)
     return false
   end
   return reply
+end
+
+-- How far the clock was set back since a state was written, if that is more than clocks of several hosts may differ by.
+local function set_back(clock)
+  return clock - now > 60000000 and clock - now or 0
 end
 
 -- Milliseconds that a state is worth keeping which is idle from then on. Expiry is garbage collection, never meaning.

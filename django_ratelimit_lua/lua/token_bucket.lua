@@ -19,6 +19,11 @@ end
 local state = checked(redis.pcall('GET', key), key)
 if state and #state == 48 then
   local clock, due, rest, old_a, old_b, old_burst = unpack('<dddddd', state)
+  local back = set_back(clock)
+  if back > 0 then
+    clock, due = clock - back, due - back
+    rcall('SET', key, pack('<dddddd', clock, due, rest, old_a, old_b, old_burst), 'KEEPTTL')
+  end
   if clock > time then time = clock end
   if old_a ~= a or old_b ~= b or old_burst ~= limit then
     -- The limit was edited: the tokens owed at the last write are owed under the new numbers, up to a full burst.

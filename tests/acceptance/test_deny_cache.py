@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -49,6 +51,31 @@ def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
     assert retries == sorted(retries, reverse=True)
     assert 3590 < retries[-1] < retries[0] <= 3600
     assert len({(decision.limits[1].remaining, decision.revision) for decision in found}) == 1
+
+
+def test_a_flood_costs_one_call_a_second_in_each_process(prefix: str, direct: redis.Redis) -> None:
+    """Three processes that are refused as fast as they can ask, for two seconds."""
+    direct.config_resetstat()
+    workers = [subprocess.Popen([sys.executable, "-c", FLOOD, prefix], stdout=subprocess.PIPE) for _ in range(3)]
+    refused = [int(worker.communicate(timeout=60)[0]) for worker in workers]
+    assert min(refused) > 2000
+    assert calls(direct)["evalsha"] <= 3 * 4
+
+
+FLOOD = """
+import sys, time
+import django
+django.setup()
+from django.conf import settings
+from django.core.signals import setting_changed
+settings.RATELIMIT_CACHE_PREFIX = sys.argv[1]
+setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
+from django_ratelimit_lua import RateLimiter
+limiter, refused, end = RateLimiter("x", "0/h"), 0, time.monotonic() + 2
+while time.monotonic() < end:
+    refused += not limiter.hit("x")
+print(refused)
+"""
 
 
 def test_it_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:

@@ -30,7 +30,6 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
         settings.RATELIMIT_ON_STORE_ERROR = "local"
         monkeypatch.setattr(instances, "count", PROCESSES)
-        monkeypatch.setattr(instances, "_started", True)
         start_fresh()
         local.clear()
         yield server

@@ -28,7 +28,6 @@ from tests.clusters import until
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the second of three, and twice as heavy as the others."""
-    monkeypatch.setattr(Instances, "start", lambda self: None)
     monkeypatch.setattr(instances, "count", 3)
     monkeypatch.setattr(instances, "equal", Part(1, 1, 3))
     monkeypatch.setattr(instances, "weighted", Part(1, 2, 4))
@@ -149,7 +148,6 @@ def test_a_part_goes_on_when_redis_goes(settings: Any) -> None:
 
 def test_until_the_others_are_known_it_is_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first moments of a process nothing is admitted that a shared count would not admit."""
-    monkeypatch.setattr(Instances, "start", lambda self: None)
     monkeypatch.setattr(instances, "equal", None)
     limiter = RateLimiter("x", "9/h", split="equal")
     decisions = [limiter.hit("x") for _ in range(12)]
@@ -159,7 +157,6 @@ def test_until_the_others_are_known_it_is_one_count(monkeypatch: pytest.MonkeyPa
 
 def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """When one comes, what was admitted stays counted; when one goes, there is more at once."""
-    monkeypatch.setattr(Instances, "start", lambda self: None)
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
         monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
@@ -191,6 +188,20 @@ def test_processes_know_their_rank_and_weight(settings: Any) -> None:
     heavy.goodbye()
     settings.RATELIMIT_INSTANCE_WEIGHT = 1
     assert several[0].beat() == 3
+
+
+def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first use until the process ends."""
+    monkeypatch.setattr("django_ratelimit_lua.instances.BEAT_SECONDS", 0.02)
+    one, other = Instances(), Instances()
+    one.start()
+    one.start()
+    until(lambda: one.equal == Part(0, 1, 1), "it knows of itself", 5)
+    other.beat()
+    until(lambda: one.count == 2, "it knows of the other", 5)
+    other.goodbye()
+    until(lambda: one.count == 1, "the other is gone", 5)
+    one.goodbye()
 
 
 WORKER = """

@@ -153,7 +153,7 @@ def test_the_rights_are_those_of_the_documentation() -> None:
     """Word by word; and what the program calls is among them."""
     called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", lua.PROGRAM.decode())}
     assert called == set(IN_SCRIPTS.split())
-    text = (Path(__file__).parents[2] / "docs/settings.rst").read_text()
+    text = (Path(__file__).parents[2] / "docs/production.rst").read_text()
     documented = text.partition("ACL SETUSER limiter")[2].partition("\n\n")[0].replace("\\", " ").split()
     assert {right[1:] for right in documented if right.startswith("+")} == {
         *IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()

@@ -55,7 +55,25 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool) -> Limit:
 steps = st.lists(
     st.tuples(
         st.sampled_from(["peek"] + ["hit"] * 6 + ["partial", "refund", "edit"]),
-        st.sampled_from([0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000]),
+        st.sampled_from(
+            [
+                0,
+                0,
+                0,
+                1,
+                2,
+                7,
+                999_983,
+                1_000_000,
+                6_000_000,
+                59_999_999,
+                3_600_000_000,
+                -1,
+                -2_000_000,
+                -61_000_000,
+                -3_600_000_007,
+            ]
+        ),
         st.sampled_from([0, 1, 1, 1, 1, 2, 3, 7, 1000]),
     ),
     min_size=40,

@@ -1,0 +1,105 @@
+"""The settings of the production guide: each is loaded as it stands, but for the addresses, and asked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trustme
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.rules.current import start_fresh
+from tests import clusters
+from tests.acceptance.test_topologies import used
+
+GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
+EXAMPLES = [
+    textwrap.dedent(block)
+    for block in re.findall(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", GUIDE)
+    if "CACHES" in block
+]
+Address = dict[str, str]
+
+
+@contextmanager
+def one(folder: Path) -> Iterator[Address]:
+    with Server() as server:
+        with redis.Redis.from_url(server.url) as direct:
+            direct.config_set("requirepass", "password")
+        yield {"redis.internal:6379": f"127.0.0.1:{server.port}", "cache.internal:6379": "127.0.0.1:1"}
+
+
+@contextmanager
+def tls(folder: Path) -> Iterator[Address]:
+    if not shutil.which("redis-server"):
+        pytest.skip("NO TLS TEST: Debian's redis-server is not installed")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    key, chain, signer = (folder / name for name in ("key.pem", "chain.pem", "ca.pem"))
+    certificate.private_key_pem.write_to_path(str(key))
+    for part in certificate.cert_chain_pems:
+        part.write_to_path(str(chain), append=True)
+    authority.cert_pem.write_to_path(str(signer))
+    with Server() as somewhere:
+        port = somewhere.port
+    options = ("--tls-port", str(port), "--tls-auth-clients", "no", "--tls-key-file", str(key))
+    files = ("--tls-cert-file", str(chain), "--tls-ca-cert-file", str(signer))
+    with Server(shutil.which("redis-server"), *options, *files) as server:
+        rights = GUIDE.partition("ACL SETUSER limiter on ")[2].partition("\n\n")[0].replace("\\", " ").split()
+        rights = [right.replace("~rl:*", "~*") for right in rights]
+        with redis.Redis.from_url(server.url) as direct:
+            direct.execute_command("ACL", "SETUSER", "limiter", "on", *rights)
+        yield {"redis.internal:6380": f"127.0.0.1:{port}", "/etc/ssl/redis-ca.pem": str(signer)}
+
+
+@contextmanager
+def socket(folder: Path) -> Iterator[Address]:
+    with Server(None, "--unixsocket", str(folder / "redis.sock")):
+        yield {"/run/redis/redis.sock": str(folder / "redis.sock")}
+
+
+@contextmanager
+def sentinel(folder: Path) -> Iterator[Address]:
+    with clusters.watched() as found:
+        yield {
+            f'("10.0.0.{number}", 26379)': f'("127.0.0.1", {port})'
+            for number, port in enumerate(found.sentinels, start=1)
+        }
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Address]:
+    with clusters.cluster(replicas=False) as found:
+        yield {
+            f"10.0.0.{number}:6379": f"127.0.0.1:{server.port}"
+            for number, server in enumerate(found.servers[:2], start=1)
+        }
+
+
+SERVERS = [one, tls, socket, one, sentinel, cluster]
+
+
+@pytest.mark.parametrize(("example", "servers"), list(zip(EXAMPLES, SERVERS, strict=True)))
+def test_an_example_works_as_it_stands(
+    example: str, servers: Callable[[Path], Any], settings: Any, tmp_path: Path
+) -> None:
+    """Plain and asynchronous hits are counted where the example says."""
+    with servers(tmp_path) as addresses:
+        for address, real in addresses.items():
+            example = example.replace(address, real)
+        given: dict[str, Any] = {}
+        exec(example, given)
+        settings.RATELIMIT_TIMEOUT = 5
+        for name in [name for name in given if name.isupper()]:
+            setattr(settings, name, given[name])
+        start_fresh()
+        assert used() == [1, 2]
+        assert RateLimiter("where", "100/h").peek("someone").source == "redis"
