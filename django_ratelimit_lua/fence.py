@@ -27,7 +27,10 @@ def alone(call: Call) -> Call:
 
 def without(call: Call) -> Call:
     """The call without what it asks about rules and overrides."""
-    return replace(call, revision=None, fence=b"", subjects=())
+    # On the way of every request in a cluster: `replace` takes four times as long.
+    return Call(
+        call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at
+    )  # fmt: skip
 
 
 class Fence:

@@ -79,12 +79,18 @@ class ShardedStore(Store):
             return Decision(True, revision=revision)
 
         def ask(part: Call) -> Generator[Any, Any, Decision]:
-            decision = yield from self._ask(part, part.keys()[0], until)
+            decision = yield from self._ask(part, _key_of(part.charges[0].digest), until)
             self._room.note(part, decision)
             return decision
 
-        parts = parts_of(call, lambda digest: slot_of(b"{%b}" % digest), self._room)
-        decision = yield from (ask(call) if len(parts) == 1 else in_turn(call, parts, ask))
+        first = call.charges[0].digest
+        if all(charge.digest == first for charge in call.charges):
+            one = yield from self._ask(call, _key_of(first), until)
+            if not one.allowed:
+                self._room.note(call, one)
+            return Decision(one.allowed, one.limits, one.granted, one.wait, moment=one.moment, revision=revision)
+        parts = parts_of(call, lambda digest: slot_of(_key_of(digest)), self._room)
+        decision = yield from (ask(parts[0].call) if len(parts) == 1 else in_turn(call, parts, ask))
         return replace(decision, revision=revision)
 
     def _verify(self, call: Call, until: float) -> Steps:
@@ -106,8 +112,9 @@ class ShardedStore(Store):
         return self._read(call, reply, self._cluster.master(slot))
 
     def _forget(self, call: Call, until: float) -> Steps:
-        for part in parts_of(call, lambda digest: slot_of(b"{%b}" % digest), self._room):
-            yield from self._exchange(slot_of(part.call.keys()[0]), wire.delete(part.call), b"", until)
+        for part in parts_of(call, lambda digest: slot_of(_key_of(digest)), self._room):
+            slot = slot_of(_key_of(part.call.charges[0].digest))
+            yield from self._exchange(slot, wire.delete(part.call), b"", until)
 
     def _exchange(self, slot: int, command: bytes, load: bytes, until: float) -> Steps:
         try:
@@ -167,3 +174,8 @@ class ShardedStore(Store):
                     step = steps.send(reply)
         except StopIteration as finished:
             return finished.value
+
+
+def _key_of(digest: bytes) -> bytes:
+    """What all keys of an identity have in common for a cluster."""
+    return b"{%b}" % digest
