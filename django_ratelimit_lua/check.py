@@ -63,10 +63,11 @@ def now_us() -> int:
     return time.time_ns() // 1000 if clock is None else clock()
 
 
-def check(call: Call) -> Decision:
+def check(call: Call, until: float | None = None) -> Decision:
     """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter.
 
-    Raises `StaleRules` where the call goes by rules that are not the current ones.
+    `until`: the moment of the monotonic clock by which it has to be decided, where that is not `RATELIMIT_TIMEOUT` from
+    now. Raises `StaleRules` where the call goes by rules that are not the current ones.
     """
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return _unlimited(call)
@@ -78,7 +79,7 @@ def check(call: Call) -> Decision:
     if share is not None and not local.decide(share, to_be_told=False):
         return _fallback(call)
     try:
-        decision = _in_steps(decide(call)) if is_for(call) else get_store().run(call)
+        decision = _in_steps(decide(call), until) if is_for(call) else get_store().run(call, until)
     except (StoreError, StaleRules) as error:
         _give_back(share)
         if isinstance(error, StaleRules):
@@ -89,7 +90,7 @@ def check(call: Call) -> Decision:
     return _noted(call, decision, begun)
 
 
-async def acheck(call: Call) -> Decision:
+async def acheck(call: Call, until: float | None = None) -> Decision:
     """`check`, without blocking the event loop."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return _unlimited(call)
@@ -101,7 +102,7 @@ async def acheck(call: Call) -> Decision:
     if share is not None and not local.decide(share, to_be_told=False):
         return _fallback(call)
     try:
-        decision = await _ain_steps(decide(call)) if is_for(call) else await get_store().arun(call)
+        decision = await (_ain_steps(decide(call), until) if is_for(call) else get_store().arun(call, until))
     except (StoreError, StaleRules) as error:
         _give_back(share)
         if isinstance(error, StaleRules):
@@ -129,12 +130,12 @@ def _is_local(charge: Charge) -> bool:
     return (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
 
 
-def _in_steps(steps: Steps) -> Decision:
+def _in_steps(steps: Steps, until: float | None) -> Decision:
     try:
         call = next(steps)
         while True:
             try:
-                decision = get_store().run(call)
+                decision = get_store().run(call, until)
             except (StoreError, StaleRules) as error:
                 call = steps.throw(error)
             else:
@@ -143,12 +144,12 @@ def _in_steps(steps: Steps) -> Decision:
         return cast(Decision, finished.value)
 
 
-async def _ain_steps(steps: Steps) -> Decision:
+async def _ain_steps(steps: Steps, until: float | None) -> Decision:
     try:
         call = next(steps)
         while True:
             try:
-                decision = await get_store().arun(call)
+                decision = await get_store().arun(call, until)
             except (StoreError, StaleRules) as error:
                 call = steps.throw(error)
             else:
@@ -181,36 +182,44 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
 
 def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
     """Decide the call that the current rules make of something."""
+    began, until = time.monotonic(), None
     ruleset = rules()
     for _ in range(FENCED_ATTEMPTS):
         try:
-            return check(describe_by(ruleset))
+            return check(describe_by(ruleset), until)
         except StaleRules as stale:
-            ruleset = load(stale)
-    return check(replace(describe_by(ruleset), revision=None))
+            until = began + conf.TIMEOUT
+            known, ruleset = ruleset, load(stale, until)
+            if ruleset.revision == known.revision:
+                break  # Nobody knows newer ones.
+    return check(replace(describe_by(ruleset), revision=None), until)
 
 
 async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
     """`check_current`, without blocking the event loop."""
+    began, until = time.monotonic(), None
     ruleset = await arules()
     for _ in range(FENCED_ATTEMPTS):
         try:
-            return await acheck(describe_by(ruleset))
+            return await acheck(describe_by(ruleset), until)
         except StaleRules as stale:
-            ruleset = await arules(stale)
-    return await acheck(replace(describe_by(ruleset), revision=None))
+            until = began + conf.TIMEOUT
+            known, ruleset = ruleset, await arules(stale, until)
+            if ruleset.revision == known.revision:
+                break  # Nobody knows newer ones.
+    return await acheck(replace(describe_by(ruleset), revision=None), until)
 
 
-def rules(stale: StaleRules | None = None) -> Ruleset:
+def rules(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:
     """The rules to go by; loaded where there are none yet, or they are stale. Raises `ImproperlyConfigured`."""
     ruleset = current()
-    return load(stale) if ruleset is None or stale is not None else ruleset
+    return load(stale, until) if ruleset is None or stale is not None else ruleset
 
 
-async def arules(stale: StaleRules | None = None) -> Ruleset:
+async def arules(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:
     """`rules`, without blocking the event loop."""
     ruleset = current()
-    return await sync_to_async(load)(stale) if ruleset is None or stale is not None else ruleset
+    return await sync_to_async(load)(stale, until) if ruleset is None or stale is not None else ruleset
 
 
 def forget(call: Call, *, strict: bool = False) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from .check import acheck, aforget, arules, check, forget, rules
+from .conf import conf
 from .identity.keys import user_missing
 from .limits.call import Call, StaleRules
 from .limits.decision import Decision
@@ -23,20 +25,22 @@ def _has_groups(user: Any) -> bool:
 def run(steps: Steps, request: HttpRequest) -> Decision:
     """Drive the steps of a decision, blocking where they have to be waited for."""
     value: Any = None
+    began, until = time.monotonic(), None
     while True:
         try:
             step = steps.send(value)
             while isinstance(step, Call):
                 try:
-                    value = check(step)
+                    value = check(step, until)
                 except StaleRules as stale:
+                    until = began + conf.TIMEOUT
                     step = steps.throw(stale)
                 else:
                     step = steps.send(value)
         except StopIteration as finished:
             return cast(Decision, finished.value)
         if isinstance(step, WantsRules):
-            value = rules(step.stale)
+            value = rules(step.stale, until)
         elif isinstance(step, WantsUser):
             value = getattr(request, "user", None)
             if value is None:
@@ -58,20 +62,22 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
 async def arun(steps: Steps, request: HttpRequest) -> Decision:
     """Drive the steps of a decision in a coroutine."""
     value: Any = None
+    began, until = time.monotonic(), None
     while True:
         try:
             step = steps.send(value)
             while isinstance(step, Call):
                 try:
-                    value = await acheck(step)
+                    value = await acheck(step, until)
                 except StaleRules as stale:
+                    until = began + conf.TIMEOUT
                     step = steps.throw(stale)
                 else:
                     step = steps.send(value)
         except StopIteration as finished:
             return cast(Decision, finished.value)
         if isinstance(step, WantsRules):
-            value = await arules(step.stale)
+            value = await arules(step.stale, until)
         elif isinstance(step, WantsUser):
             if not hasattr(request, "auser"):
                 raise user_missing()

@@ -21,11 +21,29 @@ logger = logging.getLogger("django_ratelimit_lua")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 
-def heal(snapshot: Mapping[str, Any] | None) -> None:
+def heal(snapshot: Mapping[str, Any] | None, patience: float) -> None:
     """Fill a Redis that was emptied: from the database, or where that cannot be read, with this snapshot.
 
-    Whoever has to publish what the database has does so as soon as it can be read.
+    Whoever has to publish what the database has does so as soon as it can be read. A request waits for that for so many
+    seconds, if the database takes longer; unless it is in the middle of a transaction, which is its thread's alone.
     """
+    if connections[router.db_for_write(RateLimitRule)].in_atomic_block:
+        _heal(snapshot)
+        return
+    if _healing.acquire(blocking=False):  # Else somebody is at it: who comes meanwhile goes by what is known.
+        thread = threading.Thread(target=_heal_and_release, args=(snapshot,), name="ratelimit-heal", daemon=True)
+        thread.start()
+        thread.join(max(0.0, patience))
+
+
+def _heal_and_release(snapshot: Mapping[str, Any] | None) -> None:
+    try:
+        _heal(snapshot)
+    finally:
+        _healing.release()
+
+
+def _heal(snapshot: Mapping[str, Any] | None) -> None:
     using = router.db_for_write(RateLimitRule)
     database = connections[using]
     is_ours = database.connection is None
@@ -71,7 +89,7 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
         _warn("The rules cannot be published: %s", error)
 
 
-_retrying = threading.Lock()
+_retrying, _healing = threading.Lock(), threading.Lock()
 _warned = False
 
 

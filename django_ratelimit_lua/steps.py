@@ -105,8 +105,14 @@ def decided(
     if not conf.ENABLE:
         return Decision(True)
     stale: StaleRules | None = None
+    went_by: int | None = None
     for attempt in range(FENCED_ATTEMPTS + 1):
         ruleset: Ruleset = yield WantsRules(stale)
+        # Or nobody knows newer ones than those that were stale.
+        is_last = attempt == FENCED_ATTEMPTS or (
+            ruleset.revision == went_by and stale is not None and not stale.records
+        )
+        went_by = ruleset.revision
         applicable = yield from build(ruleset)
         wanted = applicable or []
         blocks = everywhere and applicable is not None
@@ -123,7 +129,7 @@ def decided(
                 charges, "peek" if sorted_out.refused and operation == "hit" else operation,
                 now=now, ruleset=ruleset, subjects=known.subjects(),
             )  # fmt: skip
-            if attempt == FENCED_ATTEMPTS:
+            if is_last:
                 call = replace(call, revision=None, subjects=())
             try:
                 decision: Decision = yield call

@@ -22,8 +22,9 @@ from .ruleset import Ruleset, admin_rule, settings_rules
 logger = logging.getLogger("django_ratelimit_lua")
 REVISION, SNAPSHOT = b"revision", b"rules"
 
-republish: Callable[[Mapping[str, Any] | None], None] | None = None
-"""Publishes from the database, or this snapshot where that cannot be read; `publish` puts itself here."""
+republish: Callable[[Mapping[str, Any] | None, float], None] | None = None
+"""Publishes from the database, or this snapshot where that cannot be read, and is waited for so many seconds; `healing`
+puts itself here."""
 
 _ruleset: Ruleset | None = None
 _snapshot: Mapping[str, Any] | None = None
@@ -49,12 +50,14 @@ def current() -> Ruleset | None:
     return _ruleset
 
 
-def load(stale: StaleRules | None = None) -> Ruleset:
-    """Load the rules, the first time or because a call went by stale ones. Blocks; raises `ImproperlyConfigured` only
-    for the rules of the settings."""
+def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:
+    """Load the rules, the first time or because a call went by stale ones; those that are known where that takes
+    longer than to a moment of the monotonic clock (None: as long as a decision may take). Blocks; raises
+    `ImproperlyConfigured` only for the rules of the settings."""
     global _ruleset
+    until = time.monotonic() + conf.TIMEOUT if until is None else until
     # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
-    if not _lock.acquire(timeout=conf.TIMEOUT):
+    if not _lock.acquire(timeout=max(0.0, until - time.monotonic())):
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
         known = _ruleset
@@ -66,11 +69,15 @@ def load(stale: StaleRules | None = None) -> Ruleset:
             _ruleset = Ruleset(declared)
             return _ruleset
         try:
-            snapshot = _fetch()
+            snapshot = _fetch(until)
             if republish is not None and (_revision(snapshot) == 0 or _revision(snapshot) < _revision_of(known)):
                 # Redis is new, or was emptied, or restored from an older copy.
-                republish(known.snapshot if known is not None and known.revision else None)
-                snapshot = _fetch()
+                memory = known.snapshot if known is not None and known.revision else None
+                # Half of the time that is left, so that some is left to ask by what is known.
+                republish(memory, (until - time.monotonic()) / 2)
+                snapshot = _fetch(until)
+                if known is not None and _revision(snapshot) == 0:
+                    snapshot = known.snapshot  # It takes longer than there is time: go by what is known.
         except StoreError:
             snapshot = known.snapshot if known is not None else {}
         _ruleset = Ruleset(declared, snapshot, fence)
@@ -111,9 +118,9 @@ def _revision_of(ruleset: Ruleset | None) -> int:
     return 0 if ruleset is None else ruleset.revision
 
 
-def _fetch() -> Mapping[str, Any]:
+def _fetch(until: float) -> Mapping[str, Any]:
     """The snapshot in Redis; empty where there is none, or none that can be read. Raises `StoreError`."""
-    text = get_store().ask(b"HGET", fence_key(), SNAPSHOT)
+    text = get_store().ask(b"HGET", fence_key(), SNAPSHOT, until=until)
     try:
         snapshot = json.loads(text or b"{}")
         _revision(snapshot)

@@ -20,7 +20,7 @@ from .cluster import Cluster, Exchange, Steps, slot_of
 from .node import Node
 from .sentinel import Address
 from .shards import Room, in_turn, parts_of
-from .single import Store
+from .single import Store, check_time
 
 
 class ShardedStore(Store):
@@ -42,33 +42,37 @@ class ShardedStore(Store):
         """Whether one of the nodes is not asked at the moment, because too much has failed."""
         return any(node.is_paused for node in list(self._nodes.values()))
 
-    def run(self, call: Call) -> Decision:
-        """Decide a call. Raises `StoreError`."""
-        decision: Decision = self._drive(self._decide(call, time.monotonic() + self._timeout))
+    def run(self, call: Call, until: float | None = None) -> Decision:
+        """Decide a call; by that moment of the monotonic clock, where one is given. Raises `StoreError`."""
+        decision: Decision = self._drive(self._decide(call, self._until(until)))
         return decision
 
-    async def arun(self, call: Call) -> Decision:
-        """Decide a call without blocking the event loop. Raises `StoreError`."""
-        decision: Decision = await self._adrive(self._decide(call, time.monotonic() + self._timeout))
+    async def arun(self, call: Call, until: float | None = None) -> Decision:
+        """`run`, without blocking the event loop."""
+        decision: Decision = await self._adrive(self._decide(call, self._until(until)))
         return decision
 
     def forget(self, call: Call) -> None:
         """Delete the state of every limit of a call. Raises `StoreError`."""
-        self._drive(self._forget(call, time.monotonic() + self._timeout))
+        self._drive(self._forget(call, self._until()))
 
     async def aforget(self, call: Call) -> None:
         """Delete the state of every limit of a call. Raises `StoreError`."""
-        await self._adrive(self._forget(call, time.monotonic() + self._timeout))
+        await self._adrive(self._forget(call, self._until()))
 
-    def ask(self, *parts: bytes) -> Any:
+    def ask(self, *parts: bytes, until: float | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
         slot = slot_of(wire.key_of(*parts))
-        return self._drive(self._exchange(slot, wire.command(*parts), b"", time.monotonic() + self._timeout))
+        return self._drive(self._exchange(slot, wire.command(*parts), b"", self._until(until)))
 
     def close(self) -> None:
         """Close the idle connections of threads; those of an event loop are closed with it."""
         for node in self._nodes.values():
             node.close()
+
+    def _until(self, until: float | None = None) -> float:
+        check_time(until)
+        return time.monotonic() + self._timeout if until is None else until
 
     def _decide(self, call: Call, until: float) -> Generator[Any, Any, Decision]:
         revision = call.revision or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -16,6 +17,12 @@ from .alias import Alias
 from .node import Node
 
 logger = logging.getLogger("django_ratelimit_lua")
+
+
+def check_time(until: float | None) -> None:
+    """Raises `StoreError` where it is too late to ask; that is nobody's failure."""
+    if until is not None and time.monotonic() >= until:
+        raise StoreError("no time is left to ask Redis")
 
 
 class Store:
@@ -36,18 +43,20 @@ class Store:
         """Whether nothing is asked at the moment, because too much has failed."""
         return self._node.is_paused
 
-    def run(self, call: Call) -> Decision:
-        """Decide a call. Raises `StoreError`."""
+    def run(self, call: Call, until: float | None = None) -> Decision:
+        """Decide a call; by that moment of the monotonic clock, where one is given. Raises `StoreError`."""
+        check_time(until)
         try:
-            reply = self._node.exchange(wire.evalsha(call), wire.SCRIPT_LOAD)
+            reply = self._node.exchange(wire.evalsha(call), wire.SCRIPT_LOAD, until)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         return self._read(call, reply)
 
-    async def arun(self, call: Call) -> Decision:
-        """Decide a call without blocking the event loop. Raises `StoreError`."""
+    async def arun(self, call: Call, until: float | None = None) -> Decision:
+        """`run`, without blocking the event loop."""
+        check_time(until)
         try:
-            reply = await self._node.aexchange(wire.evalsha(call), wire.SCRIPT_LOAD)
+            reply = await self._node.aexchange(wire.evalsha(call), wire.SCRIPT_LOAD, until)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         return self._read(call, reply)
@@ -68,10 +77,11 @@ class Store:
             raise self._failed(error) from error
         self._answered()
 
-    def ask(self, *parts: bytes) -> Any:
+    def ask(self, *parts: bytes, until: float | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
+        check_time(until)
         try:
-            reply = self._node.exchange(wire.command(*parts))
+            reply = self._node.exchange(wire.command(*parts), until=until)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         self._answered()

@@ -17,9 +17,10 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client
 
-from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua import RateLimiter, healing
 from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.current import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import breaker, get_store
@@ -424,3 +425,25 @@ def test_over_a_unix_socket_with_a_password(settings: Any, tmp_path: Any) -> Non
         assert asyncio.run(limiter.ahit("x")).limits[0].used == 2
         with redis.Redis(port=server.port, password="secret", db=2) as direct:
             assert direct.dbsize() == 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.django_db(transaction=True)
+def test_a_slow_database_keeps_nobody_waiting(
+    kind: str, own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis was emptied, and the rules have to be published again: who finds out waits no longer than the deadline, and
+    goes by the rules that are known; nobody else waits at all."""
+    RateLimitRule.objects.create(name="x", limit=7, unit="h")
+    limiter = RateLimiter("x", "100/h")
+    assert limiter.hit("x").limits[0].limit == 7
+    monkeypatch.setattr(healing, "_heal", lambda snapshot: time.sleep(1.5))
+    settings.RATELIMIT_TIMEOUT = 0.2
+    assert limiter.hit("x").limits[0].limit == 7
+    with redis.Redis.from_url(own.url) as direct:
+        direct.flushall()
+    decisions, seconds = timed_hits(limiter, kind)
+    assert [(decision.source, decision.limits[0].limit) for decision in decisions] == [("redis", 7)] * 2
+    assert seconds < 0.2 + SCHEDULING
+    with healing._healing:
+        pass
