@@ -46,7 +46,7 @@ class Fence:
             return False
         age = APART_MAX_AGE if conf.RULES_MAX_AGE is None else conf.RULES_MAX_AGE
         oldest = time.monotonic() - age
-        return any(self._passed.get(key, 0.0) <= oldest for key in _keys(call))
+        return any(self._passed.get(key, float("-inf")) <= oldest for key in _keys(call))
 
     def passed(self, call: Call, asked_at: float) -> None:
         """It was so at that moment or later."""

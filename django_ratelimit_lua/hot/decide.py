@@ -91,7 +91,7 @@ def _decide_once(call: Call) -> Steps:
             if place not in here.states and not (_is_leased(asked, charge) and (yield from _spend(here, place, asked))):
                 rest.append(place)
         if rest:
-            redis = yield replace(asked, charges=[call.charges[place] for place in rest])
+            redis = yield replace(asked, charges=[_at_most(asked, call.charges[place], here) for place in rest])
             for place, state in zip(rest, redis.limits, strict=True):
                 here.states[place] = state
                 here.moments[call.charges[place].digest] = redis.counted_at(call.charges[place].digest)
@@ -102,6 +102,13 @@ def _decide_once(call: Call) -> Steps:
         here.undo()
         raise
     return _together(call, here, redis, refused)
+
+
+def _at_most(call: Call, charge: Charge, here: _Here) -> Charge:
+    """Of a partial hit, no more is asked than was granted here."""
+    if not call.partial or not here.granted or call.operation != "hit":
+        return charge
+    return replace(charge, cost=min([charge.cost, *here.granted]))
 
 
 def _together(call: Call, here: _Here, redis: Decision | None, refused: bool) -> Decision:
@@ -160,6 +167,7 @@ def _spend(here: _Here, place: int, call: Call) -> Generator[Call, Decision, boo
     if call.operation == "peek":
         found = pool.look(max(charge.cost, 1))
     else:
+        charge = _at_most(call, charge, here)
         found = pool.spend(charge.cost)
         size = pool.wanted(charge.cost)
         if size:

@@ -134,7 +134,8 @@ class Pool:
                 speed = self._spent / elapsed
                 self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
                 self._since, self._spent = now, 0
-            fair = self._told.remaining // instances.count if self._told is not None else 0
+            # One part more than there are processes, for hits that are on their way to Redis by themselves.
+            fair = self._told.remaining // (instances.count + 1) if self._told is not None else 0
             size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
             self._asking = size > cost
             return size if self._asking else 0
