@@ -132,7 +132,7 @@ def _together(call: Call, here: _Here, redis: Decision | None, refused: bool) ->
 def _by_parts(call: Call, here: _Here) -> Generator[Call, Decision, None]:
     """Decide what is split by this process's part of it."""
     places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
-    if not places:
+    if not places or call.now is not None:  # A clock of the caller's own is not this process's.
         return
     instances.start()
     if any(part_of(call.charges[place].limit) is None for place in places):

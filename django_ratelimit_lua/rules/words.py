@@ -64,6 +64,8 @@ def reading(given: Declared) -> str:
 
     >>> reading({"name": "api", "key": "user", "rate": "100/m", "burst": 20, "mode": "shadow", "path": "/api/"})
     '100 per minute per user, bursts of 20, on /api/, shadow'
+    >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
+    '10000 per second per address, up to 500 taken ahead'
     """
     parts: list[str] = []
     if given.get("exempt"):
@@ -74,6 +76,10 @@ def reading(given: Declared) -> str:
         parts.append(_("bursts of %(burst)s") % given)
     if given.get("max_wait"):
         parts.append(_("waits up to %(max_wait)s s") % given)
+    if given.get("lease"):
+        parts.append(_("up to %(lease)s taken ahead") % given)
+    if given.get("split"):
+        parts.append(_("split among processes"))
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()
     ]
