@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import redis
-import trustme
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.rules.current import start_fresh
 from tests import clusters
-from tests.acceptance.test_topologies import used
+from tests.acceptance.test_topologies import issued, used
 
 GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
 EXAMPLES = [
@@ -41,13 +40,7 @@ def one(folder: Path) -> Iterator[Address]:
 def tls(folder: Path) -> Iterator[Address]:
     if not shutil.which("redis-server"):
         pytest.skip("NO TLS TEST: Debian's redis-server is not installed")
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    key, chain, signer = (folder / name for name in ("key.pem", "chain.pem", "ca.pem"))
-    certificate.private_key_pem.write_to_path(str(key))
-    for part in certificate.cert_chain_pems:
-        part.write_to_path(str(chain), append=True)
-    authority.cert_pem.write_to_path(str(signer))
+    key, chain, signer = issued(folder)
     with Server() as somewhere:
         port = somewhere.port
     options = ("--tls-port", str(port), "--tls-auth-clients", "no", "--tls-key-file", str(key))

@@ -147,6 +147,15 @@ def test_a_part_goes_on_when_redis_goes(settings: Any) -> None:
     assert sum(decision.allowed for decision in decisions) == 20
 
 
+@pytest.mark.usefixtures("three")
+def test_by_a_clock_of_the_callers_own_nothing_is_split(settings: Any) -> None:
+    """Nor leased: what is decided here goes by this process's own clock."""
+    settings.RATELIMIT_CLOCK = "client"
+    assert RateLimiter("x", "90/h", split="equal").hit("x").source == "redis"
+    leased = RateLimiter("y", "1000000/h", algorithm="fixed_window", lease=1000)
+    assert {leased.hit("x").source for _ in range(200)} == {"redis"}
+
+
 def test_until_the_others_are_known_it_is_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first moments of a process nothing is admitted that a shared count would not admit."""
     monkeypatch.setattr(instances, "equal", None)

@@ -78,9 +78,13 @@ def test_a_password(settings: Any) -> None:
 @pytest.fixture
 def certificates(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A private key, a certificate for 127.0.0.1, and who signed it."""
+    return issued(tmp_path)
+
+
+def issued(folder: Path) -> tuple[Path, Path, Path]:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
-    key, chain, signer = (tmp_path / name for name in ("key.pem", "chain.pem", "ca.pem"))
+    key, chain, signer = (folder / name for name in ("key.pem", "chain.pem", "ca.pem"))
     certificate.private_key_pem.write_to_path(str(key))
     for part in certificate.cert_chain_pems:
         part.write_to_path(str(chain), append=True)
