@@ -12,17 +12,15 @@ from asgiref.sync import sync_to_async
 from .conf import conf
 from .deny import denials
 from .exceptions import StoreError
+from .fallback import fallback, give_back, is_local, share_of, unlimited
 from .hot import Steps, decide, is_for, leases
 from .instances import instances
 from .limits.call import Call, Charge, Operation, StaleRules, Subject
-from .limits.decision import Decision, LimitState
+from .limits.decision import Decision
 from .local import local
 from .rules.current import current, load
 from .rules.ruleset import Ruleset
 from .store import get_store
-
-RETRY_WHEN_CLOSED = 1.0
-"""Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
@@ -70,67 +68,51 @@ def check(call: Call, until: float | None = None) -> Decision:
     now. Raises `StaleRules` where the call goes by rules that are not the current ones.
     """
     if not conf.ENABLE or not (call.charges or call.revision is not None):
-        return _unlimited(call)
+        return unlimited(call)
     known = _known(call)
     if known is not None:
         return known
     begun = denials.begin()
-    share = _share(call)
+    share = share_of(call)
     if share is not None and not local.decide(share, to_be_told=False):
-        return _fallback(call)
+        return fallback(call)
     try:
         decision = _in_steps(decide(call), until) if is_for(call) else get_store().run(call, until)
     except (StoreError, StaleRules) as error:
-        _give_back(share)
+        give_back(share)
         if isinstance(error, StaleRules):
             raise
-        return _fallback(call)
+        return fallback(call)
     if not decision.allowed:
-        _give_back(share)
+        give_back(share)
     return _noted(call, decision, begun)
 
 
 async def acheck(call: Call, until: float | None = None) -> Decision:
     """`check`, without blocking the event loop."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
-        return _unlimited(call)
+        return unlimited(call)
     known = _known(call)
     if known is not None:
         return known
     begun = denials.begin()
-    share = _share(call)
+    share = share_of(call)
     if share is not None and not local.decide(share, to_be_told=False):
-        return _fallback(call)
+        return fallback(call)
     try:
         decision = await (_ain_steps(decide(call), until) if is_for(call) else get_store().arun(call, until))
     except (StoreError, StaleRules) as error:
-        _give_back(share)
+        give_back(share)
         if isinstance(error, StaleRules):
             raise
-        return _fallback(call)
+        return fallback(call)
     if not decision.allowed:
-        _give_back(share)
+        give_back(share)
     return _noted(call, decision, begun)
 
 
-def _share(call: Call) -> Call | None:
-    """What of a hit goes by this process's share too, until the other processes have noticed that Redis is back."""
-    if not local.is_waiting or call.operation != "hit" or call.partial or call.now is not None:
-        return None
-    charges = [charge for charge in call.charges if _is_local(charge) and not charge.limit.is_hot]
-    return replace(call, charges=charges) if charges else None
-
-
-def _give_back(share: Call | None) -> None:
-    if share is not None:
-        local.decide(replace(share, operation="refund"), to_be_told=False)
-
-
-def _is_local(charge: Charge) -> bool:
-    return (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
-
-
 def _in_steps(steps: Steps, until: float | None) -> Decision:
+    until = time.monotonic() + conf.TIMEOUT if until is None else until
     try:
         call = next(steps)
         while True:
@@ -145,6 +127,7 @@ def _in_steps(steps: Steps, until: float | None) -> Decision:
 
 
 async def _ain_steps(steps: Steps, until: float | None) -> Decision:
+    until = time.monotonic() + conf.TIMEOUT if until is None else until
     try:
         call = next(steps)
         while True:
@@ -174,7 +157,7 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
         denials.note(call, decision, begun)
     if decision.source != "redis":
         return decision
-    if conf.ON_STORE_ERROR == "local" or any(map(_is_local, call.charges)):
+    if conf.ON_STORE_ERROR == "local" or any(map(is_local, call.charges)):
         instances.start()
         local.hear(call, decision.limits)
     return decision
@@ -252,46 +235,3 @@ def _forget_here(call: Call) -> None:
     leases.drop(digests)
     local.forget(call)
     denials.forget(digests)
-
-
-def _wanted(call: Call) -> int:
-    """The units that are granted if the call is allowed: a hit's."""
-    return max((charge.cost for charge in call.charges), default=0) if call.operation == "hit" else 0
-
-
-def _unlimited(call: Call) -> Decision:
-    return Decision(True, granted=_wanted(call))
-
-
-def _fallback(call: Call) -> Decision:
-    policies = [charge.limit.on_store_error or conf.ON_STORE_ERROR for charge in call.charges]
-    others = [
-        None if policy == "local" else _by_policy(charge, policy == "open")
-        for charge, policy in zip(call.charges, policies, strict=True)
-    ]
-    others_allow = all(state is None or state.allowed or not state.enforced for state in others)
-    shared = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
-    own = local.decide(replace(call, charges=shared), others_allow)
-    shares = iter(own.limits)
-    states = tuple(next(shares) if state is None else state for state in others)
-    allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")
-    granted = 0
-    if allowed and call.operation == "hit":
-        granted = own.granted if shared else _wanted(call)
-    return Decision(allowed, states, granted, own.wait if allowed else 0.0, source="fallback")
-
-
-def _by_policy(charge: Charge, is_open: bool) -> LimitState:
-    limit = charge.limit
-    return LimitState(
-        name=limit.name,
-        allowed=is_open or limit.mode == "shadow",
-        limit=limit.rate.limit,
-        used=0,
-        remaining=limit.rate.limit if is_open else 0,
-        retry_after=0.0 if is_open else RETRY_WHEN_CLOSED,
-        reset_after=0.0,
-        wait=0.0,
-        mode=limit.mode,
-        period=limit.rate.period,
-    )

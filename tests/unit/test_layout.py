@@ -31,7 +31,7 @@ ROOMS = [
     "rules",
     "instances",
     "local exceeded",
-    "hot",
+    "hot fallback",
     "check",
     "limiter wanted health",
     "overridden",
