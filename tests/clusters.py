@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from django_redis.pool import ConnectionFactory
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
@@ -185,6 +186,7 @@ class Watched:
 @contextmanager
 def watched() -> Iterator[Watched]:
     """All of them, ready."""
+    ConnectionFactory._pools.pop(f"redis://{SERVICE}/0", None)  # What django-redis knows of sentinels that are gone.
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(None, "--repl-diskless-sync-delay", "0")) for _ in range(3)]
         for server in servers[1:]:

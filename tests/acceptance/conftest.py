@@ -12,6 +12,13 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from tests.demo import CHROMIUM, DRIVER, start
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What looks at pages is marked so."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
 @pytest.fixture(scope="module")
 def demo() -> Iterator[str]:
     """The address of a demo of this module's own."""
