@@ -186,7 +186,8 @@ class Watched:
 @contextmanager
 def watched() -> Iterator[Watched]:
     """All of them, ready."""
-    ConnectionFactory._pools.pop(f"redis://{SERVICE}/0", None)  # What django-redis knows of sentinels that are gone.
+    for url in [url for url in ConnectionFactory._pools if SERVICE in url]:
+        del ConnectionFactory._pools[url]  # What django-redis knows of sentinels that are gone.
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(None, "--repl-diskless-sync-delay", "0")) for _ in range(3)]
         for server in servers[1:]:
