@@ -175,7 +175,7 @@ def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
             known, ruleset = ruleset, load(stale, until)
             if ruleset.revision == known.revision:
                 break  # Nobody knows newer ones.
-    return check(replace(describe_by(ruleset), revision=None), until)
+    return replace(check(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision)
 
 
 async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
@@ -190,7 +190,7 @@ async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decis
             known, ruleset = ruleset, await arules(stale, until)
             if ruleset.revision == known.revision:
                 break  # Nobody knows newer ones.
-    return await acheck(replace(describe_by(ruleset), revision=None), until)
+    return replace(await acheck(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision)
 
 
 def rules(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:

@@ -139,7 +139,9 @@ def decided(
                     break
                 memory.learn([one.digest for one in asked], error.records)
             else:
-                if decision.source == "redis":
+                if is_last:
+                    decision = replace(decision, revision=ruleset.revision)
+                elif decision.source == "redis":
                     verified()
                 return (yield from _finished(request, answer(decision, sorted_out), sorted_out.all, operation, kept))
     raise AssertionError("the last attempt is not fenced")  # pragma: no cover
