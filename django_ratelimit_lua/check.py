@@ -13,7 +13,7 @@ from .conf import conf
 from .deny import denials
 from .exceptions import StoreError
 from .fallback import fallback, give_back, is_local, share_of, unlimited
-from .hot import Steps, decide, is_for, leases
+from .hot import Steps, decide, is_for, leases, may_have_more
 from .instances import instances
 from .limits.call import Call, Charge, Operation, StaleRules, Subject
 from .limits.decision import Decision
@@ -153,7 +153,7 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
     """What came of a call, for the deny cache to remember, or to forget what it is about."""
     if call.operation == "refund":
         denials.forget([charge.digest for charge in call.charges])
-    elif not decision.allowed:
+    elif not decision.allowed and not may_have_more(call):
         denials.note(call, decision, begun)
     if decision.source != "redis":
         return decision

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from ..deny import denials
 from ..exceptions import StoreError
 from ..fence import Fence, alone
 from ..instances import instances
@@ -29,6 +30,11 @@ fence = Fence()
 def is_for(call: Call) -> bool:
     """Whether anything of a call may be decided here."""
     return any(charge.limit.is_hot for charge in call.charges)
+
+
+def may_have_more(call: Call) -> bool:
+    """Whether units are on their way, so that a refusal says nothing about the next hit."""
+    return any(charge.limit.lease is not None and leases.pool(call, charge).may_have_more for charge in call.charges)
 
 
 def held(call: Call) -> Held | None:
@@ -179,9 +185,10 @@ def _spend(here: _Here, place: int, call: Call) -> Generator[Call, Decision, boo
             else:
                 found = pool.spend(charge.cost)
         if found is None:
-            for refund in leases.refunds(pool, everything=True):  # Too few: see what there is of them all.
+            for refund in leases.refunds(pool, charge.cost):  # Too few: see what there is of them all.
                 with suppress(StoreError):
                     yield refund
+                denials.forget([charge.digest])
     if found is None:
         return False
     here.states[place], here.moments[charge.digest] = found

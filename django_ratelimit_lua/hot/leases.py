@@ -27,6 +27,7 @@ from .pool import Pool
 MOST = 10_000
 """Pools that are kept: the latest."""
 SWEEP_SECONDS = 0.1
+EVERYTHING = 2**63
 
 
 class Held:
@@ -98,19 +99,19 @@ class Leases:
                 del self._pools[key]
                 pool.close()
 
-    def refunds(self, pool: Pool, everything: bool = False) -> list[Call]:
-        """The calls that give back what is not to be spent from a pool any more; whoever is told them has to make
-        them."""
+    def refunds(self, pool: Pool, fewer_than: int | None = None) -> list[Call]:
+        """The calls that give back what is not to be spent from a pool any more, or all of it if that is fewer than so
+        many units; whoever is told them has to make them."""
         call = replace(without(pool.call), operation="refund", partial=False)
         return [
             replace(call, charges=[Charge(pool.limit, pool.digest, units)], hit_at=moment)
-            for units, moment in pool.returned(everything)
+            for units, moment in pool.returned(fewer_than)
         ]
 
     def give_back(self, everything: bool = False) -> bool:
         """Give back what is not to be spent here any more; whether anything is held still."""
         for pool in list(self._holding):
-            for refund in self.refunds(pool, everything):
+            for refund in self.refunds(pool, EVERYTHING if everything else None):
                 with suppress(StoreError):  # Then they stay counted until the limit forgets them.
                     get_store(patient=True).run(refund)
                     denials.forget([pool.digest])

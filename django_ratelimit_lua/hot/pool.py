@@ -174,11 +174,12 @@ class Pool:
             if state.allowed:
                 self._spent += cost
 
-    def returned(self, everything: bool = False) -> list[tuple[int, int]]:
-        """Units that are not to be spent here any more and go back, each with the moment since when they count."""
+    def returned(self, fewer_than: int | None = None) -> list[tuple[int, int]]:
+        """Units that are not to be spent here any more and go back, each with the moment since when they count; and all
+        of them, if that is fewer than so many."""
         now = time.monotonic()
         with self._lock:
-            if everything or now - self._hit_at > IDLE:
+            if now - self._hit_at > IDLE or (fewer_than is not None and self._units < fewer_than):
                 self._lapsed += self._batches
                 self._batches.clear()
                 self._units = 0
@@ -190,6 +191,11 @@ class Pool:
     def has(self, cost: int) -> bool:
         """Whether so many units can be spent, as far as can be told without looking closely."""
         return self._units >= cost > 0
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether there are units, or some are on their way."""
+        return self._asking or self._units > 0
 
     @property
     def is_empty(self) -> bool:
