@@ -67,29 +67,42 @@ def check(call: Call, until: float | None = None) -> Decision:
     `until`: the moment of the monotonic clock by which it has to be decided, where that is not `RATELIMIT_TIMEOUT` from
     now. Raises `StaleRules` where the call goes by rules that are not the current ones.
     """
-    if not conf.ENABLE or not (call.charges or call.revision is not None):
-        return unlimited(call)
-    known = _known(call)
-    if known is not None:
-        return known
-    begun = denials.begin()
-    share = share_of(call)
-    if share is not None and not local.decide(share, to_be_told=False):
-        return fallback(call)
+    began, steps = time.monotonic(), _deciding(call)
     try:
-        decision = _in_steps(decide(call), until) if is_for(call) else get_store().run(call, until)
-    except (StoreError, StaleRules) as error:
-        give_back(share)
-        if isinstance(error, StaleRules):
-            raise
-        return fallback(call)
-    if not decision.allowed:
-        give_back(share)
-    return _noted(call, decision, begun)
+        step = next(steps)
+        while True:
+            try:
+                decision = get_store().run(step, until)
+            except (StoreError, StaleRules) as error:
+                until = until or began + conf.TIMEOUT
+                step = steps.throw(error)
+            else:
+                until = until or began + conf.TIMEOUT
+                step = steps.send(decision)
+    except StopIteration as finished:
+        return cast(Decision, finished.value)
 
 
 async def acheck(call: Call, until: float | None = None) -> Decision:
     """`check`, without blocking the event loop."""
+    began, steps = time.monotonic(), _deciding(call)
+    try:
+        step = next(steps)
+        while True:
+            try:
+                decision = await get_store().arun(step, until)
+            except (StoreError, StaleRules) as error:
+                until = until or began + conf.TIMEOUT
+                step = steps.throw(error)
+            else:
+                until = until or began + conf.TIMEOUT
+                step = steps.send(decision)
+    except StopIteration as finished:
+        return cast(Decision, finished.value)
+
+
+def _deciding(call: Call) -> Steps:
+    """The calls that have to be made for a decision; usually it is the one, or none."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return unlimited(call)
     known = _known(call)
@@ -100,45 +113,16 @@ async def acheck(call: Call, until: float | None = None) -> Decision:
     if share is not None and not local.decide(share, to_be_told=False):
         return fallback(call)
     try:
-        decision = await (_ain_steps(decide(call), until) if is_for(call) else get_store().arun(call, until))
-    except (StoreError, StaleRules) as error:
+        decision = (yield from decide(call)) if is_for(call) else (yield call)
+    except StaleRules:
         give_back(share)
-        if isinstance(error, StaleRules):
-            raise
+        raise
+    except StoreError:
+        give_back(share)
         return fallback(call)
     if not decision.allowed:
         give_back(share)
     return _noted(call, decision, begun)
-
-
-def _in_steps(steps: Steps, until: float | None) -> Decision:
-    until = time.monotonic() + conf.TIMEOUT if until is None else until
-    try:
-        call = next(steps)
-        while True:
-            try:
-                decision = get_store().run(call, until)
-            except (StoreError, StaleRules) as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(decision)
-    except StopIteration as finished:
-        return cast(Decision, finished.value)
-
-
-async def _ain_steps(steps: Steps, until: float | None) -> Decision:
-    until = time.monotonic() + conf.TIMEOUT if until is None else until
-    try:
-        call = next(steps)
-        while True:
-            try:
-                decision = await get_store().arun(call, until)
-            except (StoreError, StaleRules) as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(decision)
-    except StopIteration as finished:
-        return cast(Decision, finished.value)
 
 
 def _known(call: Call) -> Decision | None:

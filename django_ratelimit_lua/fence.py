@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from django.core.signals import setting_changed
+
 from .conf import conf
+from .exceptions import StoreError
 from .limits.call import Call
 
 APART_MAX_AGE = 1.0
+Steps = Generator[Any, Any, None]
 MOST = 10_000
 """Subjects that are remembered: the latest."""
 
@@ -40,6 +45,11 @@ class Fence:
         self._passed: OrderedDict[Any, float] = OrderedDict()
         self._lock = Lock()
 
+    def clear(self) -> None:
+        """Nothing was found yet."""
+        with self._lock:
+            self._passed.clear()
+
     def is_due(self, call: Call) -> bool:
         """Whether it has to be asked whether the call goes by what is current."""
         if call.revision is None:
@@ -47,6 +57,20 @@ class Fence:
         age = APART_MAX_AGE if conf.RULES_MAX_AGE is None else conf.RULES_MAX_AGE
         oldest = time.monotonic() - age
         return any(self._passed.get(key, float("-inf")) <= oldest for key in _keys(call))
+
+    def verify(self, call: Call, ask: Callable[[Call], Generator[Any, Any, Any]], *, needed: bool) -> Steps:
+        """Ask apart whether a call goes by what is current, if that is due. Raises `StaleRules`; and `StoreError` only
+        if it is `needed`, else the rules that are known hold."""
+        if not self.is_due(call):
+            return
+        asked_at = time.monotonic()
+        try:
+            yield from ask(alone(call))
+        except StoreError:
+            if needed:
+                raise
+        else:
+            self.passed(call, asked_at)
 
     def passed(self, call: Call, asked_at: float) -> None:
         """It was so at that moment or later."""
@@ -56,6 +80,18 @@ class Fence:
                 self._passed.move_to_end(key)
             while len(self._passed) > MOST:
                 self._passed.popitem(last=False)
+
+
+fence = Fence()
+"""One for all who ask apart, so that nobody takes the word of another for fresh."""
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    if setting.startswith("RATELIMIT_") or setting == "CACHES":
+        fence.clear()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.fence")
 
 
 def _keys(call: Call) -> list[Any]:

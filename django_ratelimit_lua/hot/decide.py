@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ..deny import denials
 from ..exceptions import StoreError
-from ..fence import Fence, alone
+from ..fence import fence
 from ..instances import instances
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
@@ -24,7 +24,6 @@ from .pool import Pool
 Steps = Generator[Call, Decision, Decision]
 ATTEMPTS = 3
 """How often a hit is decided again because a batch came in that it was refused for."""
-fence = Fence()
 
 
 def is_for(call: Call) -> bool:
@@ -143,17 +142,15 @@ def _by_parts(call: Call, here: _Here) -> Generator[Call, Decision, None]:
     instances.start()
     if any(part_of(call.charges[place].limit) is None for place in places):
         return  # Not known in the first moments of a process: until then it is one count, in Redis.
-    if len(places) == len(call.charges) and fence.is_due(call):
-        asked_at = time.monotonic()
-        try:
-            yield alone(call)
-        except StoreError:
-            pass  # Go by the rules that are known.
-        else:
-            fence.passed(call, asked_at)
+    if len(places) == len(call.charges):
+        yield from fence.verify(call, _asked, needed=False)
     here.splits = replace(call, charges=[call.charges[place] for place in places])
     here.split = local.decide(here.splits)
     here.states.update(zip(places, here.split.limits, strict=True))
+
+
+def _asked(call: Call) -> Generator[Call, Decision, None]:
+    yield call
 
 
 def _is_leased(call: Call, charge: Charge) -> bool:

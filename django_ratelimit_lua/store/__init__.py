@@ -6,9 +6,10 @@ from django.core.signals import setting_changed
 
 from ..conf import conf
 from .alias import Alias, why_unusable
+from .base import Store
 from .factory import ClusterConnectionFactory
 from .sharded import ShardedStore
-from .single import Store
+from .single import SingleStore
 
 __all__ = ["ClusterConnectionFactory", "Store", "get_store", "why_unusable"]
 
@@ -27,7 +28,7 @@ def get_store(patient: bool = False) -> Store:
     store = _stores.get(known)
     if store is None:
         alias = Alias(conf.USE_CACHE)
-        kind = ShardedStore if alias.nodes else Store
+        kind = ShardedStore if alias.nodes else SingleStore
         store = _stores[known] = kind(alias, PATIENCE if patient else conf.TIMEOUT, persistent=patient)
     return store
 

@@ -22,7 +22,8 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """The sentinels that watch a service: what their connections are made of. `names`: the classes to make them by."""
+    """The sentinels that watch a service: what their connections are made of, and by which `classes`, blocking and
+    not."""
 
     service: str
     kwargs: Sequence[dict[str, Any]]

@@ -10,63 +10,59 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from ..exceptions import StoreError
-from ..fence import Fence, alone, without
+from ..fence import fence, without
 from ..limits.call import Call
 from ..limits.decision import Decision
 from . import wire
 from .alias import Alias
+from .base import Store, check_time
 from .cluster import Cluster, Exchange, Steps, slot_of
 from .node import Node
 from .sentinel import Address
 from .shards import Room, in_turn, parts_of
-from .single import Store, check_time
 
 
 class ShardedStore(Store):
     """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
 
-    def __init__(self, alias: Alias, timeout: float, *, persistent: bool = False) -> None:
-        self._name = alias.name
+    def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
+        super().__init__(alias.name, persistent=persistent)
         self._alias = alias
         self._timeout = timeout
-        self._is_silent = persistent
-        self._down: set[object] = set()
         self._nodes: dict[Address, Node] = {}
         self._cluster = Cluster(alias.nodes)
         self._room = Room()
-        self._fence = Fence()
 
     @property
     def is_paused(self) -> bool:
-        """Whether one of the nodes is not asked at the moment, because too much has failed."""
+        """See `Store`."""
         return any(node.is_paused for node in list(self._nodes.values()))
 
     def run(self, call: Call, until: float | None = None) -> Decision:
-        """Decide a call; by that moment of the monotonic clock, where one is given. Raises `StoreError`."""
+        """See `Store`."""
         decision: Decision = self._drive(self._decide(call, self._until(until)))
         return decision
 
     async def arun(self, call: Call, until: float | None = None) -> Decision:
-        """`run`, without blocking the event loop."""
+        """See `Store`."""
         decision: Decision = await self._adrive(self._decide(call, self._until(until)))
         return decision
 
     def forget(self, call: Call) -> None:
-        """Delete the state of every limit of a call. Raises `StoreError`."""
+        """See `Store`."""
         self._drive(self._forget(call, self._until()))
 
     async def aforget(self, call: Call) -> None:
-        """Delete the state of every limit of a call. Raises `StoreError`."""
+        """See `Store`."""
         await self._adrive(self._forget(call, self._until()))
 
     def ask(self, *parts: bytes, until: float | None = None) -> Any:
-        """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
+        """See `Store`."""
         slot = slot_of(wire.key_of(*parts))
         return self._drive(self._exchange(slot, wire.command(*parts), b"", self._until(until)))
 
     def close(self) -> None:
-        """Close the idle connections of threads; those of an event loop are closed with it."""
+        """See `Store`."""
         for node in self._nodes.values():
             node.close()
 
@@ -77,7 +73,8 @@ class ShardedStore(Store):
     def _decide(self, call: Call, until: float) -> Generator[Any, Any, Decision]:
         revision = call.revision or 0
         if call.revision is not None:
-            yield from self._verify(call, until)
+            asking = call.fence
+            yield from fence.verify(call, lambda one: self._ask(one, asking, until), needed=not call.charges)
             call = without(call)
         if not call.charges:
             return Decision(True, revision=revision)
@@ -96,19 +93,6 @@ class ShardedStore(Store):
         parts = parts_of(call, lambda digest: slot_of(_key_of(digest)), self._room)
         decision = yield from (ask(parts[0].call) if len(parts) == 1 else in_turn(call, parts, ask))
         return replace(decision, revision=revision)
-
-    def _verify(self, call: Call, until: float) -> Steps:
-        """Ask apart whether rules and overrides are the current ones, if that is due. Raises `StaleRules`."""
-        if not self._fence.is_due(call):
-            return
-        asked_at = time.monotonic()
-        try:
-            yield from self._ask(alone(call), call.fence, until)
-        except StoreError:
-            if not call.charges:
-                raise  # Else: where rules cannot be asked for, limits are decided by those that are known.
-        else:
-            self._fence.passed(call, asked_at)
 
     def _ask(self, call: Call, key: bytes, until: float) -> Generator[Any, Any, Decision]:
         slot = slot_of(key)
@@ -139,7 +123,7 @@ class ShardedStore(Store):
     def _node_at(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            made = Node(self._alias.at(address), self._timeout, persistent=self._is_silent)
+            made = Node(self._alias.at(address), self._timeout, persistent=self._is_persistent)
             node = self._nodes.setdefault(address, made)
         return node
 

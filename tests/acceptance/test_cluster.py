@@ -19,10 +19,11 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.check import check, describe
+from django_ratelimit_lua.check import check, describe, rules
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.health import health
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.instances import Part, instances
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -250,6 +251,22 @@ def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None
     until(lambda: status() == 429, "the block holds", 2)
     block.delete()
     until(lambda: status() == 200, "the block is over", 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided in the process and what is asked apart in a cluster go by one look at the rules, not by two."""
+    monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
+    limiter = RateLimiter("x", "100000/h", split="equal")
+    RateLimitRule.objects.create(name="x", limit=90_000, unit="h", split="equal")
+    until(lambda: limiter.hit("x").limits[0].limit == 90_000, "the first edit holds", 2)
+    time.sleep(0.5)
+    for _ in range(20):
+        limiter.hit("x")
+        check(describe([Charge(Limit("other", "9/h"), digest("x"))], ruleset=rules()))
+        time.sleep(0.03)
+    RateLimitRule.objects.update(limit=80_000)
+    until(lambda: limiter.hit("x").limits[0].limit == 80_000, "the second edit holds", 1.2)
 
 
 def test_a_slot_that_moves_under_load_loses_and_repeats_nothing(mortal: Cluster) -> None:
