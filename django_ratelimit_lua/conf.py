@@ -6,6 +6,7 @@ What was read is kept until Django says that settings have changed, as `override
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
@@ -21,6 +22,10 @@ from .limits.rate import LimitError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CLOCKS = ("redis", "client")
+
+
+_META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
+"""As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 
 
 def _bad(name: str, value: object, right: str) -> ImproperlyConfigured:
@@ -138,9 +143,12 @@ class Conf:
     def IP_META_KEY(self) -> str | Callable[[Any], str] | None:
         """Where the client's address is: a key of `request.META`, a callable, or the dotted path of one."""
         value = getattr(settings, "RATELIMIT_IP_META_KEY", None)
-        if value is None or (isinstance(value, str) and "." not in value):
-            return value
-        return self._callable("IP_META_KEY")
+        if value is None or not isinstance(value, str) or "." in value:
+            return None if value is None else self._callable("IP_META_KEY")
+        if not _META_KEY.fullmatch(value):
+            header = re.sub(r"[^A-Z0-9]", "_", value.upper()).removeprefix("HTTP_")
+            raise _bad("IP_META_KEY", value, f"must be a key of request.META, such as 'HTTP_{header}'")
+        return value
 
     @cached_property
     def TRUSTED_PROXIES(self) -> int | tuple[Network, ...] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-from .callsite import ALL, RateLike, Site, group_of
+from .callsite import ALL, UNSAFE, RateLike, Site, group_of
 from .conf import conf
 from .drive import run
 from .identity.keys import KeyLike
@@ -28,6 +28,35 @@ class Usage(TypedDict):
     time_left: int
 
 
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Asked(Protocol[Answer]):
+    """One of the two functions, with the names for `method` that django-ratelimit gives it."""
+
+    ALL: None
+    UNSAFE: list[str]
+
+    def __call__(
+        self,
+        request: HttpRequest,
+        group: str | None = None,
+        fn: Callable[..., Any] | None = None,
+        key: KeyLike | None = None,
+        rate: RateLike = None,
+        method: str | list[str] | tuple[str, ...] | None = ALL,
+        increment: bool = False,
+    ) -> Answer:
+        """Ask it."""
+
+
+def _with_methods(function: Callable[..., Answer]) -> Asked[Answer]:
+    asked = cast("Asked[Answer]", function)
+    asked.ALL, asked.UNSAFE = ALL, UNSAFE
+    return asked
+
+
+@_with_methods
 def get_usage(
     request: HttpRequest,
     group: str | None = None,
@@ -61,6 +90,7 @@ def get_usage(
     )
 
 
+@_with_methods
 def is_ratelimited(
     request: HttpRequest,
     group: str | None = None,

@@ -112,12 +112,14 @@ def _parameters(kind: Any) -> frozenset[str]:
 
 
 class Alias:
-    """A usable alias: what its connections are made of. Raises `ImproperlyConfigured`."""
+    """A usable alias: what its connections are made of. Raises `ImproperlyConfigured`; of it, as Django does, an
+    `InvalidCacheBackendError` where there is no such alias."""
 
     def __init__(self, name: str) -> None:
         problem = why_unusable(name)
         if problem:
-            raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
+            kind = ImproperlyConfigured if name in caches.settings else InvalidCacheBackendError
+            raise kind(f"RATELIMIT_USE_CACHE: {problem}")
         client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
         pools = _pools(client)
         pool = pools[0]

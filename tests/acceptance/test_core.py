@@ -64,3 +64,11 @@ def test_a_count_needs_a_name(rf: RequestFactory) -> None:
     """As in django-ratelimit."""
     with pytest.raises(ImproperlyConfigured, match="group"):
         get_usage(rf.get("/"), key="ip", rate="1/h")
+
+
+@pytest.mark.parametrize("function", [get_usage, is_ratelimited])
+def test_methods_are_named_on_the_functions(rf: RequestFactory, function: Any) -> None:
+    """As in django-ratelimit, so that a call with `is_ratelimited.UNSAFE` needs no second import."""
+    assert (function.ALL, function.UNSAFE) == (None, UNSAFE)
+    assert not function(rf.get("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True)
+    assert function(rf.post("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True)
