@@ -8,12 +8,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, cast
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.functional import cached_property
 
 from .dotted import find
 from .limits import algorithms

@@ -20,6 +20,7 @@ from .conf import conf
 from .limits.call import Call
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
+from .process import renew_after_fork
 
 MOST = 10_000
 """Refusals that are remembered: the latest."""
@@ -76,10 +77,14 @@ class DenyCache:
     """The refusals of this process, by what was asked."""
 
     def __init__(self) -> None:
+        self._generation = 0
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._denials: OrderedDict[Any, Denial] = OrderedDict()
         self._by_digest: dict[bytes, set[Any]] = {}
         self._lock = Lock()
-        self._generation = 0
 
     def __len__(self) -> int:
         return len(self._denials)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import datetime
-import os
 from collections import Counter
 from contextlib import suppress
 from threading import Lock, Timer
 
 from .conf import conf
 from .exceptions import StoreError
+from .process import renew_after_fork
 from .store import get_store
 
 FLUSH_SECONDS = 1.0
@@ -24,18 +24,18 @@ class Tally:
     """
 
     def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)  # The parent writes what it counted.
+
+    def _begin(self) -> None:
         self._counts: Counter[tuple[bytes, str]] = Counter()
         self._lock = Lock()
         self._timer: Timer | None = None
-        self._pid = os.getpid()
 
     def add(self, rule: str, mode: str) -> None:
         """Count one more."""
         key = _key(datetime.datetime.now(datetime.UTC).date())
         with self._lock:
-            if self._pid != os.getpid():  # Timers do not survive a fork, and the parent writes what it counted.
-                self._pid, self._timer = os.getpid(), None
-                self._counts.clear()
             self._counts[key, f"{mode}:{rule}"] += 1
             if self._timer is None:
                 self._timer = Timer(FLUSH_SECONDS, self._on_time)
@@ -76,7 +76,7 @@ tally = Tally()
 @atexit.register
 def _at_exit() -> None:
     with suppress(Exception):
-        if tally._pid == os.getpid() and tally._counts:
+        if tally._counts:
             tally.flush()
 
 

@@ -18,6 +18,7 @@ from django.core.signals import setting_changed
 from .conf import conf
 from .exceptions import StoreError
 from .limits.call import Call
+from .process import renew_after_fork
 
 APART_MAX_AGE = 1.0
 Steps = Generator[Any, Any, None]
@@ -42,6 +43,10 @@ class Fence:
     """The rules and the subjects' tags that were the current ones, and when."""
 
     def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._passed: OrderedDict[Any, float] = OrderedDict()
         self._lock = Lock()
 

@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, rout
 
 from .exceptions import StoreError
 from .models import RateLimitRevision, RateLimitRule
+from .process import renew_after_fork
 from .publish import publish, published_revision, send
 from .rules import current
 from .signals import rules_changed
@@ -91,6 +92,12 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
 
 _retrying, _healing = threading.Lock(), threading.Lock()
 _warned = False
+
+
+@renew_after_fork
+def _renew() -> None:
+    global _retrying, _healing
+    _retrying, _healing = threading.Lock(), threading.Lock()
 
 
 def _warn(message: str, error: Exception) -> None:

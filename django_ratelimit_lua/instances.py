@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 import uuid
@@ -13,6 +12,7 @@ from fractions import Fraction
 
 from . import lua
 from .conf import conf
+from .process import renew_after_fork
 from .store import get_store
 
 SCRIPT = lua.source("instances").encode()
@@ -52,15 +52,16 @@ class Instances:
     """
 
     def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Start anew, as a child process must after a fork."""
         self.count = 1
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        # A child is an instance of its own; until it has heard of the others, there are as many as its parent knew of.
         self.equal: Part | None = None
         self.weighted: Part | None = None
         self._id = uuid.uuid4().hex
-        self._started = False
+        self._started = self._is_listed = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -75,6 +76,7 @@ class Instances:
 
     def beat(self) -> int:
         """Say so once; returns how many there are. Raises `StoreError`."""
+        self._is_listed = True
         count, rank, before, own, of = self._say(b"0")
         self.count = max(1, int(count))
         self.equal = Part(int(rank), 1, self.count)
@@ -84,8 +86,9 @@ class Instances:
     def goodbye(self) -> None:
         """Say that this process is no more, so that the others take over its part."""
         self._started = False
-        with suppress(Exception):
-            self._say(b"1")
+        if self._is_listed:  # A child that never said a word ends without one.
+            with suppress(Exception):
+                self._say(b"1")
 
     def _say(self, is_goodbye: bytes) -> list[bytes]:
         key = conf.CACHE_PREFIX + b"{rules}:instances"
@@ -102,5 +105,3 @@ class Instances:
 
 
 instances = Instances()
-if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
-    os.register_at_fork(after_in_child=instances.forget)

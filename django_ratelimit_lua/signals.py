@@ -1,6 +1,10 @@
 """Signals (https://docs.djangoproject.com/en/stable/topics/signals/)."""
 
+from threading import Lock
+
 from django.dispatch import Signal
+
+from .process import renew_after_fork
 
 limit_exceeded = Signal()
 """A hit was refused by a limit, or would have been by one in shadow mode.
@@ -19,3 +23,9 @@ store_down = Signal()
 
 store_up = Signal()
 """Redis of the cache `alias` answers again."""
+
+
+@renew_after_fork
+def _renew() -> None:
+    for signal in (limit_exceeded, rules_changed, store_down, store_up):
+        signal.lock = Lock()  # Django takes it whenever it sends.

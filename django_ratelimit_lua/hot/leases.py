@@ -4,7 +4,6 @@ it, and when the process ends."""
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +20,7 @@ from ..fence import without
 from ..instances import instances
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision
+from ..process import renew_after_fork
 from ..store import get_store
 from .pool import Pool
 
@@ -56,10 +56,10 @@ class Leases:
 
     def __init__(self) -> None:
         self._begin()
+        renew_after_fork(self._leave_to_parent)
 
-    def forget(self) -> None:
-        """Start with nothing, as a child process must after a fork: what its parent holds is its parent's."""
-        for pool in self._pools.values():
+    def _leave_to_parent(self) -> None:
+        for pool in {*self._pools.values(), *self._holding}:
             pool.abandon()
         self._begin()
 
@@ -133,8 +133,6 @@ class Leases:
 
 
 leases = Leases()
-if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
-    os.register_at_fork(after_in_child=leases.forget)
 
 
 @atexit.register

@@ -211,6 +211,7 @@ class Pool:
 
     def abandon(self) -> None:
         """Spend nothing more, in a child process, where whoever held the lock is gone."""
+        self._lock = Lock()
         self._closed, self._units = True, 0
 
     def _lapse(self, now: float) -> None:

@@ -29,6 +29,7 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
+from ..process import renew_after_fork
 from ..signals import store_down, store_up
 from ..store import get_store
 from .counters import Bucket, Window
@@ -45,11 +46,16 @@ class Local:
     """The shares of this process, and what Redis said last of each identity."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._said: dict[Counter, tuple[int, float]] = {}
         self._counters: OrderedDict[Counter, tuple[Limit, Share, Bucket | Window]] = OrderedDict()
-        self._admitted: dict[Counter, int] = {}
         self._back_at = float("-inf")
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        # What is counted stays counted in a child, too; but its parent tells Redis of it.
+        self._lock = Lock()
+        self._admitted: dict[Counter, int] = {}
 
     @property
     def is_waiting(self) -> bool:

@@ -16,6 +16,7 @@ from ..conf import conf
 from ..deny import denials
 from ..exceptions import StoreError
 from ..limits.call import StaleRules
+from ..process import renew_after_fork
 from ..store import get_store
 from .ruleset import Ruleset, admin_rule, settings_rules
 
@@ -30,6 +31,12 @@ _ruleset: Ruleset | None = None
 _snapshot: Mapping[str, Any] | None = None
 _lock = Lock()
 _verified_at = float("-inf")
+
+
+@renew_after_fork
+def _renew() -> None:
+    global _lock
+    _lock = Lock()
 
 
 def fence_key() -> bytes:
@@ -57,7 +64,8 @@ def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset
     global _ruleset
     until = time.monotonic() + conf.TIMEOUT if until is None else until
     # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
-    if not _lock.acquire(timeout=max(0.0, until - time.monotonic())):
+    lock = _lock
+    if not lock.acquire(timeout=max(0.0, until - time.monotonic())):
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
         known = _ruleset
@@ -84,7 +92,7 @@ def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset
         denials.clear()
         return _ruleset
     finally:
-        _lock.release()
+        lock.release()
 
 
 def reload() -> Ruleset:

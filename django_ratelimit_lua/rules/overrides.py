@@ -24,6 +24,7 @@ from ..identity.forwarded import Address
 from ..limits.call import Subject
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
+from ..process import renew_after_fork
 
 logger = logging.getLogger("django_ratelimit_lua")
 Effect = Literal["limit", "exempt", "block"]
@@ -151,6 +152,10 @@ class Memory:
     NOTHING: ClassVar[tuple[bytes, tuple[Override, ...]]] = (b"", ())
 
     def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._known: OrderedDict[bytes, tuple[bytes, tuple[Override, ...]]] = OrderedDict()
         self._lock = Lock()
 

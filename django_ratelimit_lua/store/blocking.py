@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..process import renew_after_fork
 from .alias import Alias, Unreachable
 from .sentinel import check_role
 
@@ -58,11 +57,10 @@ class Connections:
         self._alias = alias
         self._timeout = timeout
         self._class: type[_Deadline] = type("DeadlineConnection", (_Deadline, alias.connection_class), {})
-        self.forget()
-        _every.add(self)
+        self._begin()
+        renew_after_fork(self._begin)
 
-    def forget(self) -> None:
-        """Start without connections, as a child process must after a fork."""
+    def _begin(self) -> None:
         # list.append and list.pop are atomic: the lock is only for making connections and for waiting for one.
         self._idle: list[_Deadline] = []
         self._made = 0
@@ -160,15 +158,3 @@ def _readable(sock: Any) -> Callable[[], bool]:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return lambda: bool(poll.poll(0))
-
-
-_every: weakref.WeakSet[Connections] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for connections in list(_every):
-        connections.forget()
-
-
-if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
-    os.register_at_fork(after_in_child=_after_fork)

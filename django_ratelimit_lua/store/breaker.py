@@ -7,11 +7,12 @@ try in step.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
 from collections.abc import Callable
+
+from ..process import renew_after_fork
 
 FAILURES = 3
 """Failures in a row after which it opens."""
@@ -35,10 +36,14 @@ class Breaker:
 
     def __init__(self, answers: Callable[[], bool]) -> None:
         self._answers = answers
-        self._lock = threading.Lock()
         self._failures = 0
         self._is_open = False
-        self._tried_by = 0
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._is_tried = False
 
     @property
     def is_open(self) -> bool:
@@ -49,8 +54,7 @@ class Breaker:
         """Whether the caller may ask."""
         if not self._is_open:
             return True
-        if self._tried_by != os.getpid():  # A child process, whose parent's threads are not its own.
-            self._lock = threading.Lock()
+        if not self._is_tried:  # A child process, whose parent's threads are not its own.
             self._try()
         return False
 
@@ -71,9 +75,9 @@ class Breaker:
 
     def _try(self) -> None:
         with self._lock:
-            if self._tried_by == os.getpid():
+            if self._is_tried:
                 return
-            self._tried_by = os.getpid()
+            self._is_tried = True
         threading.Thread(target=self._until_answered, name="ratelimit-breaker", daemon=True).start()
 
     def _until_answered(self) -> None:
@@ -84,7 +88,7 @@ class Breaker:
             if self._is_open and self._answers():
                 self.succeeded()
         with self._lock:
-            self._tried_by = 0
+            self._is_tried = False
             again = self.is_open
         if again:  # It opened while this thread came to its end.
             self._try()

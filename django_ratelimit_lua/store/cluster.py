@@ -16,6 +16,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ..process import renew_after_fork
 from . import wire
 from .alias import Unreachable
 from .sentinel import Address
@@ -70,6 +71,10 @@ class Cluster:
         self._failing: set[Address] = set()
         self._is_moved = False
         self._looked_at = float("-inf")
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._lock = Lock()
 
     @property

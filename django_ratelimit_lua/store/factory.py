@@ -8,6 +8,10 @@ from django.conf import settings
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
 
+from ..process import renew_after_fork
+
+_of_parent: list[object] = []
+
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
     """Makes clients of `redis.cluster.RedisCluster`: `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias.
@@ -40,6 +44,13 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
         for urls in [urls for urls, cluster in self._clusters.items() if cluster is connection]:
             del self._clusters[urls]
         connection.close()
+
+
+@renew_after_fork
+def _renew() -> None:
+    # Not let go of here: a client that ends waits for a lock of its own, which the parent may have held.
+    _of_parent.append(ClusterConnectionFactory._clusters)
+    ClusterConnectionFactory._clusters = {}
 
 
 def _siblings(url: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
+from ..process import renew_after_fork
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -31,6 +32,10 @@ class Room:
     """How much of each limit was left when it was last asked, as a part of it; the latest are remembered."""
 
     def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._left: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()
         self._lock = Lock()
 

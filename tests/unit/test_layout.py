@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_ratelimit_lua"
 # From the top: a room imports only those above it; those on one line do not import each other.
 ROOMS = [
-    "version",
+    "version process",
     "limits",
     "lua",
     "exceptions signals",

@@ -1,0 +1,53 @@
+"""What belongs to one process, and what a child has to make anew after a fork.
+
+A fork copies the memory of all threads, but only the thread that forks goes on. So in the child a lock that another
+thread held stays locked for good, a thread that should run does not, and a connection is the parent's. Whatever has a
+lock, a thread, a connection or something still to be written registers here how it is made anew. This is the only place
+that hears of forks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from inspect import ismethod
+from typing import TypeVar
+from weakref import WeakMethod
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+Renew = TypeVar("Renew", bound=Callable[[], None])
+
+_serial = itertools.count()
+_renewals: dict[int, Callable[[], Callable[[], None] | None]] = {}
+"""In the order of registration. A dictionary, because its single steps are whole whenever another thread forks."""
+
+
+def renew_after_fork(renew: Renew) -> Renew:
+    """Have this called in a child process after a fork, before anything else runs there.
+
+    A bound method does not keep its object alive. What is called replaces locks instead of releasing them (who forks
+    may hold one), and starts no thread: that is for the first use.
+    """
+    number = next(_serial)
+    if ismethod(renew):
+        _renewals[number] = WeakMethod(renew, lambda _: _renewals.pop(number, None))
+    else:
+        _renewals[number] = lambda: renew
+    return renew
+
+
+def _renew() -> None:
+    for reference in list(_renewals.values()):
+        renew = reference()
+        if renew is not None:
+            try:
+                renew()
+            except Exception:  # The others have to be renewed all the same.
+                logger.exception("Not renewed after a fork: %r", renew)
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
+    os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,44 @@
+"""What a process has to itself is made anew in a child."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+from django_ratelimit_lua.process import renew_after_fork
+
+
+class Renewed:
+    """Says how often it was renewed."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.times = 0
+        self._fails = fails
+        renew_after_fork(self.renew)
+
+    def renew(self) -> None:
+        self.times += 1
+        if self._fails:
+            raise RuntimeError("on purpose")
+
+
+def test_a_child_renews_what_its_parent_registered_once_and_whatever_else_fails() -> None:
+    """Each once, in the child only, though one of them raises; a function as well as a method."""
+    called: list[int] = []
+    broken, renewed = Renewed(fails=True), Renewed()
+    renew_after_fork(lambda: called.append(os.getpid()))
+    child = os.fork()
+    if not child:
+        os._exit(0 if (broken.times, renewed.times, called) == (1, 1, [os.getpid()]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (broken.times, renewed.times, called) == (0, 0, [])
+
+
+def test_who_is_gone_is_not_kept_to_be_renewed() -> None:
+    """Stores and breakers come and go with settings."""
+    renewed = Renewed()
+    gone = weakref.ref(renewed)
+    del renewed
+    gc.collect()
+    assert gone() is None
