@@ -93,7 +93,7 @@ def explain(request: HttpRequest) -> Explanation:
         return None if exempt and not wanted else list(wanted)
 
     kept: list[Wanted] = []
-    decision = run(decided(request, build, "peek", may_change=lambda _: True, kept=kept, everywhere=True), request)
+    decision = run(decided(request, build, "peek", kept=kept, everywhere=True), request)
     ruleset = rules()
     asked: Any = run(asked_of(request, ruleset, wanted, not exempt), request)  # type: ignore[arg-type]
     known = memory.look(asked)

@@ -75,16 +75,7 @@ def steps(
             return None
         return (yield from wanted_by(request, sites, group))
 
-    def may_change(ruleset: Ruleset) -> bool:
-        """Where nothing is to be counted: whether rules could say otherwise."""
-        if callable(choose):
-            return everywhere
-        names = [(site.group or group, site) for site in choose]
-        return any(
-            ruleset.knows(name) or (site.applies_to(request) and name not in counted(request)) for name, site in names
-        )
-
-    return decided(request, build, operation, may_change=may_change, kept=kept, everywhere=everywhere)
+    return decided(request, build, operation, kept=kept, everywhere=everywhere)
 
 
 def decided(
@@ -92,15 +83,15 @@ def decided(
     build: Build,
     operation: Operation = "hit",
     *,
-    may_change: Callable[[Ruleset], bool],
+    may_change: Callable[[], bool] = lambda: True,
     now: int | None = None,
     kept: list[Wanted] | None = None,
     everywhere: bool = False,
 ) -> Steps:
     """Decide what `build` wants counted by the rules in force, with whatever overrides say; see `steps`.
 
-    `may_change`: where nothing is to be counted, whether rules could say otherwise, so that it has to be asked whether
-    these are still the ones.
+    Where nothing is to be counted, it is asked all the same whether these are still the rules: others could say more of
+    any call site, for other methods or for whom this one does not count. Unless no rule `may_change` anything.
     """
     if not conf.ENABLE:
         return Decision(True)
@@ -119,7 +110,7 @@ def decided(
         asked: list[Asked] = []
         if ruleset.kinds:
             asked = yield from asked_of(request, ruleset, wanted, blocks)
-        if not wanted and not asked and not (may_change(ruleset) and is_due(ruleset)):
+        if not wanted and not asked and not (may_change() and is_due(ruleset)):
             return Decision(True)
         for _ in range(2):
             known = memory.look(asked)

@@ -138,6 +138,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """What its counts are kept under."""
         return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a rule could have it count the request: where it has named whom to count, or was not asked yet."""
+        return self.everywhere or self.key is not None or self.num_requests is None
+
     def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
         """What it wants counted, by the rules in force."""
         charge = self.prepare(request, view)
@@ -237,6 +242,16 @@ class ScopedRateThrottle(UserRateThrottle):
         self.rate = self.get_rate()
         self._parse(request.method)
         return super().prepare(request, view)
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+        """As rules of the view's scope say, too; nothing for a view without one."""
+        self.scope = getattr(view, self.scope_attr, None)
+        return (yield from super().wanted(request, view, ruleset)) if self.scope else []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the view has a scope, so that a rule could be named like it."""
+        return bool(self.scope) and super().is_open
 
 
 class RuleThrottle(SimpleRateThrottle):

@@ -23,11 +23,14 @@ class Throttle(Protocol):
 
     timer: Any
     everywhere: bool
-    rate: Any
 
     @property
     def name(self) -> str:
         """The name of the call site."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a rule could have it count the request."""
 
     def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Generator[Any, Any, list[Wanted]]:
         """What it wants counted, by the rules in force."""
@@ -50,9 +53,6 @@ class Answers:
                 wanted += [replace(one, owner=throttle) for one in found]
             return _apart(wanted)
 
-        def may_change(ruleset: Ruleset) -> bool:
-            return any(one.everywhere or one.rate is None or ruleset.knows(one.name) for one in throttles)
-
         kept: list[Wanted] = []
         decision = run(
             decided(
@@ -61,7 +61,7 @@ class Answers:
                 now=round(clocks[0]() * SECOND) if clocks else None,
                 kept=kept,
                 everywhere=any(throttle.everywhere for throttle in throttles),
-                may_change=may_change,
+                may_change=lambda: any(throttle.is_open for throttle in throttles),
             ),
             plain(request),
         )

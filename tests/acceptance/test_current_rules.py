@@ -1,0 +1,133 @@
+"""The first request after a save obeys it, also in a process that asked nothing else and met no rule before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ROOT = Path(__file__).parents[2]
+FACES = {
+    "decorator": ["writes"],
+    "a decorator without a rate": ["hook"],
+    "two decorators": ["writes", "hook"],
+    "get_usage": ["writes"],
+    "a throttle": ["anon"],
+    "a throttle without a rate": ["user"],
+    "throttles": ["anon", "user"],
+    "a throttle by method": ["reads"],
+    "a throttle by scope": ["uploads"],
+    "a throttle for all rules": [],
+    "middleware": [],
+    "middleware in front of the user": [],
+    "limiter": ["limiter"],
+}
+"""What may get a request, and the call sites it is made of."""
+Ask = Callable[[Any], Any]
+
+
+@pytest.fixture
+def other(prefix: str) -> Iterator[Ask]:
+    """Another process, which does what it is told and nothing else."""
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.asked_site"],
+        cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask(question: Any) -> Any:
+        print(json.dumps(question), file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+        assert answer, f"the other process has ended: {process.wait(30)}"
+        return json.loads(answer)
+
+    with process:  # Which closes its pipes and waits for it.
+        yield ask
+
+
+def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Rules in the place of call sites, beside them, and for paths; for some methods and some people."""
+    sites = FACES[face] or ["none"]
+    rule = st.fixed_dictionaries(
+        {
+            "name": st.sampled_from([*sites, "one", "two"]),
+            "limit": st.integers(1000, 1005),
+            "key": st.sampled_from(["ip", "user_or_ip"]),
+            "methods": st.sampled_from([[], ["GET"], ["POST"]]),
+            "audience": st.sampled_from(["everyone", "everyone", "anonymous", "authenticated"]),
+            "mode": st.sampled_from(["enforce", "enforce", "shadow", "off"]),
+            "group": st.sampled_from(["", *sites]),
+            "path": st.sampled_from(["", "", "/"] if FACES[face] else ["/", "/place", "/other"]),
+        },
+    )
+    return st.lists(rule, max_size=2, unique_by=lambda one: one["name"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Rules, a request that meets them, other rules, and the first request after these."""
+    face = draw(st.sampled_from(list(FACES)))
+    first, second = (
+        {"face": face, "method": draw(st.sampled_from(["GET", "POST"])), "user": draw(st.sampled_from([None, "ada"]))}
+        for _ in range(2)
+    )
+    return draw(rules(face)), first, draw(rules(face)), second, draw(st.booleans())
+
+
+def save(declared: list[dict[str, Any]], block: bool) -> None:
+    with transaction.atomic():
+        RateLimitOverride.objects.all().delete()
+        RateLimitRule.objects.all().delete()
+        RateLimitRule.objects.bulk_create(RateLimitRule(unit="h", **one) for one in declared)
+        if block:
+            RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
+
+
+def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing_else(other: Ask) -> None:
+    """Whatever the rules were and are, and whatever asks: it is answered as by a process that has just started."""
+    RateLimitRule.objects.create(name="first", path="/first", key="ip", limit=1)
+
+    @given(histories())
+    @hypothesis_settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def holds(history: Any) -> None:
+        before, first, after, second, block = history
+        save(before, False)
+        other(first)
+        save(after, block)
+        answer = other(second)
+        other("forget")
+        assert answer == other(second)
+
+    holds()
+
+
+def test_a_rule_that_is_new_is_obeyed_by_every_face(other: Ask) -> None:
+    """Where nothing applied, a limit of none does: for the method, the user and the place that was let through."""
+    for face, sites in FACES.items():
+        save([], False)
+        question = {"face": face, "method": "GET", "user": None}
+        assert other(question)[0] == 200
+        if face == "limiter":
+            RateLimitRule.objects.create(name="limiter", limit=0)
+        elif sites:
+            RateLimitRule.objects.create(name="beside", group=sites[0], key="ip", limit=0)
+        else:
+            RateLimitRule.objects.create(name="everything", path="/", key="ip", limit=0)
+        status, limits, *told = other(question)
+        assert status == 429 or "0" in told, (face, limits)
