@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
@@ -14,11 +15,22 @@ from .conf import conf
 from .dotted import lazily
 from .identity.keys import Key, KeyLike, compile_key
 from .limits import calendar
-from .limits.limit import Limit, Options
+from .limits.limit import OPTIONS, Limit, Options, unknown_option
 from .limits.rate import ACCEPTED, SECOND, LimitError, Rate
 
 ALL: None = None
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
+
+METHODS = frozenset({
+    "ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "CONNECT", "COPY", "DELETE", "GET", "HEAD", "LABEL",
+    "LINK", "LOCK", "MERGE", "MKACTIVITY", "MKCALENDAR", "MKCOL", "MKREDIRECTREF", "MKWORKSPACE", "MOVE", "OPTIONS",
+    "ORDERPATCH", "PATCH", "POST", "PROPFIND", "PROPPATCH", "PURGE", "PUT", "QUERY", "REBIND", "REPORT", "SEARCH",
+    "TRACE", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
+})  # fmt: skip
+"""HTTP methods that can be named: those that IANA registers, and PURGE. Any other is taken for a misspelt one, which
+would limit nothing and say nothing."""
+ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "reset_if", "cost_after")
+"""What `@ratelimit` takes beside the options of a limit."""
 
 named: set[str] = set()
 """What call sites are called by, as far as they are imported: rules of these names take their place."""
@@ -93,6 +105,9 @@ class Site:
         cost_after: Outcome | None = None,
     ) -> Site:
         """Raises `LimitError` for whatever is wrong with it."""
+        for option in options:
+            if option not in OPTIONS:
+                raise unknown_option("@ratelimit", option, (*ARGUMENTS, *OPTIONS))
         if not key:
             raise LimitError("A rate limit needs a key: whom to count, such as key='ip'")
         if group is not None and (not isinstance(group, str) or not group):
@@ -157,18 +172,42 @@ class Site:
     def _name(self, group: str, rate: Rate) -> str:
         if self.rule:  # Named by itself, so that a changed rate keeps the count.
             return group if len(self.rates) == 1 else f"{group}:{rate}"
-        methods = ",".join(sorted(self.methods)) if self.methods is not None else "*"
+        # A limit on GET is on HEAD too; its name says GET, as it did when it was not, so that it keeps its count.
+        methods = "*" if self.methods is None else ",".join(sorted(self.methods - _implied(self.methods)))
         return f"{group}:{methods}:{self.key.name}:{rate}"
 
 
+def method_name(name: object) -> str:
+    """An HTTP method by its name, in capitals. Raises `LimitError` for what is none.
+
+    >>> method_name("get")
+    'GET'
+    >>> method_name("PSOT")
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is no HTTP method; did you mean 'POST'? Known are ACL, ...
+    """
+    upper = name.upper() if isinstance(name, str) else ""
+    if upper in METHODS:
+        return upper
+    meant = get_close_matches(upper, METHODS, n=1)
+    hint = f"; did you mean {meant[0]!r}?" if meant else "."
+    raise LimitError(f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method")
+
+
 def _methods(method: Any) -> frozenset[str] | None:
+    """The methods to be counted; None: all. Who counts GET counts HEAD, which runs the same view."""
     if method is ALL:
         return None
     names = [method] if isinstance(method, str) else method
-    listed = isinstance(names, (list, tuple, set, frozenset)) and names
-    if not listed or not all(isinstance(name, str) and name.isalpha() for name in names):
+    if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise LimitError(f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names", "method")
-    return frozenset(name.upper() for name in names)
+    methods = frozenset(map(method_name, names))
+    return methods | _implied(methods)
+
+
+def _implied(methods: frozenset[str]) -> frozenset[str]:
+    return frozenset({"HEAD"}) if "GET" in methods else frozenset()
 
 
 def group_of(view: Any) -> str:

@@ -9,6 +9,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from . import dotted
+from .callsite import method_name
 from .conf import NAMES, conf
 from .limits.rate import LimitError, Rate
 from .rules.ruleset import settings_rules
@@ -24,6 +25,7 @@ UNUSED_RULES = "django_ratelimit_lua.W002"
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 UNKNOWN_SETTING = "django_ratelimit_lua.W001"
+NO_PROXIES = "django_ratelimit_lua.W008"
 
 
 @register(Tags.caches)
@@ -80,8 +82,9 @@ def check_throttle_rates(**kwargs: Any) -> list[CheckMessage]:
     ours = [path for path in drf.get("DEFAULT_THROTTLE_CLASSES", ()) if str(path).startswith("django_ratelimit_lua.")]
     found: list[CheckMessage] = []
     for scope, rate in drf.get("DEFAULT_THROTTLE_RATES", {}).items() if ours else ():
-        for one in rate.values() if isinstance(rate, dict) else (rate,):
+        for method, one in rate.items() if isinstance(rate, dict) else (("*", rate),):
             try:
+                _ = method == "*" or method_name(method)
                 _ = one is None or Rate.parse(one)
             except LimitError as error:
                 where = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}"
@@ -100,3 +103,16 @@ def check_paths(**kwargs: Any) -> list[CheckMessage]:
         except ImproperlyConfigured as error:
             found.append(Error(f"{error}.", hint="Name a callable that takes (group, request).", id=BAD_PATH))
     return found
+
+
+@register(Tags.caches, deploy=True)
+def check_proxies(**kwargs: Any) -> list[CheckMessage]:
+    """It is said whether a proxy stands before the site: if one does and is not trusted, all visitors share a count."""
+    if conf.TRUSTED_PROXIES is not None or conf.IP_META_KEY is not None:
+        return []
+    signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
+    told = [name for name in signs if getattr(settings, name, None)]
+    why = f" ({', '.join(told)} says that one stands before this site)" if told else ""
+    hint = "Set it to the networks of your proxies or to their number, or to 0 where none stands before this site."
+    message = f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}."
+    return [Warning(message, hint=hint, id=NO_PROXIES)]

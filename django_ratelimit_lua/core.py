@@ -74,6 +74,8 @@ def get_usage(
     """
     if group is None and fn is None:
         raise ImproperlyConfigured("get_usage needs `group` or `fn`: the name the count is kept under")
+    if not hasattr(request, "META"):
+        raise TypeError(f"get_usage and is_ratelimited need the request first, not {request!r}")
     if not conf.ENABLE or rate is None:
         return None
     site = Site.compiled(group, key, rate, method, 1, {})

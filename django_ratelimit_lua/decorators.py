@@ -18,6 +18,7 @@ from .drive import arun, run
 from .http import note, refusal, told
 from .identity.keys import KeyLike
 from .limits.limit import Options
+from .limits.rate import LimitError
 from .outcome import settle
 from .steps import steps
 from .wanted import Wanted
@@ -99,9 +100,30 @@ def _is_async(view: Any) -> bool:
     return getattr(view, "__name__", "") == "dispatch" and getattr(type(owner), "view_is_async", False) is True
 
 
+def _check_function(view: Callable[..., Any]) -> None:
+    """Raises `LimitError` for what can never be called with a request in front."""
+    if isinstance(view, type):
+        right = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
+        raise LimitError(f"@ratelimit is for functions, and {view.__qualname__} is a class: write {right}")
+    if not inspect.isfunction(view):
+        return
+    arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
+    if arguments[:1] == ("self",) and view.__qualname__.rpartition(".")[0][-1:] not in ("", ">"):
+        raise _on_method(view)
+
+
+def _on_method(view: Callable[..., Any]) -> LimitError:
+    name = getattr(view, "__qualname__", repr(view))
+    return LimitError(
+        f"@ratelimit on {name}: its first argument is no request. On a method, write "
+        f"@method_decorator(ratelimit(...)), from django.utils.decorators"
+    )
+
+
 def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
     # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so
     # what is found only counts where it was put.)
+    _check_function(view)
     below = getattr(view, "_ratelimits", None)
     sites: tuple[Site, ...] = (site,)
     checked = view
@@ -114,6 +136,8 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     @functools.wraps(view)
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(request, "META"):
+            raise _on_method(view)
         kept: list[Wanted] = []
         decision = note(request, run(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:
@@ -132,6 +156,8 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(request, "META"):
+            raise _on_method(view)
         kept: list[Wanted] = []
         decision = note(request, await arun(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.core.exceptions import PermissionDenied
 
 from .limits.decision import Decision
@@ -19,9 +21,18 @@ class Ratelimited(PermissionDenied):
 
     def __init__(self, decision: Decision | None = None) -> None:
         self.decision = Decision(allowed=False) if decision is None else decision
-        limits = ", ".join(self.decision.denied_by) or "the limit"
-        retry = self.decision.retry_after
-        super().__init__(f"{limits}: " + ("never" if retry is None else f"retry in {retry:.6g} s"))
+        super().__init__(_said(self.decision))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it was made: a task queue sends it on, and what is made of it there is to have the decision too.
+        return type(self), (self.decision,)
+
+
+def _said(decision: Decision) -> str:
+    if not decision.limits:
+        return "Rate limit exceeded"
+    limits, retry = ", ".join(decision.denied_by) or "the limit", decision.retry_after
+    return f"{limits}: " + ("never" if retry is None else f"retry in {retry:.6g} s")
 
 
 class StoreError(Exception):

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
-from .callsite import Site, named
+from .callsite import Site, method_name, named
 from .conf import conf
 from .identity import digest
 from .identity.address import client_address
@@ -23,7 +23,7 @@ from .identity.keys import Key
 from .limits.algorithms import LONGEST_LOG
 from .limits.call import Charge
 from .limits.decision import LimitState
-from .limits.limit import Limit, Options
+from .limits.limit import OPTIONS, Limit, Options, unknown_option
 from .limits.rate import SECOND, LimitError, Rate
 from .rules.ruleset import Ruleset
 from .together import answer, plain
@@ -45,7 +45,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     Beside DRF's attributes (`rate`, `scope`, `THROTTLE_RATES`, `timer`, `cache_format`):
 
-    - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; None: no limit);
+    - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; GET: HEAD too, unless
+      it has a rate of its own; None: no limit);
     - `algorithm` and `options`: those of `Limit`. By default a sliding log, whose verdicts are the ones that DRF
       documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
     - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
@@ -68,6 +69,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for option in cls.options:
+            if option not in OPTIONS:
+                raise unknown_option(f"Throttle {cls.__name__}", option, OPTIONS)
         if isinstance(cls.scope, str):
             named.add(cls.scope)
 
@@ -79,8 +83,22 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def _parse(self, method: str | None) -> None:
         rate = self.rate
         if isinstance(rate, Mapping):
-            rate = rate.get(method, rate.get("*"))
+            rate = self._by_method().get(self._counts_as(method))
         self.num_requests, self.duration = self.parse_rate(rate)
+
+    def _by_method(self) -> Mapping[str, Any]:
+        """The rates of a dict by method, each by its name in capitals."""
+        try:
+            return {name if name == "*" else method_name(name): rate for name, rate in self.rate.items()}
+        except LimitError as error:
+            raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
+
+    def _counts_as(self, method: str | None) -> str:
+        """The method whose rate a request goes by: HEAD by that of GET, as it runs the same view."""
+        names = self._by_method()
+        if method is not None and method in names:
+            return method
+        return "GET" if method == "HEAD" and "GET" in names else "*"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Whom to count, or None to let the request pass."""
@@ -164,7 +182,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def _limit(self, request: Any) -> Limit:
         name = self.name
         if isinstance(self.rate, Mapping):
-            name = f"{name}:{request.method if request.method in self.rate else '*'}"
+            name = f"{name}:{self._counts_as(request.method)}"
         rate = Rate.parse((self.num_requests or 0, self.duration or 0))
         algorithm = self.algorithm or conf.THROTTLE_ALGORITHM
         if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
+import logging
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,6 +15,14 @@ from .forwarded import Address, entries, parse_address
 
 UNKNOWN = "unknown"
 """The identity of every address that is no address. One for all: nobody gains new identities by sending garbage."""
+
+logger = logging.getLogger("django_ratelimit_lua")
+_UNTRUSTED = (
+    "A request from %s says by X-Forwarded-For or Forwarded that it comes from somebody else, and "
+    "RATELIMIT_TRUSTED_PROXIES is not set. If a proxy stands before this site, all its visitors share one count: set "
+    "the setting. If none does, set it to 0. (Said once in each process.)"
+)
+_unheard = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,8 @@ def client_address(request: HttpRequest) -> ClientAddress:
     peer = request.META.get("REMOTE_ADDR")
     trusted = conf.TRUSTED_PROXIES
     if trusted is None:
+        if ("HTTP_X_FORWARDED_FOR" in request.META or "HTTP_FORWARDED" in request.META) and next(_unheard) == 0:
+            logger.warning(_UNTRUSTED, peer)
         return _told(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
     text = request.headers.get(header)

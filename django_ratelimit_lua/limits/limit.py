@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, Never, TypedDict, get_args
 
 from . import algorithms, calendar
 from .decision import Mode
@@ -40,6 +41,13 @@ class Options(TypedDict, total=False):
 
 
 OPTIONS = tuple(Options.__annotations__)
+
+
+def unknown_option(where: str, option: str, accepted: Sequence[str]) -> LimitError:
+    """The error for an option that nobody knows: names it, what may have been meant, and what there is."""
+    meant = get_close_matches(option, accepted, n=1)
+    hint = f"; did you mean {meant[0]!r}?" if meant else "."
+    return LimitError(f"{where}: unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option)
 
 
 def wait_us(seconds: float | timedelta, what: str) -> int:
@@ -119,9 +127,12 @@ class Limit:
         on_store_error: Policy | None = None,
         lease: int | None = None,
         split: Split | None = None,
+        **unknown: Never,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
+        for option in unknown:
+            raise unknown_option(f"Limit {name!r}", option, OPTIONS)
         kind = algorithms.find(algorithm)
         values = {
             "name": name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
@@ -231,9 +232,11 @@ def compile_rule(given: Mapping[str, Any], *, plain: bool = False, where: str = 
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
     reader = _Reader(given, f"{where}: rule {name!r}", plain)
-    unknown = sorted(set(given) - {*FIELDS, "id"})
+    unknown = sorted(set(given) - {*FIELDS, "id"}, key=str)
     if unknown:
-        reader.fail("name", f"unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+        meant = [found[0] for word in unknown if (found := get_close_matches(str(word), FIELDS, n=1))]
+        hint = f"; did you mean {', '.join(meant)}?" if meant else ""
+        reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
     mode = given.get("mode", "enforce")
     if mode not in MODES:
         reader.fail("mode", f"mode is {mode!r}; choose one of: {', '.join(MODES)}")

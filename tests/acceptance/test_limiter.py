@@ -177,7 +177,7 @@ def test_what_is_wrong_is_said_when_it_is_made() -> None:
     for arguments in (["x", "5/month"], ["x", []], ["", "5/m"], ["x", ["5/m", "5/m"]]):
         with pytest.raises(LimitError):
             RateLimiter(*arguments)
-    with pytest.raises(TypeError):
+    with pytest.raises(LimitError, match="unknown option 'bursts'; did you mean 'burst'"):
         RateLimiter("x", "5/m", bursts=3)
 
 

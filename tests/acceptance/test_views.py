@@ -276,12 +276,6 @@ def test_what_is_wrong_is_said_when_the_decorator_is_written(arguments: dict[str
         ratelimit(**arguments)
 
 
-def test_an_unknown_option_is_a_type_error() -> None:
-    """Python's own error names it."""
-    with pytest.raises(TypeError, match="bursts"):
-        ratelimit(key="ip", rate="5/m", bursts=3)
-
-
 def test_django_ratelimits_names_are_there() -> None:
     """`ratelimit.ALL`, `ratelimit.UNSAFE`, and the order of the positional arguments."""
     assert (ratelimit.ALL, ratelimit.UNSAFE) == (ALL, UNSAFE)

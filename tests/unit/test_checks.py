@@ -126,6 +126,29 @@ def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
     assert "scope 'user': Rate 'ten/m'" in messages[1][1]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "is not set: all who come through one proxy share one count."),
+        ({"USE_X_FORWARDED_HOST": True}, "(USE_X_FORWARDED_HOST says that one stands before this site)."),
+        ({"RATELIMIT_TRUSTED_PROXIES": 0}, None),
+        ({"RATELIMIT_TRUSTED_PROXIES": ["10.0.0.0/8"]}, None),
+        ({"RATELIMIT_IP_META_KEY": "HTTP_X_REAL_IP"}, None),
+    ],
+)
+def test_a_deployment_says_whether_a_proxy_stands_before_it(
+    given: dict[str, Any], said: str | None, settings: Any
+) -> None:
+    """`check --deploy` warns where nothing is said; 0 is an answer. The plain `check` is silent."""
+    for name, value in given.items():
+        setattr(settings, name, value)
+    messages = run_checks(tags=["caches"], include_deployment_checks=True)
+    found = [message.msg for message in messages if message.id == "django_ratelimit_lua.W008"]
+    assert len(found) == (said is not None)
+    assert said is None or found[0].endswith(said)
+    assert not [message for message in run_checks(tags=["caches"]) if message.id == "django_ratelimit_lua.W008"]
+
+
 def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
     """So that an id can be silenced, and looked up."""
     import inspect
@@ -139,7 +162,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
         if str(value).startswith("django_ratelimit_lua.") and name.isupper()
     ]
     ids = [getattr(checks, name) for name in names if name != "MIDDLEWARE"]
-    assert len(ids) == len(set(ids)) == 8
+    assert len(ids) == len(set(ids)) == 9
     assert text.count("id=") == text.count("hint=")
 
 

@@ -1,0 +1,205 @@
+"""Which methods a limit counts: GET means GET and HEAD, and a name that is no method is an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from hypothesis import given
+from hypothesis import strategies as st
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua.callsite import METHODS
+from django_ratelimit_lua.core import get_usage, is_ratelimited
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+
+runs: list[str] = []
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    runs.append(str(request.method))
+    return HttpResponse("ok")
+
+
+@ratelimit(key="ip", rate="2/m", method="GET")
+def function(request: HttpRequest) -> HttpResponse:
+    return ok(request)
+
+
+@ratelimit(key="ip", rate="2/m", method=["get", "POST"])
+async def coroutine(request: HttpRequest) -> HttpResponse:
+    return ok(request)
+
+
+class OnMethod(View):
+    @method_decorator(ratelimit(key="ip", rate="2/m", method="GET"))
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return ok(request)
+
+
+@method_decorator(ratelimit(key="ip", rate="2/m", method="GET"), name="dispatch")
+class OnClass(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return ok(request)
+
+
+@ratelimit(key="ip", rate="50/m", method="POST")
+def retuned(request: HttpRequest) -> HttpResponse:
+    return ok(request)
+
+
+class ByMethod(SimpleRateThrottle):
+    rate = {"GET": "2/h", "*": None}  # noqa: RUF012 - as users write it
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        return self.get_ident(request)
+
+
+class Throttled(APIView):
+    authentication_classes = ()
+    throttle_classes = (ByMethod,)
+
+    def get(self, request: Any) -> Response:
+        ok(request)
+        return Response({})
+
+
+urlpatterns = [
+    path("function", function),
+    path("coroutine", coroutine),
+    path("on-method", OnMethod.as_view()),
+    path("on-class", OnClass.as_view()),
+    path("throttled", Throttled.as_view()),
+    path("ruled", ok),
+    path("retuned", retuned),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = [
+        {"name": "ruled", "path": "/ruled", "method": "GET", "key": "ip", "rate": "2/m"},
+        {"name": f"{__name__}.retuned", "group": f"{__name__}.retuned", "method": "GET", "key": "ip", "rate": "2/m"},
+    ]
+    runs.clear()
+
+
+EVERYWHERE = ["/function", "/coroutine", "/on-method", "/on-class", "/throttled", "/ruled", "/retuned"]
+
+
+def asked(where: str, methods: list[str], kind: str) -> list[int]:
+    async def requests() -> list[int]:
+        client = AsyncClient()
+        return [(await getattr(client, method)(where)).status_code for method in methods]
+
+    if kind == "async":
+        return asyncio.run(requests())
+    client = Client()
+    return [getattr(client, method)(where).status_code for method in methods]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("first", ["get", "head"])
+def test_who_counts_get_counts_head(where: str, kind: str, first: str) -> None:
+    """One count for both, in decorators, rules and throttles, whichever comes first: the view runs twice of four."""
+    methods = ["get", "head"] if first == "get" else ["head", "get"]
+    assert asked(where, [*methods, *methods], kind) == [200, 200, 429, 429]
+    assert runs == [method.upper() for method in methods]
+
+
+def test_head_named_by_itself_is_head_alone(rf: RequestFactory) -> None:
+    """A limit on HEAD lets GET pass, and a limit on other methods counts neither."""
+    head = ratelimit("head", "ip", "1/m", "HEAD")(ok)
+    assert [head(rf.get("/")).status_code for _ in range(3)] == [200, 200, 200]
+    assert [head(rf.head("/")).status_code for _ in range(2)] == [200, 429]
+    posts = ratelimit("posts", "ip", "0/m", ["POST", "OPTIONS"])(ok)
+    assert [posts(rf.head("/")).status_code, posts(rf.get("/")).status_code, posts(rf.post("/")).status_code] == [
+        200,
+        200,
+        429,
+    ]
+
+
+def test_a_throttle_may_give_head_a_rate_of_its_own() -> None:
+    """Then it is a count of its own; and names are read in any case."""
+
+    class Both(ByMethod):
+        rate = {"get": "1/h", "Head": "2/h"}  # noqa: RUF012 - as users write it
+
+    view = type("View", (Throttled,), {"throttle_classes": (Both,)}).as_view()
+    factory = RequestFactory()
+    assert [view(factory.get("/")).status_code for _ in range(2)] == [200, 429]
+    assert [view(factory.head("/")).status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_django_ratelimits_functions_count_head_with_get(rf: RequestFactory) -> None:
+    """`is_ratelimited` and `get_usage` with `method="GET"`, and GET and HEAD written out are the same count."""
+    asked = {"group": "theirs", "key": "ip", "rate": "2/m"}
+    assert not is_ratelimited(rf.head("/"), method="GET", increment=True, **asked)
+    assert not is_ratelimited(rf.get("/"), method=["HEAD", "GET"], increment=True, **asked)
+    assert is_ratelimited(rf.head("/"), method="get", increment=True, **asked)
+    usage = get_usage(rf.head("/"), method="GET", **asked)
+    assert usage is not None
+    assert usage["count"] == 2
+
+
+def test_a_limit_on_get_is_named_as_ever(rf: RequestFactory) -> None:
+    """By GET, so that what is counted stays counted."""
+    request = rf.head("/")
+    ratelimit("named", "ip", "2/m", "GET")(ok)(request)
+    assert [state.name for state in request.ratelimit.limits] == ["named:GET:ip:2/m"]
+
+
+@given(st.one_of(st.text(), st.sampled_from(["PSOT", "GTE", "HAED", "UNSAFE", "ALL", "*", "GET,POST", "GET POST", ""])))
+def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
+    """By decorator, function, rule and throttle alike; one that is a method is taken in any case."""
+    if name.upper() in METHODS:
+        ratelimit(key="ip", rate="5/m", method=name)
+        return
+    for method in (name, ["GET", name]):
+        with pytest.raises(LimitError, match="is no HTTP method") as caught:
+            ratelimit(key="ip", rate="5/m", method=method)
+        assert caught.value.field == "method"
+        with pytest.raises(LimitError, match="is no HTTP method"):
+            is_ratelimited(RequestFactory().get("/"), "g", None, "ip", "5/m", method)
+        if name:
+            with pytest.raises(RuleError, match="is no HTTP method"):
+                compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
+    if name != "*":
+        with pytest.raises(ImproperlyConfigured, match="is no HTTP method"):
+            type("Wrong", (ByMethod,), {"rate": {name: "5/m"}})()
+
+
+def test_a_misspelt_method_is_told_what_was_meant(settings: Any) -> None:
+    """Also by `check`, for DRF's rates."""
+    with pytest.raises(LimitError, match="'PSOT' is no HTTP method; did you mean 'POST'"):
+        ratelimit(key="ip", rate="5/m", method="PSOT")
+    settings.REST_FRAMEWORK = {
+        "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"],
+        "DEFAULT_THROTTLE_RATES": {"anon": {"PSOT": "5/m"}},
+    }
+    messages = [message.msg for message in run_checks(tags=["caches"])]
+    assert any("'PSOT' is no HTTP method" in message for message in messages), messages
+
+
+def test_a_method_of_webdav_can_be_named(rf: RequestFactory) -> None:
+    """What IANA registers is known, also with a hyphen in it."""
+    middleware = RateLimitMiddleware(ok)
+    view = ratelimit("dav", "ip", "1/m", ["PROPFIND", "VERSION-CONTROL"])(middleware)
+    requests = [rf.generic(method, "/") for method in ("PROPFIND", "VERSION-CONTROL", "GET")]
+    assert [view(request).status_code for request in requests] == [200, 429, 200]

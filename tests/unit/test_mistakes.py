@@ -1,0 +1,169 @@
+"""What a developer writes wrongly is told in the words of what they wrote, with what would be right."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import Decision, LimitError, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua.core import get_usage, is_ratelimited
+from django_ratelimit_lua.identity import address
+from django_ratelimit_lua.identity.address import client_address
+from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.limits.limit import OPTIONS, Limit
+from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), min_size=1).filter(
+    lambda word: word not in (*FIELDS, "id", "self", "name", "key", "block", "count_if", "reset_if", "cost_after")
+)
+
+
+@given(st.one_of(words, st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods", "raet", "Burst"])))
+def test_an_option_that_nobody_knows_is_named(option: str) -> None:
+    """By decorator, `RateLimiter`, `Limit`, throttle and rule alike: which it is, and which there are."""
+    unknown: dict[str, Any] = {option: 5}
+    ways: list[Any] = [
+        lambda: ratelimit(key="ip", rate="5/m", **unknown),
+        lambda: RateLimiter("mail", "5/m", **unknown),
+        lambda: Limit("mail", "5/m", **unknown),
+        lambda: type("Wrong", (SimpleRateThrottle,), {"options": unknown}),
+    ]
+    for way in ways:
+        with pytest.raises(LimitError) as caught:
+            way()
+        assert f"unknown option {option!r}" in str(caught.value)
+        assert all(known in str(caught.value) for known in OPTIONS)
+        assert caught.value.field == option
+    with pytest.raises(RuleError) as refused:
+        compile_rule({"name": "x", "key": "ip", "rate": "5/m", **unknown})
+    assert f"unknown {option}; known are {', '.join(FIELDS)}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("brust", "burst"), ("algoritm", "algorithm"), ("max_wiat", "max_wait"), ("modes", "mode")]
+)
+def test_what_may_have_been_meant_is_said(wrong: str, meant: str) -> None:
+    """The nearest of the names there are; a decorator's own arguments are among them."""
+    for way in (lambda: ratelimit(key="ip", rate="5/m", **{wrong: 5}), lambda: Limit("x", "5/m", **{wrong: 5})):  # type: ignore[arg-type, misc]
+        with pytest.raises(LimitError, match=f"unknown option '{wrong}'; did you mean '{meant}'"):
+            way()
+    with pytest.raises(RuleError, match=f"did you mean {meant}"):
+        compile_rule({"name": "x", "key": "ip", "rate": "5/m", wrong: 5})
+    with pytest.raises(LimitError, match="did you mean 'count_if'"):
+        ratelimit(key="ip", rate="5/m", countif=len)  # type: ignore[call-arg]
+
+
+def test_a_plain_method_is_told_of_method_decorator() -> None:
+    """When it is decorated, where its first argument is `self`; else at the first call, under both drivers."""
+    with pytest.raises(LimitError, match=r"on .*Plain\.get: .*@method_decorator\(ratelimit"):
+
+        class Plain(View):
+            @ratelimit(key="ip", rate="5/m")
+            def get(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse("never")
+
+    class Odd(View):
+        @ratelimit(key="ip", rate="5/m")
+        def get(this, request: HttpRequest) -> HttpResponse:  # noqa: N805
+            return HttpResponse("never")
+
+    class AlsoOdd(View):
+        @ratelimit(key="ip", rate="5/m")
+        async def get(this, request: HttpRequest) -> HttpResponse:  # noqa: N805
+            return HttpResponse("never")
+
+    request = RequestFactory().get("/")
+    with pytest.raises(LimitError, match=r"Odd\.get: .*@method_decorator"):
+        Odd.as_view()(request)
+    with pytest.raises(LimitError, match=r"AlsoOdd\.get: .*@method_decorator"):
+        asyncio.run(AlsoOdd.as_view()(request))
+
+
+def test_a_class_is_told_of_method_decorator() -> None:
+    """And of `dispatch`."""
+    with pytest.raises(LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"):
+
+        @ratelimit(key="ip", rate="5/m")
+        class Whole(View):
+            pass
+
+
+def test_what_only_looks_like_a_method_is_decorated() -> None:
+    """A function made within a method, a method through `method_decorator`, and a bound method."""
+
+    class Site:
+        def view(self) -> Any:
+            @ratelimit("inner", "ip", "5/m")
+            def inner(self: HttpRequest) -> HttpResponse:
+                return HttpResponse("inner")
+
+            return inner
+
+        def bound(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("bound")
+
+    class Decorated(View):
+        @method_decorator(ratelimit("method", "ip", "5/m"))
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("method")
+
+    views = [Site().view(), ratelimit("bound", "ip", "5/m")(Site().bound), Decorated.as_view()]
+    assert [view(RequestFactory().get("/")).content for view in views] == [b"inner", b"bound", b"method"]
+
+
+def test_the_functions_need_a_request() -> None:
+    """`is_ratelimited(self, ...)` says so."""
+    for function in (is_ratelimited, get_usage):
+        with pytest.raises(TypeError, match="need the request first, not <object"):
+            function(object(), "group", None, "ip", "5/m")  # type: ignore[operator]
+
+
+def test_the_exception_says_something_and_travels_whole() -> None:
+    """As text, and through `pickle` and `copy`, as a task queue sends it."""
+    state = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
+    assert str(Ratelimited()) == "Rate limit exceeded"
+    for decision in (None, Decision(False, (state,)), Decision(False, (state, state))):
+        made = Ratelimited(decision)
+        for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
+            assert (str(again), again.decision) == (str(made), made.decision)
+    assert str(Ratelimited(Decision(False, (state,)))) == "mail: retry in 12 s"
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
+def test_a_proxy_that_nobody_trusts_is_said_once(
+    header: str, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """In the log, whatever the threads; not a word of what the header holds; and none where something is trusted."""
+    monkeypatch.setattr(address, "_unheard", count())
+    request = rf.get("/", headers={header: "for=203.0.113.66\nforged"})
+    settings.RATELIMIT_TRUSTED_PROXIES = 0
+    with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
+        client_address(request)
+        client_address(rf.get("/"))
+        assert not caplog.records
+        settings.RATELIMIT_TRUSTED_PROXIES = None
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(client_address, [request] * 100))
+    (record,) = caplog.records
+    assert "127.0.0.1" in record.getMessage()
+    assert "RATELIMIT_TRUSTED_PROXIES is not set" in record.getMessage()
+    assert "203.0.113.66" not in record.getMessage()
