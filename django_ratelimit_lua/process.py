@@ -24,6 +24,8 @@ _serial = itertools.count()
 _renewals: dict[int, Callable[[], Callable[[], None] | None]] = {}
 """In the order of registration. A dictionary, because its single steps are whole whenever another thread forks."""
 
+_of_parent: list[object] = []
+
 
 def renew_after_fork(renew: Renew) -> Renew:
     """Have this called in a child process after a fork, before anything else runs there.
@@ -37,6 +39,11 @@ def renew_after_fork(renew: Renew) -> Renew:
     else:
         _renewals[number] = lambda: renew
     return renew
+
+
+def leave_to_parent(*objects: object) -> None:
+    """Never use these in a child, nor let go of them: their end would touch what the parent uses still."""
+    _of_parent.extend(objects)
 
 
 def _renew() -> None:

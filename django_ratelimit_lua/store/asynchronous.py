@@ -13,7 +13,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-from ..process import renew_after_fork
+from ..process import leave_to_parent, renew_after_fork
 from .alias import Alias, Unreachable
 from .sentinel import check_role
 
@@ -104,14 +104,16 @@ class AsyncConnections:
     def __init__(self, alias: Alias, timeout: float) -> None:
         self._alias = alias
         self._timeout = timeout
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = weakref.WeakKeyDictionary()
-        self._of_parent: list[object] = []
-        renew_after_fork(self._leave_to_parent)
+        self._begin()
+        renew_after_fork(self._renew)
 
-    def _leave_to_parent(self) -> None:
-        # Never let go of here: closing them would take them out of the selector, which the parent uses still.
-        self._of_parent.append(list(self._loops.items()))
-        self._loops = weakref.WeakKeyDictionary()
+    def _begin(self) -> None:
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = weakref.WeakKeyDictionary()
+
+    def _renew(self) -> None:
+        # To close them would take them out of the selector, which a child shares with its parent.
+        leave_to_parent(*self._loops.items())
+        self._begin()
 
     async def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
         """See `LoopConnections.exchange`."""

@@ -8,9 +8,7 @@ from django.conf import settings
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
 
-from ..process import renew_after_fork
-
-_of_parent: list[object] = []
+from ..process import leave_to_parent, renew_after_fork
 
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
@@ -48,8 +46,8 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
 
 @renew_after_fork
 def _renew() -> None:
-    # Not let go of here: a client that ends waits for a lock of its own, which the parent may have held.
-    _of_parent.append(ClusterConnectionFactory._clusters)
+    # A client that is let go of waits for a lock of its own, which the parent may have held.
+    leave_to_parent(ClusterConnectionFactory._clusters)
     ClusterConnectionFactory._clusters = {}
 
 

@@ -1,0 +1,260 @@
+"""A process that is forked: its child decides by itself, whatever the parent's threads were doing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import pkgutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.connection
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+import django_ratelimit_lua
+from django_ratelimit_lua import RateLimiter, exceeded, ratelimit
+from django_ratelimit_lua.check import check, describe
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.hot import leases
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.instances import instances
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.rules.current import reload, start_fresh
+from django_ratelimit_lua.signals import limit_exceeded
+from django_ratelimit_lua.store.cluster import Cluster
+from django_ratelimit_lua.store.shards import Room
+from tests.kept import kept
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+OF_A_PROCESS = (
+    *LOCKS,
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.Barrier,
+    threading.Thread,
+    threading.local,
+    asyncio.AbstractEventLoop,
+    asyncio.Semaphore,
+    asyncio.Lock,
+    asyncio.Future,
+    socket.socket,
+    redis.connection.AbstractConnection,
+    redis.asyncio.connection.AbstractConnection,
+)
+BOUND = 20
+"""Seconds in which a child decides, on a machine that is busy; one that hangs never does."""
+
+
+def of_a_process(*more: object) -> list[tuple[str, Any]]:
+    """Everything that the package keeps, of the kinds that a child must have for itself."""
+    return [(way, found) for way, found in kept(*more) if isinstance(found, OF_A_PROCESS)]
+
+
+@pytest.fixture
+def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server that this test may stop, and a process that says that it is there."""
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "3/h", "path": "/"}]
+        settings.RATELIMIT_TIMEOUT = 5
+        monkeypatch.undo()  # Heartbeats, too.
+        start_fresh()
+        yield server
+    leases.drop()
+    instances.goodbye()
+
+
+def refuse(sender: object, **kwargs: object) -> None:
+    """A receiver of the signal."""
+
+
+@ratelimit(group="forked", key="ip", rate="3/h")
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("fine")
+
+
+def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
+    """Decide in every way there is: by views and limiters, blocking and not, from Redis, leases, parts, the deny cache
+    and shares; load rules, and forget. Where Redis is there: tally, and say that this process is."""
+    limiters = [
+        RateLimiter("plain", "3/h"),
+        RateLimiter("log", "50/h", algorithm="sliding_log"),
+        RateLimiter("leased", "1000000/h", algorithm="fixed_window", lease=1000),
+        RateLimiter("part", "1000/h", split="equal"),
+    ]
+
+    def decide() -> None:
+        for limiter in limiters:
+            for _ in range(5):
+                limiter.hit(name)
+            limiter.refund(name)
+            asyncio.run(limiter.ahit(name))
+            with contextlib.suppress(StoreError):
+                limiter.reset(name)
+        for _ in range(5):
+            view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
+        reload()
+        if redis_is == "there":
+            exceeded.exceeded(1)
+            instances.beat()
+
+    return decide
+
+
+def child_of(work: Callable[[], object]) -> int:
+    """Fork; the child does that and tells by its code whether it came to an end."""
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            work()
+            os._exit(0)
+        os._exit(1)
+    return child
+
+
+def ended(children: list[int]) -> list[int | None]:
+    """The codes of children; None of one that hangs, which is killed."""
+    until = time.monotonic() + BOUND
+    codes: dict[int, int | None] = dict.fromkeys(children)
+    while None in codes.values() and time.monotonic() < until:
+        for child in [child for child, code in codes.items() if code is None]:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            codes[child] = os.waitstatus_to_exitcode(status) if pid else None
+        time.sleep(0.005)
+    for child in [child for child, code in codes.items() if code is None]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return list(codes.values())
+
+
+@pytest.mark.parametrize("redis_is", ["there", "away"])
+def test_children_decide_while_threads_of_the_parent_do(redis_is: str, own: Server, settings: Any) -> None:
+    """Thirty children are forked at any moment of four threads' decisions, also during an outage: none hangs."""
+    limit_exceeded.connect(refuse)
+    works = [everything(f"thread {number}", redis_is) for number in range(4)]
+    works[0]()
+    if redis_is == "away":
+        settings.RATELIMIT_TIMEOUT = 0.02
+        os.kill(own.pid, signal.SIGSTOP)
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def decide(work: Callable[[], None]) -> None:
+        try:
+            while not over.is_set():
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=decide, args=(work,)) for work in works]
+    try:
+        for thread in threads:
+            thread.start()
+        children = []
+        for number in range(30):
+            time.sleep(0.003)
+            children.append(child_of(everything(f"child {number}", redis_is)))
+        codes = ended(children)
+    finally:
+        over.set()
+        os.kill(own.pid, signal.SIGCONT)
+        for thread in threads:
+            thread.join()
+        limit_exceeded.disconnect(refuse)
+    assert not failures
+    assert codes == [0] * 30
+
+
+def test_whatever_lock_is_held_a_child_decides(own: Server, settings: Any) -> None:
+    """Every lock of the package that can be found is held by another thread in the moment of the fork."""
+    limit_exceeded.connect(refuse)
+    everything("x")()
+    held, over = threading.Event(), threading.Event()
+    locks = [found for _, found in of_a_process() if isinstance(found, (*LOCKS, threading.Condition))]
+    assert len(locks) > 10
+
+    def hold() -> None:
+        taken = [lock for lock in locks if lock.acquire(timeout=1)]
+        held.set()
+        over.wait()
+        for lock in taken:
+            lock.release()
+
+    def in_an_outage() -> None:
+        settings.RATELIMIT_TIMEOUT = 0.05
+        everything("y", "away")()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        codes = ended([child_of(everything("x"))])
+        os.kill(own.pid, signal.SIGSTOP)
+        codes += ended([child_of(in_an_outage)])
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+        over.set()
+        thread.join()
+        limit_exceeded.disconnect(refuse)
+    assert codes == [0, 0]
+
+
+def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Server) -> None:
+    """A child that is forked in a coroutine decides in a loop of its own; the parent's goes on with its connection."""
+    limiter = RateLimiter("x", "100/h")
+
+    async def parent() -> list[tuple[str, int]]:
+        found = [await limiter.ahit("x")]
+        child = child_of(lambda: asyncio.run(limiter.ahit("x")))
+        found += [await limiter.ahit("x")]
+        assert await asyncio.to_thread(ended, [child]) == [0]
+        found += [await limiter.ahit("x")]
+        return [(decision.source, decision.limits[0].used) for decision in found]
+
+    with redis.Redis.from_url(own.url) as direct:
+        connected = direct.info("stats")["total_connections_received"]
+        found = asyncio.run(parent())
+        assert {source for source, _ in found} == {"redis"}
+        assert (found[0][1], found[2][1]) == (1, 4)
+        assert direct.info("stats")["total_connections_received"] - connected <= 5, (
+            "the parent's, the child's, and rules"
+        )
+
+
+def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
+    """No lock, thread, timer, loop, socket or connection that the package leads to in a child was the parent's."""
+    for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua."):
+        importlib.import_module(module.name)
+    more = [Room(), Cluster([("127.0.0.1", 1)])]
+    everything("x")()
+    RateLimiter("plain", "3/h").hit("somebody")  # A tally's timer may have gone off.
+    check(describe([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
+    before = of_a_process(*more)
+    kinds = {type(found).__name__ for _, found in before}
+    assert {"lock", "Condition", "Thread"} <= kinds
+    reading, writing = os.pipe()
+
+    def look() -> None:
+        old = {id(found) for _, found in before}  # They are all held on to, so no other object has their place.
+        found = "\n".join(way for way, found in of_a_process(*more) if id(found) in old)
+        os.write(writing, found.encode())
+
+    codes = ended([child_of(look)])
+    os.close(writing)
+    with open(reading) as pipe:
+        assert pipe.read() == ""
+    assert codes == [0]

@@ -1,0 +1,75 @@
+"""Whatever the package keeps in this process: all objects that its modules lead to, found by walking there."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import WeakMethod, ref
+
+from django_ratelimit_lua import signals
+
+NAME = "django_ratelimit_lua"
+_CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.MappingProxyType)
+_WRAPPERS = ("functools", "collections", "weakref", "_weakrefset")
+_SIGNALS = (signals.limit_exceeded, signals.rules_changed, signals.store_down, signals.store_up)
+
+
+def _is_ours(module: object) -> bool:
+    return isinstance(module, str) and (module == NAME or module.startswith(NAME + "."))
+
+
+def _is_entered(found: Any) -> bool:
+    """Whether what an object leads to may be ours: it is a container, or is made of our code."""
+    kind = type(found)
+    if isinstance(found, _CONTAINERS):
+        return True
+    if isinstance(found, (type, types.FunctionType)):
+        return _is_ours(found.__module__)
+    return _is_ours(kind.__module__) or kind.__module__ in _WRAPPERS or found in _SIGNALS
+
+
+def _next(found: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(found, (ref, WeakMethod)):
+        yield "()", found()
+    elif isinstance(found, types.FunctionType):  # Not its globals, which are walked as a module if they are ours.
+        yield ".__closure__", found.__closure__
+        yield ".__defaults__", found.__defaults__
+        yield ".__dict__", vars(found)
+    elif isinstance(found, dict):
+        for key, value in list(found.items()):
+            yield f"[{key!r:.60}]", value
+            yield ".key", key
+    elif isinstance(found, type):
+        yield from ((f".{name}", value) for name, value in list(vars(found).items()))
+    else:
+        if hasattr(found, "__dict__"):
+            yield from ((f".{name}", value) for name, value in list(vars(found).items()))
+        for value in gc.get_referents(found):
+            if value is not getattr(found, "__dict__", None):
+                yield f"<{type(value).__name__}>", value
+
+
+def modules() -> list[tuple[str, types.ModuleType]]:
+    """The modules of the package, as far as they are imported."""
+    return [(name, module) for name, module in sorted(sys.modules.items()) if _is_ours(name)]
+
+
+def kept(*more: object) -> Iterable[tuple[str, Any]]:
+    """Every object that is reached from the package, and from `more`, with the way to it."""
+    seen: dict[int, Any] = {}
+    ways: list[tuple[str, Any]] = [(f"more[{place}]", one) for place, one in enumerate(more)]
+    for name, module in modules():
+        if name == f"{NAME}.process":  # What is renewed is kept elsewhere; what is left to the parent is not used.
+            continue
+        ways += [(f"{name}.{attribute}", value) for attribute, value in list(vars(module).items())]
+    while ways:
+        way, found = ways.pop()
+        if id(found) in seen or isinstance(found, (types.ModuleType, types.CodeType)):
+            continue
+        seen[id(found)] = found
+        yield way, found
+        if _is_entered(found):
+            ways += [(way + step, value) for step, value in _next(found)]
