@@ -12,6 +12,7 @@ from django.db import router, transaction
 from .limits.limit import OPTIONS
 from .limits.rate import LimitError
 from .models import RateLimitRule, RateLimitTier
+from .models.tracked import one_change
 from .rules.rule import RuleError, compile_rule
 from .rules.words import difference, reading
 
@@ -126,7 +127,7 @@ def _declared(made: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
 
 def apply(text: str) -> list[Step]:
     """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay."""
-    with transaction.atomic(router.db_for_write(RateLimitRule)):
+    with one_change(router.db_for_write(RateLimitRule)):
         rows = {made.name: (made, tiers) for made, tiers in load(text)}
         steps = _plan(list(rows.values()))
         for step in steps:

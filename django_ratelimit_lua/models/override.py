@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models
 from django.utils import timezone
@@ -19,7 +21,7 @@ from ..rules.overrides import FIELD_KINDS, USER, Effect, Override, network_ident
 from .change import RateLimitChange
 from .numbers import Numbers
 from .rule import RateLimitRule
-from .tracked import Declared, Tracked, TrackedQuerySet
+from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet
 
 
 class OverrideQuerySet(TrackedQuerySet["RateLimitOverride"]):
@@ -119,9 +121,21 @@ class RateLimitOverride(Numbers, Tracked):
         """The fields that `prepare` fills in."""
         return {"kind": self.kind, "subject": self.subject, "network": self.network}
 
-    def subject_digest(self) -> str:
-        """Whom it is about."""
-        return self.subject
+    @classmethod
+    def complete(cls, rows: Sequence[Any], using: str) -> None:
+        """Read the rules and users that they are about."""
+        users = get_user_model()._base_manager.using(using)
+        rules = RateLimitRule._base_manager.using(using)
+        models.prefetch_related_objects(rows, models.Prefetch("rule", rules), models.Prefetch("user", users))
+
+    @classmethod
+    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+        """Overrides, also those that went with their rule."""
+        deleted = deletion.rows(RateLimitRule)
+        for row in rows:
+            if row.rule_id in deleted:
+                row.rule = deleted[row.rule_id]
+        return super().gone(rows, deletion, using)
 
     def override(self) -> Override:
         """As the rules' room knows it."""

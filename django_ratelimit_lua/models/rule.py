@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -17,7 +17,7 @@ from ..rules.rule import FIELDS, MODES, Rule, RuleError, compile_rule
 from ..rules.words import reading
 from .change import RateLimitChange
 from .numbers import Numbers, named
-from .tracked import Declared, Tracked, TrackedQuerySet
+from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -127,6 +127,26 @@ class RateLimitRule(Numbers, Tracked):
 
     def __str__(self) -> str:
         return self.name
+
+    @classmethod
+    def complete(cls, rows: Sequence[Any], using: str) -> None:
+        """Read their tiers."""
+        tiers = cls.tiers.rel.related_model._base_manager.using(using)
+        models.prefetch_related_objects([row for row in rows if row.pk], models.Prefetch("tiers", tiers))
+
+    @classmethod
+    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+        """Rules, as they were with the tiers that went with them."""
+        tiers = deletion.rows(cls.tiers.rel.related_model).values()
+        for row in rows:
+            row.has_tiers([tier for tier in tiers if tier.rule_id == row.pk])
+        return super().gone(rows, deletion, using)
+
+    def has_tiers(self, tiers: Sequence[Any]) -> None:
+        """Take these for its tiers, whatever the database has."""
+        known: Any = self.tiers.none()
+        known._result_cache = sorted(tiers, key=lambda tier: tier.group)
+        vars(self)["_prefetched_objects_cache"] = {"tiers": known}
 
     def reading(self) -> str:
         """The rule in one sentence."""

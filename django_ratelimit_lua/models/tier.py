@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -13,7 +13,7 @@ from ..rules.rule import TIER_FIELDS
 from .change import RateLimitChange
 from .numbers import Numbers
 from .rule import RateLimitRule
-from .tracked import Declared, Tracked, TrackedQuerySet
+from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet, declared
 
 
 class RateLimitTier(Numbers, Tracked):
@@ -38,9 +38,20 @@ class RateLimitTier(Numbers, Tracked):
         return f"{self.rule}: {self.group}"
 
     @classmethod
-    def owners(cls, rows: Iterable[Any]) -> list[Any]:
+    def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
         """A change of a tier is a change of its rule."""
-        return list(RateLimitRule._base_manager.filter(pk__in={row.rule_id for row in rows}))
+        return list(RateLimitRule._base_manager.using(using).filter(pk__in={row.rule_id for row in rows}))
+
+    @classmethod
+    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+        """The rules that are without them now; those of a rule that goes as well are a part of it."""
+        deleted = deletion.rows(RateLimitRule)
+        changes: list[Change] = []
+        rules = cls.owners([row for row in rows if row.rule_id not in deleted], using)
+        for rule, after in declared(rules, using):
+            rule.has_tiers([*rule.tiers.all(), *(row for row in rows if row.rule_id == rule.pk)])
+            changes.append((rule, rule.declared(), after))
+        return changes
 
     def declared(self) -> Declared:
         """The tier as `RATELIMIT_RULES` would have it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from django.db import models, router, transaction
@@ -15,10 +16,18 @@ from .change import RateLimitChange, RateLimitRevision
 
 MOST_NOTED = 1000
 """Rows of one bulk change that are noted one by one; of more, only that there were many."""
+BATCH = 500
+"""Rows of history that are written by one statement."""
 
+DELETION = "_ratelimit_deletion"
 _by: contextvars.ContextVar[str] = contextvars.ContextVar("ratelimit_by", default="")
 M = TypeVar("M", bound="Tracked")
 Declared = dict[str, Any]
+Change = tuple[Any, Declared | None, Declared | None]
+"""What was changed: the row, and how it was declared before and after."""
+_together: contextvars.ContextVar[dict[str, _Together] | None] = contextvars.ContextVar(
+    "ratelimit_together", default=None
+)
 
 
 @contextmanager
@@ -36,21 +45,47 @@ def who() -> str:
     return _by.get()
 
 
+@dataclass(slots=True)
+class _Together:
+    """What is to be noted as one change."""
+
+    changes: list[RateLimitChange] = field(default_factory=list)
+    blind: bool = False
+
+
+@contextmanager
+def one_change(using: str) -> Iterator[None]:
+    """Note whatever is changed inside as one change, in one transaction: one revision, however many rows."""
+    open_ones = _together.get() or {}
+    if using in open_ones:
+        yield
+        return
+    with transaction.atomic(using):
+        together = _Together()
+        token = _together.set({**open_ones, using: together})
+        try:
+            yield
+        finally:
+            _together.reset(token)
+        _write(using, _merged(together.changes), blind=together.blind)
+
+
 class TrackedQuerySet(models.QuerySet[M]):
-    """Notes bulk changes; deletions and `bulk_update` come through signals and `update`."""
+    """Notes bulk changes; deletions come through signals."""
 
     def update(self, **changes: Any) -> int:
         """`QuerySet.update`, noted."""
         with transaction.atomic(self.db):
             rows = self.model._base_manager.using(self.db)
             keys = list(self.order_by().values_list("pk", flat=True))
-            before = {owner.pk: owner.declared() for owner in self.model.owners(rows.in_bulk(keys).values())}
+            owners = self.model.owners(list(rows.in_bulk(keys).values()), self.db)
+            before = {owner.pk: words for owner, words in declared(owners, self.db)}
             count = super().update(**changes)
-            changed = rows.in_bulk(keys).values()
-            for row in changed:
-                if row.prepare():
-                    rows.filter(pk=row.pk).update(**row.prepared())
-            note(self.db, [(one, before.get(one.pk), one.declared()) for one in self.model.owners(changed)])
+            changed = list(rows.in_bulk(keys).values())
+            if prepared := [row for row in changed if row.prepare()]:
+                rows.bulk_update(prepared, list(prepared[0].prepared()), batch_size=BATCH)
+            owners = self.model.owners(changed, self.db)
+            note(self.db, [(one, before.get(one.pk), after) for one, after in declared(owners, self.db)])
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]
@@ -61,14 +96,29 @@ class TrackedQuerySet(models.QuerySet[M]):
         for row in rows:
             row.prepare()
         with transaction.atomic(self.db):
-            before = {owner.pk: owner.declared() for owner in self.model.owners(rows) if type(owner) is not self.model}
+            known = [owner for owner in self.model.owners(rows, self.db) if type(owner) is not self.model]
+            before = {owner.pk: words for owner, words in declared(known, self.db)}
             created = super().bulk_create(rows, *args, **kwargs)
             blind = bool(kwargs.get("ignore_conflicts") or kwargs.get("update_conflicts"))
-            owners = self.model.owners([row for row in created if row.pk is not None and not blind])
-            note(self.db, [(one, before.get(one.pk), one.declared()) for one in owners], blind=blind)
+            keys = [row.pk for row in created if row.pk is not None]
+            if blind or len(keys) > MOST_NOTED:
+                note(self.db, [(row, None, {}) for row in created], blind=True)
+            else:
+                # As they are in the database, so that what is read about them here is not kept with the caller's rows.
+                owners = self.model.owners(
+                    list(self.model._base_manager.using(self.db).in_bulk(keys).values()), self.db
+                )
+                note(self.db, [(one, before.get(one.pk), after) for one, after in declared(owners, self.db)])
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_update(self, *args: Any, **kwargs: Any) -> int:
+        """`QuerySet.bulk_update`, noted: one change, in however many statements Django makes it."""
+        with one_change(self.db):
+            return super().bulk_update(*args, **kwargs)
+
+    bulk_update.alters_data = True  # type: ignore[attr-defined]
 
 
 class Tracked(models.Model):
@@ -93,13 +143,18 @@ class Tracked(models.Model):
         raise NotImplementedError
 
     @classmethod
-    def owners(cls, rows: Iterable[Any]) -> list[Any]:
+    def owners(cls, rows: Sequence[Any], using: str) -> list[Any]:
         """Of which rows a change of these is a change: of themselves."""
         return list(rows)
 
-    def subject_digest(self) -> str:
-        """Whom it is about, if it is about somebody."""
-        return ""
+    @classmethod
+    def complete(cls, rows: Sequence[Any], using: str) -> None:
+        """Read what `declared` needs of other tables, for all of these rows at once."""
+
+    @classmethod
+    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+        """What was changed by deleting these rows, which the database has no more."""
+        return [(row, before, None) for row, before in declared(rows, using)]
 
     def prepare(self) -> bool:
         """Fill in what follows from other fields; returns whether that changed anything."""
@@ -110,32 +165,116 @@ class Tracked(models.Model):
         return {}
 
 
-def note(using: str, changes: Sequence[tuple[Any, Declared | None, Declared | None]], *, blind: bool = False) -> None:
-    """Note changes (row, before, after) and raise the revision, in the transaction that is open.
+def declared(rows: Sequence[Any], using: str) -> list[tuple[Any, Declared]]:
+    """Rows of one model, each with its words; in as many statements for many as for one."""
+    for start in range(0, len(rows), BATCH):
+        rows[start].complete(rows[start : start + BATCH], using)
+    return [(row, row.declared()) for row in rows]
+
+
+class Deletion:
+    """What one deletion takes with it, with everything that goes because of it: one change."""
+
+    def __init__(self) -> None:
+        self._rows: dict[type[Tracked], dict[Any, Tracked]] = {}
+        self._changes: list[Change] = []
+        self._left: set[type[Tracked]] = set()
+
+    @classmethod
+    def begun(cls, origin: Any, row: Tracked) -> Deletion:
+        """The one that began at `origin` and has still to take this row."""
+        known: Deletion | None = vars(origin).get(DELETION)
+        # An attempt that failed half-way has left one behind.
+        if known is None or known._changes or row.pk in known._rows.get(type(row), ()):
+            known = vars(origin)[DELETION] = cls()
+        return known
+
+    def add(self, row: Tracked, using: str, *, is_origin: bool) -> None:
+        """A row that is about to go."""
+        kind, pk = type(row), row.pk
+        if is_origin or row.get_deferred_fields():  # Somebody may have changed it, or have read but a part of it.
+            row = kind._base_manager.using(using).filter(pk=pk).first() or row
+        self._rows.setdefault(kind, {})[pk] = row
+        self._left.add(kind)
+
+    def rows(self, model: type[models.Model]) -> dict[Any, Any]:
+        """The rows of a model that go, by primary key."""
+        return {pk: row for kind, rows in self._rows.items() if issubclass(kind, model) for pk, row in rows.items()}
+
+    def gone(self, kind: type[Tracked], origin: Any, using: str) -> None:
+        """The rows of a kind are gone. What was changed is noted when all are."""
+        if kind not in self._left:
+            return
+        self._left.remove(kind)
+        rows = list(self._rows[kind].values())
+        # So many are not noted one by one, and need not be read about.
+        self._changes += kind.gone(rows, self, using) if len(rows) <= MOST_NOTED else [(row, {}, None) for row in rows]
+        if not self._left:
+            vars(origin).pop(DELETION, None)
+            note(using, self._changes)
+
+
+def note(using: str, changes: Sequence[Change], *, blind: bool = False) -> None:
+    """Note changes and raise the revision, in the transaction that is open, or when `one_change` ends.
 
     Where they are too many to note one by one, or it is not known what they were (`blind`), all overrides are
     published anew.
     """
     real = [change for change in changes if change[1] != change[2]]
-    blind = blind or len(real) > MOST_NOTED
-    if not real and not blind:
+    # Of so many it is only noted that there were many: nothing need be read about them.
+    noted = [
+        _change(*change) if len(real) <= MOST_NOTED else RateLimitChange(kind=change[0].CHANGE_KIND) for change in real
+    ]
+    together = (_together.get() or {}).get(using)
+    if together is None:
+        _write(using, noted, blind=blind)
+    else:
+        together.changes += noted
+        together.blind = together.blind or blind
+
+
+def _write(using: str, changes: Sequence[RateLimitChange], *, blind: bool) -> None:
+    if not changes and not blind:
         return
+    blind = blind or len(changes) > MOST_NOTED
     revision = RateLimitRevision.rise(using, rebuild=blind)
     noted = RateLimitChange.objects.using(using)
     if blind:
-        kind = real[0][0].CHANGE_KIND if real else RateLimitChange.Kind.RULE
-        name = _("%(number)d rows") % {"number": len(real)} if real else _("rows, it is not known which")
+        kind = changes[0].kind if changes else RateLimitChange.Kind.RULE
+        name = _("%(number)d rows") % {"number": len(changes)} if changes else _("rows, it is not known which")
         noted.create(revision=revision, by=who(), kind=kind, action=RateLimitChange.Action.BULK, name=name)
     else:
-        noted.bulk_create(_change(revision, *change) for change in real)
+        for change in changes:
+            change.revision = revision
+        noted.bulk_create(changes, batch_size=BATCH)
     rules_changed.send(RateLimitRevision, using=using)
 
 
-def _change(revision: int, row: Any, before: Declared | None, after: Declared | None) -> RateLimitChange:
+def _merged(changes: Sequence[RateLimitChange]) -> list[RateLimitChange]:
+    """One change for each row, from what it was before the first to what it was after the last."""
+    merged: dict[Any, RateLimitChange] = {}
+    for number, change in enumerate(changes):
+        row = (change.kind, number if change.object_id is None else change.object_id)
+        first = merged.setdefault(row, change)
+        if first is not change:
+            first.after, first.name = change.after, change.name
+            first.action = _action(first.before, first.after)
+            first.subjects = _subjects(first.before, first.after)
+    return list(merged.values())
+
+
+def _action(before: Declared | None, after: Declared | None) -> str:
     actions = RateLimitChange.Action
-    action = actions.CREATED if before is None else actions.DELETED if after is None else actions.CHANGED
-    subjects = {row.subject_digest(), (before or {}).get("subject", "")} - {""}
+    return actions.CREATED if before is None else actions.DELETED if after is None else actions.CHANGED
+
+
+def _change(row: Any, before: Declared | None, after: Declared | None) -> RateLimitChange:
     return RateLimitChange(
-        revision=revision, by=who(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300], action=action,
-        before=before, after=after, subjects=",".join(sorted(subjects)),
+        by=who(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300],
+        action=_action(before, after), before=before, after=after, subjects=_subjects(before, after),
     )  # fmt: skip
+
+
+def _subjects(before: Declared | None, after: Declared | None) -> str:
+    """Whom a change is about: at most two, since what was in between was never published."""
+    return ",".join(sorted({(before or {}).get("subject", ""), (after or {}).get("subject", "")} - {""}))

@@ -1,0 +1,267 @@
+"""Many rows changed at once are one change, in as many statements as for few; and other models are left alone."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
+from django.core.management.sql import emit_post_migrate_signal
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.models.deletion import Collector
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.utils import timezone
+
+from django_ratelimit_lua import code
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import RateLimitTier as Tier
+from tests.acceptance.test_rules import get, rule
+
+WITH_ADMIN = {
+    "ROOT_URLCONF": "tests.acceptance.test_admin",
+    "MIDDLEWARE": [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+}
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.acceptance.test_rules"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def overrides(count: int, **fields: Any) -> list[RateLimitOverride]:
+    given = {"effect": "block", **fields}
+    return RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(network=f"10.0.{number >> 8}.{number & 255}", **given) for number in range(count)
+    )
+
+
+def users(count: int) -> list[User]:
+    return User.objects.bulk_create(User(username=f"user {number}") for number in range(count))
+
+
+def rules(count: int) -> list[RateLimitRule]:
+    made = RateLimitRule.objects.bulk_create(
+        RateLimitRule(name=f"rule {number}", path=f"/{number}", key="ip", limit=5) for number in range(count)
+    )
+    Tier.objects.bulk_create(Tier(rule=one, group="staff", limit=50) for one in made)
+    return made
+
+
+def of_users(count: int) -> None:
+    RateLimitOverride.objects.bulk_create(RateLimitOverride(user=one, effect="exempt") for one in users(count))
+
+
+def of_a_rule(count: int) -> None:
+    overrides(count, rule=rule("of"))
+
+
+def of_rules_and_users(count: int) -> None:
+    pairs = zip(rules(count), users(count), strict=True)
+    RateLimitOverride.objects.bulk_create(RateLimitOverride(rule=one, user=ada, limit=9) for one, ada in pairs)
+
+
+def create_for_all_users() -> None:
+    RateLimitOverride.objects.bulk_create(RateLimitOverride(user=one, effect="exempt") for one in User.objects.all())
+
+
+def update_by_hand() -> None:
+    rows = list(RateLimitOverride.objects.all())
+    for row in rows:
+        row.reason, row.limit = "late", row.pk
+    RateLimitOverride.objects.bulk_update(rows, ["reason", "limit"])
+
+
+Some = Callable[[int], Any]
+CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
+    "deleting overrides": (overrides, lambda: RateLimitOverride.objects.all().delete()),
+    "deleting a rule with overrides": (of_a_rule, lambda: RateLimitRule.objects.get(name="of").delete()),
+    "deleting rules with tiers and overrides": (of_rules_and_users, lambda: RateLimitRule.objects.all().delete()),
+    "deleting users with overrides": (of_users, lambda: User.objects.all().delete()),
+    "deleting tiers": (rules, lambda: Tier.objects.all().delete()),
+    "updating overrides": (of_rules_and_users, lambda: RateLimitOverride.objects.update(effect="block")),
+    "updating whom they are about": (overrides, lambda: RateLimitOverride.objects.update(network="203.0.113.9")),
+    "updating rules": (rules, lambda: RateLimitRule.objects.update(limit=6)),
+    "updating tiers": (rules, lambda: Tier.objects.update(limit=6)),
+    "creating": (users, create_for_all_users),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_many_rows_are_one_change_in_as_many_statements_as_few(case: str) -> None:
+    """One revision, and a line of history for each row; at most one statement more for each five hundred rows."""
+    make, change = CASES[case]
+    statements: dict[int, int] = {}
+    for count in (1, 10, 200):
+        for model in (RateLimitOverride, RateLimitRule, User, RateLimitChange):
+            model._base_manager.all().delete()
+        make(count)
+        RateLimitChange.objects.all().delete()
+        before = RateLimitRevision.read("default")[0]
+        with CaptureQueriesContext(connection) as captured:
+            change()
+        statements[count] = len(captured)
+        assert RateLimitRevision.read("default")[0] == before + 1
+        assert RateLimitChange.objects.count() >= count
+        assert set(RateLimitChange.objects.values_list("revision", flat=True)) == {before + 1}
+    # Deletions and insertions go by batches of what the database takes in one statement.
+    assert statements[200] <= statements[10] + 8 <= statements[1] + 10, statements
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_what_django_does_row_by_row_is_one_change_as_well(count: int) -> None:
+    """`bulk_update` in many statements, an import of rules as code, and the actions of the admin."""
+    admin = User.objects.create_superuser("root", password="root")
+    browser = Client()
+    browser.force_login(admin)
+
+    def selected(action: str) -> None:
+        chosen = [str(pk) for pk in RateLimitOverride.objects.values_list("pk", flat=True)]
+        given = {"action": action, "_selected_action": chosen, "post": "yes", "select_across": "1"}
+        with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **WITH_ADMIN):
+            browser.post("/admin/django_ratelimit_lua/ratelimitoverride/", given)
+
+    def one(change: Callable[[], Any]) -> None:
+        before = RateLimitRevision.read("default")[0]
+        RateLimitChange.objects.all().delete()
+        change()
+        assert RateLimitRevision.read("default")[0] == before + 1
+        assert RateLimitChange.objects.count() == count
+
+    overrides(count, effect="limit", limit=10**6)
+    one(update_by_hand)
+    one(lambda: selected("end_now"))
+    assert not RateLimitOverride.objects.active().exists()
+    one(lambda: selected("delete_selected"))
+    assert not RateLimitOverride.objects.exists()
+    assert LogEntry.objects.count() == 2 * count
+    rules(count)
+    text = code.export()
+    one(lambda: code.apply("[]"))
+    one(lambda: code.apply(text))
+    assert RateLimitRule.objects.count() == Tier.objects.count() == count
+
+
+def test_too_many_to_note_are_one_line_of_history() -> None:
+    """Deleting a rule with thousands of overrides: one change, and all is published."""
+    of_a_rule(3000)
+    assert get(REMOTE_ADDR="10.0.3.7") == [429]
+    RateLimitChange.objects.all().delete()
+    before = RateLimitRevision.read("default")[0]
+    with CaptureQueriesContext(connection) as captured:
+        RateLimitRule.objects.get(name="of").delete()
+    assert RateLimitRevision.read("default")[0] == before + 1
+    assert [change.name for change in RateLimitChange.objects.all()] == ["3001 rows"]
+    # Django deletes a hundred at a time.
+    assert len([query for query in captured if not query["sql"].startswith("DELETE")]) < 30
+    assert get(REMOTE_ADDR="10.0.3.7") == [200]
+
+
+def test_history_of_a_deletion_says_what_there_was() -> None:
+    """A rule with its tiers, what it took along, and a tier that went alone; whatever part of them was read."""
+    one = rule("whole", limit=1)
+    other = rule("other", path="/other")
+    for group in ("free", "pro"):
+        Tier.objects.create(rule=one, group=group, limit=2, unit="h")
+        Tier.objects.create(rule=other, group=group, limit=3, unit="h")
+    RateLimitOverride.objects.create(rule=one, network="203.0.113.9", effect="block", reason="why")
+    RateLimitChange.objects.all().delete()
+    Tier.objects.filter(group="free", rule=other).delete()
+    changed = RateLimitChange.objects.get()
+    assert (changed.name, changed.action) == ("other", "changed")
+    assert [tier["group"] for tier in changed.before["tiers"]] == ["free", "pro"]
+    assert [tier["group"] for tier in changed.after["tiers"]] == ["pro"]
+    one.limit = 77  # Never saved.
+    one.delete()
+    gone = {change.name: change.before for change in RateLimitChange.objects.filter(action="deleted")}
+    assert gone["whole"]["rate"] == "1/h"
+    assert [tier["group"] for tier in gone["whole"]["tiers"]] == ["free", "pro"]
+    assert (gone["203.0.113.9"]["rule"], gone["203.0.113.9"]["reason"]) == ("whole", "why")
+    RateLimitRule.objects.only("pk").delete()
+    assert RateLimitChange.objects.first().before["key"] == "ip"
+
+
+def test_a_deletion_that_failed_is_noted_when_it_works() -> None:
+    """And not what it did not get to."""
+    overrides(3)
+    RateLimitChange.objects.all().delete()
+    chosen = RateLimitOverride.objects.filter(network="10.0.0.1")
+
+    def fail(**kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    pre_delete.connect(fail, sender=RateLimitOverride)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            chosen.delete()
+    finally:
+        pre_delete.disconnect(fail, sender=RateLimitOverride)
+    assert not RateLimitChange.objects.exists()
+    chosen.delete()
+    assert [change.name for change in RateLimitChange.objects.all()] == ["10.0.0.1"]
+
+
+@isolate_apps("django_ratelimit_lua")
+def test_a_proxy_of_ours_is_ours() -> None:
+    """What a project derives from our models is noted like these."""
+
+    class Block(RateLimitOverride):
+        class Meta:
+            proxy = True
+            app_label = "django_ratelimit_lua"
+
+    rule(limit=100)
+    block = Block(network="127.0.0.1", effect="block")
+    block.save()
+    assert get() == [429]
+    block.delete()
+    assert get() == [200]
+    Block.objects.bulk_create([Block(network="127.0.0.1", effect="block")])
+    assert get() == [429]
+    Block.objects.all().delete()
+    assert get() == [200]
+
+
+def test_other_models_of_the_site_are_left_alone() -> None:
+    """Their rows are deleted without being loaded, as Django does it without us, and no code of ours hears of them."""
+    soon = timezone.now() + datetime.timedelta(days=1)
+    Session.objects.bulk_create(
+        Session(session_key=f"{number:040}", session_data="", expire_date=soon) for number in range(20_000)
+    )
+    with CaptureQueriesContext(connection) as captured:
+        assert Session.objects.all().delete()[0] == 20_000
+    assert [query["sql"] for query in captured] == ["BEGIN", 'DELETE FROM "django_session"', "COMMIT"]
+    assert Collector("default").can_fast_delete(Session.objects.all())
+    assert Collector("default").can_fast_delete(RateLimitChange.objects.all())
+    ours = (RateLimitRule, Tier, RateLimitOverride)
+    for model in apps.get_models():
+        for signal in (pre_save, post_save, pre_delete, post_delete):
+            assert signal.has_listeners(model) == (model in ours), (model, signal)
+
+
+def test_a_migration_that_nobody_told_of_is_published() -> None:
+    """What a migration does with its own pictures of our models, rows or bulk, holds when it is done."""
+    rule("search", path="", limit=50)
+    historical = (
+        MigrationExecutor(connection).loader.project_state().apps.get_model("django_ratelimit_lua", "RateLimitRule")
+    )
+    historical.objects.update(limit=40)  # Which sends no signal.
+    emit_post_migrate_signal(0, False, "default", plan=[("anything", False)])
+    assert Client().get("/search").content == b"search=40"
+    row = historical.objects.get()
+    row.limit = 30
+    row.save()
+    assert Client().get("/search").content == b"search=30"
