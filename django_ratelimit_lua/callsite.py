@@ -15,6 +15,7 @@ from .conf import conf
 from .dotted import lazily
 from .identity.keys import Key, KeyLike, compile_key
 from .limits import calendar
+from .limits.call import MOST_COST, whole_cost
 from .limits.limit import OPTIONS, Limit, Options, unknown_option
 from .limits.rate import ACCEPTED, SECOND, LimitError, Rate
 
@@ -59,9 +60,9 @@ def compile_cost(cost: CostLike) -> int | Callable[[str, HttpRequest], Any]:
     if isinstance(cost, str):
         if "." in cost:
             return lazily(cost, "Cost")
-    elif isinstance(cost, int) and not isinstance(cost, bool) and cost >= 0:
-        return cost
-    right = "must be a whole number from 0, a callable (group, request) or its dotted path"
+    elif isinstance(cost, int):
+        return whole_cost(cost, "Cost")
+    right = f"must be a whole number from 0 to {MOST_COST}, a callable (group, request) or its dotted path"
     raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
@@ -69,7 +70,8 @@ def compile_cost(cost: CostLike) -> int | Callable[[str, HttpRequest], Any]:
 class Site:
     """One `@ratelimit`: whom it counts, how fast, for which methods.
 
-    `tiers`: what stands in its place for the members of Django groups, the most favourable first.
+    `tiers`: what stands in its place for the members of Django groups, the most favourable first; `instead_of`: of a
+    rule that takes the place of call sites, these call sites.
     """
 
     key: Key
@@ -85,6 +87,7 @@ class Site:
     reset_if: Outcome | None = None
     cost_after: Outcome | None = None
     tiers: tuple[tuple[str, Site], ...] = ()
+    instead_of: tuple[Site, ...] = ()
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -138,11 +138,12 @@ def apply(text: str) -> list[Step]:
     return steps
 
 
-def put(made: RateLimitRule, tiers: Sequence[RateLimitTier]) -> RateLimitRule:
-    """Save a rule and its tiers in the place of the one of that name, if there is one."""
+def put(made: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
+    """Save a rule and its tiers in the place of the one of that key, or else of that name, if there is one."""
     with transaction.atomic(router.db_for_write(RateLimitRule)):
-        present = RateLimitRule.objects.filter(name=made.name).first()
-        made.pk = present.pk if present is not None else None
+        wanted = {"name": made.name} if pk is None else {"pk": pk}
+        present = RateLimitRule.objects.filter(**wanted).first()
+        made.pk = present.pk if present is not None else pk
         made._state.adding = present is None
         made.save()
         kept = {tier.group: tier for tier in made.tiers.all()}

@@ -10,7 +10,6 @@ from django.http import HttpRequest
 
 from .check import acheck, aforget, arules, check, forget, rules
 from .conf import conf
-from .identity.keys import user_missing
 from .limits.call import Call, StaleRules
 from .limits.decision import Decision
 from .signals import limit_exceeded
@@ -23,77 +22,78 @@ def _has_groups(user: Any) -> bool:
 
 
 def run(steps: Steps, request: HttpRequest) -> Decision:
-    """Drive the steps of a decision, blocking where they have to be waited for."""
+    """Drive the steps of a decision, blocking where they have to be waited for.
+
+    What a step raises is raised where it is asked for, so that a rule that fails can be left out.
+    """
     value: Any = None
+    error: Exception | None = None
     began, until = time.monotonic(), None
     while True:
         try:
-            step = steps.send(value)
-            while isinstance(step, Call):
-                try:
-                    value = check(step, until)
-                except StaleRules as stale:
-                    until = began + conf.TIMEOUT
-                    step = steps.throw(stale)
-                else:
-                    step = steps.send(value)
+            step = steps.send(value) if error is None else steps.throw(error)
         except StopIteration as finished:
             return cast(Decision, finished.value)
-        if isinstance(step, WantsRules):
-            value = rules(step.stale, until)
-        elif isinstance(step, WantsUser):
-            value = getattr(request, "user", None)
-            if value is None:
-                raise user_missing()
-        elif isinstance(step, Forget):
-            forget(step.call)
-        elif isinstance(step, WantsGroups):
-            kept = vars(step.user)
-            if "_ratelimit_groups" not in kept:
-                names = step.user.groups.values_list("name", flat=True) if _has_groups(step.user) else ()
-                kept["_ratelimit_groups"] = frozenset(names)
-            value = kept["_ratelimit_groups"]
-        elif isinstance(step, Exceeded):
-            limit_exceeded.send_robust(Decision, **step.arguments)
-        else:
-            value = async_to_sync(_awaited)(step)
+        value = error = None
+        try:
+            if isinstance(step, Call):
+                value = check(step, until)
+            elif isinstance(step, WantsRules):
+                value = rules(step.stale, until)
+            elif isinstance(step, WantsUser):
+                value = getattr(request, "user", None)
+            elif isinstance(step, Forget):
+                forget(step.call)
+            elif isinstance(step, WantsGroups):
+                kept = vars(step.user)
+                if "_ratelimit_groups" not in kept:
+                    names = step.user.groups.values_list("name", flat=True) if _has_groups(step.user) else ()
+                    kept["_ratelimit_groups"] = frozenset(names)
+                value = kept["_ratelimit_groups"]
+            elif isinstance(step, Exceeded):
+                limit_exceeded.send_robust(Decision, **step.arguments)
+            else:
+                value = async_to_sync(_awaited)(step)
+        except Exception as raised:
+            if isinstance(raised, StaleRules):
+                until = began + conf.TIMEOUT
+            error = raised
 
 
 async def arun(steps: Steps, request: HttpRequest) -> Decision:
-    """Drive the steps of a decision in a coroutine."""
+    """`run`, in a coroutine."""
     value: Any = None
+    error: Exception | None = None
     began, until = time.monotonic(), None
     while True:
         try:
-            step = steps.send(value)
-            while isinstance(step, Call):
-                try:
-                    value = await acheck(step, until)
-                except StaleRules as stale:
-                    until = began + conf.TIMEOUT
-                    step = steps.throw(stale)
-                else:
-                    step = steps.send(value)
+            step = steps.send(value) if error is None else steps.throw(error)
         except StopIteration as finished:
             return cast(Decision, finished.value)
-        if isinstance(step, WantsRules):
-            value = await arules(step.stale, until)
-        elif isinstance(step, WantsUser):
-            if not hasattr(request, "auser"):
-                raise user_missing()
-            value = await request.auser()
-        elif isinstance(step, Forget):
-            await aforget(step.call)
-        elif isinstance(step, WantsGroups):
-            kept = vars(step.user)
-            if "_ratelimit_groups" not in kept:
-                names = step.user.groups.values_list("name", flat=True) if _has_groups(step.user) else None
-                kept["_ratelimit_groups"] = frozenset([name async for name in names] if names is not None else ())
-            value = kept["_ratelimit_groups"]
-        elif isinstance(step, Exceeded):
-            await limit_exceeded.asend_robust(Decision, **step.arguments)
-        else:
-            value = await step
+        value = error = None
+        try:
+            if isinstance(step, Call):
+                value = await acheck(step, until)
+            elif isinstance(step, WantsRules):
+                value = await arules(step.stale, until)
+            elif isinstance(step, WantsUser):
+                value = await request.auser() if hasattr(request, "auser") else None
+            elif isinstance(step, Forget):
+                await aforget(step.call)
+            elif isinstance(step, WantsGroups):
+                kept = vars(step.user)
+                if "_ratelimit_groups" not in kept:
+                    names = step.user.groups.values_list("name", flat=True) if _has_groups(step.user) else None
+                    kept["_ratelimit_groups"] = frozenset([name async for name in names] if names is not None else ())
+                value = kept["_ratelimit_groups"]
+            elif isinstance(step, Exceeded):
+                await limit_exceeded.asend_robust(Decision, **step.arguments)
+            else:
+                value = await step
+        except Exception as raised:
+            if isinstance(raised, StaleRules):
+                until = began + conf.TIMEOUT
+            error = raised
 
 
 async def _awaited(step: Any) -> Any:

@@ -15,6 +15,8 @@ from .store import get_store
 
 FLUSH_SECONDS = 1.0
 KEPT_DAYS = 8
+FAILED = "failed"
+"""Stands beside the modes of rules: how often a rule could not be applied to a request."""
 
 
 class Tally:

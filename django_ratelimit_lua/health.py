@@ -11,6 +11,7 @@ from .identity import digest
 from .limits.call import Call, Charge
 from .limits.limit import Limit
 from .rules.current import current
+from .rules.problems import problems
 from .store import get_store
 
 
@@ -19,7 +20,7 @@ class Health:
     """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met.
 
     `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
-    the moment, because too much has failed.
+    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, and why.
     """
 
     ok: bool
@@ -27,6 +28,7 @@ class Health:
     error: str | None
     revision: int
     is_paused: bool
+    problems: tuple[str, ...] = ()
 
 
 def health() -> Health:
@@ -61,4 +63,5 @@ def _found(started: float, error: Exception | None = None) -> Health:
     seconds = time.monotonic() - started
     ruleset = current()
     revision = 0 if ruleset is None else ruleset.revision
-    return Health(error is None, seconds, None if error is None else str(error), revision, get_store().is_paused)
+    message = None if error is None else str(error)
+    return Health(error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()))

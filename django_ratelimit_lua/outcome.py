@@ -13,8 +13,8 @@ from typing import Any
 from django.http import HttpRequest
 
 from .check import describe
+from .limits.call import whole_cost
 from .limits.decision import Decision
-from .limits.rate import LimitError
 from .steps import Forget, Steps
 from .wanted import Wanted, called
 
@@ -33,9 +33,7 @@ def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision:
             clear.append(charge)
             continue
         if site.cost_after is not None:
-            cost = yield from called(site.cost_after, request, outcome)
-            if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
-                raise LimitError(f"cost_after gave {cost!r}: must be a whole number from 0")
+            cost = whole_cost((yield from called(site.cost_after, request, outcome)), "cost_after gave")
             # Once for each request, however often it goes through the view.
             counter = (charge.digest, charge.limit.key_part)
             if cost and counter not in charged:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .check import describe
 from .identity import digest
-from .limits.call import Charge
+from .limits.call import MOST_COST, Charge
 from .limits.limit import Limit
 from .limits.rate import SECOND, Rate
 from .store import get_store
@@ -60,7 +60,8 @@ def preview(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Previ
     store = get_store()
     for at, count in moments:
         now = START_US + round(at * SECOND)
-        charge = Charge(limit, who, count * cost)
+        # No limit holds as many units as a call can ask for, so more would be granted no more.
+        charge = Charge(limit, who, min(count * cost, MOST_COST))
         decision = store.run(describe([charge], partial=count > 1, now=now))
         shadow = limit.mode == "shadow" and not decision.limits[0].allowed
         granted = 0 if shadow else (decision.granted // cost if cost else count * decision.allowed)

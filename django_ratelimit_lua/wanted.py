@@ -10,13 +10,19 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.http import HttpRequest
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest
+from django.http.multipartparser import MultiPartParserError
 
 from .callsite import Site
+from .exceeded import FAILED, tally
+from .exceptions import Ratelimited
 from .identity import digest
-from .limits.call import Charge
+from .identity.keys import user_missing
+from .limits.call import Charge, whole_cost
 from .limits.limit import Limit
 from .limits.rate import Rate
+from .rules.problems import problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Wanted:
 
 
 class WantsUser:
-    """A step that asks for the request's user."""
+    """A step that asks for the request's user; None where no middleware sets one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +51,84 @@ class WantsGroups:
 WANTS_USER = WantsUser()
 
 
-def wanted_by(request: HttpRequest, sites: Sequence[Site], group: str) -> Generator[Any, Any, list[Wanted]]:
-    """What sites want counted for a request."""
+Taken = set[tuple[bytes, bytes]]
+OnError = Callable[[Site, str, Exception], None]
+
+
+def wanted_by(
+    request: HttpRequest,
+    sites: Sequence[Site],
+    group: str,
+    taken: Taken | None = None,
+    on_error: OnError | None = None,
+) -> Generator[Any, Any, list[Wanted]]:
+    """What sites want counted for a request.
+
+    A rule that cannot be applied to this request is left out, loudly: the call sites whose place it takes stand again.
+    What is wrong with a call site raises, as its developer has to know. `taken`: the counters that others of the same
+    call have; `on_error`: hears of both kinds of failure instead, and nothing is raised.
+    """
     wanted: list[Wanted] = []
-    taken: set[tuple[bytes, bytes]] = set()
+    taken = set() if taken is None else taken
     mixed = len({site.block for site in sites}) > 1
-    for site in sites:
+    waiting = list(reversed(sites))
+    while waiting:
+        site = waiting.pop()
         name = site.group or group
-        if not site.applies_to(request) or name in counted(request):
-            continue
-        if not (yield from _is_about(site, request)):
-            continue
-        numbers = yield from _tier(site, request)
-        rates = [rate for rate in (yield from _rates(numbers, name, request)) if rate is not None]
-        if not rates:
-            continue
-        cost = (yield from called(site.cost, name, request)) if callable(site.cost) else site.cost
-        user = (yield WANTS_USER) if site.key.needs_user else None
-        who = digest((yield from called(site.key.read, name, request, user)))
-        for rate in rates:
-            charge = Charge(_limit(numbers, name, rate, who, taken), who, cost)
-            if mixed and not site.block:
-                charge = replace(charge, limit=charge.limit.advising())
-            wanted.append(Wanted(charge, name, site, name if site.rule else None))
+        try:
+            wanted += yield from _wanted_by_one(request, site, name, mixed, taken)
+        except _ANSWERS:
+            raise
+        except Exception as error:
+            if on_error is not None:
+                on_error(site, name, error)
+            elif site.rule:
+                _left_out(name, error)
+            else:
+                raise
+            waiting += reversed(site.instead_of)
     return wanted
+
+
+_ANSWERS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError, Ratelimited)
+"""What Django makes an answer of: the request is refused, and no rule is to blame."""
+
+
+def _left_out(name: str, error: Exception) -> None:
+    problems.failed(name, error)
+    tally.add(name, FAILED)
+
+
+def _wanted_by_one(
+    request: HttpRequest, site: Site, name: str, mixed: bool, taken: Taken
+) -> Generator[Any, Any, list[Wanted]]:
+    if not site.applies_to(request) or name in counted(request):
+        return []
+    if not (yield from _is_about(site, request)):
+        return []
+    numbers = yield from _tier(site, request)
+    rates = [rate for rate in (yield from _rates(numbers, name, request)) if rate is not None]
+    if not rates:
+        return []
+    cost = (yield from called(site.cost, name, request)) if callable(site.cost) else site.cost
+    cost = whole_cost(cost, f"{name}: cost is")
+    user = (yield from _user()) if site.key.needs_user else None
+    who = digest((yield from called(site.key.read, name, request, user)))
+    wanted: list[Wanted] = []
+    for rate in rates:
+        charge = Charge(_limit(numbers, name, rate, who, taken), who, cost)
+        if mixed and not site.block:
+            charge = replace(charge, limit=charge.limit.advising())
+        wanted.append(Wanted(charge, name, site, name if site.rule else None))
+    return wanted
+
+
+def _user() -> Generator[Any, Any, Any]:
+    """The request's user. Raises `ImproperlyConfigured` where no middleware sets one."""
+    user = yield WANTS_USER
+    if user is None:
+        raise user_missing()
+    return user
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Generator[Any, Any, Any]:
@@ -93,7 +153,7 @@ def _is_about(site: Site, request: HttpRequest) -> Generator[Any, Any, bool]:
     """Whether the request's user is of the site's audience."""
     if "everyone" in site.audience:
         return True
-    user = yield WANTS_USER
+    user = yield from _user()
     if not user.is_authenticated:
         return "anonymous" in site.audience
     if "authenticated" in site.audience or ("staff" in site.audience and user.is_staff):
@@ -105,14 +165,14 @@ def _is_about(site: Site, request: HttpRequest) -> Generator[Any, Any, bool]:
 def _tier(site: Site, request: HttpRequest) -> Generator[Any, Any, Site]:
     """The numbers for the user's most favourable tier, or the site's own."""
     if site.tiers:
-        user = yield WANTS_USER
+        user = yield from _user()
         if user.is_authenticated:
             groups = yield WantsGroups(user)
             return next((tier for name, tier in site.tiers if name in groups), site)
     return site
 
 
-def _limit(site: Site, group: str, rate: Rate, who: bytes, taken: set[tuple[bytes, bytes]]) -> Limit:
+def _limit(site: Site, group: str, rate: Rate, who: bytes, taken: Taken) -> Limit:
     """The site's limit for a rate, under a name that no other of this call has for the same identity."""
     ordinal = 1
     limit = site.limit(group, rate)

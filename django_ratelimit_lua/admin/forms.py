@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from contextlib import suppress
 from typing import Any
 
 from django import forms
@@ -28,6 +29,9 @@ def group_names() -> list[tuple[str, str]]:
 class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     """A rule. What would surprise has to be confirmed."""
 
+    has_tiers = False
+    """Whether its tiers are edited beside it."""
+
     methods = forms.MultipleChoiceField(
         label=_("Methods"), required=False, choices=[(name, name) for name in METHODS],
         widget=forms.CheckboxSelectMultiple, help_text=_("None chosen: all."),
@@ -50,9 +54,11 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.instance.to_check = "without tiers" if self.has_tiers else "all"
         if "groups" in self.fields:  # Not where a rule may only be looked at.
             present = group_names()
-            kept = [(name, name) for name in self.instance.groups if (name, name) not in present]
+            groups = self.instance.groups if isinstance(self.instance.groups, list) else []
+            kept = [(name, name) for name in groups if (name, name) not in present]
             self.fields["groups"].choices = present + kept  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
@@ -78,6 +84,21 @@ class RowForm(forms.ModelForm):  # type: ignore[type-arg]
         for field in self.fields.values():
             field.help_text = ""
             field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
+
+    def _post_clean(self) -> None:
+        # A rule that is broken already locks neither the other rows nor the way to switch it off.
+        is_switched_on = self.has_changed() and self.cleaned_data.get("mode") != "off"
+        self.instance.to_check = "all" if is_switched_on else "nothing"
+        super()._post_clean()  # type: ignore[misc]
+
+
+class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+    """The tiers of a rule, which have to fit it as it is in the form, not as it was saved last."""
+
+    def _construct_form(self, i: int, **kwargs: Any) -> Any:
+        form = super()._construct_form(i, **kwargs)  # type: ignore[misc]
+        form.instance.rule = self.instance
+        return form
 
 
 class TierForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -143,7 +164,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
             self.instance.subject = ""
         if given.get("duration"):
             start = given.get("starts") or timezone.now()
-            given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
+            with suppress(OverflowError):  # Of the end of the calendar the model tells.
+                given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block" and given.get("network"):
             self._not_oneself(given["network"])
         return given

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..code import put, row
 from ..models import RateLimitChange, RateLimitRule
+from ..rules.rule import RuleError
 from ..rules.words import difference, reading
 from .acting import ActingAdmin
 
@@ -27,15 +28,15 @@ def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
 
 
 def restore(change: RateLimitChange) -> RateLimitRule:
-    """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`."""
+    """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`, also where another rule has
+    its name by now."""
     given = change.after if change.after is not None else change.before
     made, tiers = row(given or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
-        present = RateLimitRule.objects.filter(pk=change.object_id or 0).first()
-        if present is not None and present.name != made.name:
-            present.name = made.name
-            present.save()
-        return put(made, tiers)
+        if RateLimitRule.objects.filter(name=made.name).exclude(pk=change.object_id or 0).exists():
+            problem = _("another rule has that name by now; rename or delete it first")
+            raise RuleError(repr(made.name), "name", str(problem))
+        return put(made, tiers, change.object_id)
 
 
 class ChangeAdmin(ActingAdmin):

@@ -6,15 +6,14 @@ import datetime
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.auth import get_user_model
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
-from ..explain import Explanation, explain, imagine, reset
+from ..explain import Explanation, explain, find_user, imagine, reset
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.tracked import acting, who
 from .forms import DURATIONS, InspectForm, covers, own_address
@@ -51,7 +50,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _inspect(self, request: HttpRequest, form: InspectForm, context: dict[str, Any], may_act: bool) -> None:
         given = form.cleaned_data
-        user = _find_user(given["user"])
+        user = find_user(given["user"]) if given["user"] else None
         if given["user"] and user is None:
             form.add_error("user", _("Nobody has that name or primary key."))
             return
@@ -92,6 +91,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         override.ends = timezone.now() + datetime.timedelta(seconds=int(duration))
         if target:
             override.rule = RateLimitRule.objects.filter(name=target).first()
+            if override.rule is None:  # Without a rule, it would be for all of them.
+                messages.error(request, _("No rule of the admin is called “%(name)s”.") % {"name": target})
+                return
         if subject == "user" and user is not None:
             override.user = user
         elif subject == "address" and given["address"]:
@@ -106,7 +108,11 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         else:
             messages.error(request, _("Say who it is: fill in a user, an address or a header."))
             return
-        override.full_clean(exclude=["subject", "kind"])
+        try:
+            override.full_clean(exclude=["subject", "kind"])
+        except ValidationError as error:
+            messages.error(request, " ".join(error.messages))
+            return
         override.save()
         self.log_addition(request, override, _("From the inspector."))
         done = _("%(whom)s is exempt") if action == "exempt" else _("%(whom)s is blocked")
@@ -132,11 +138,3 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 if rule is not None:
                     self.log_change(request, rule, _("Reset an identity in the inspector."))
         messages.success(request, _("Forgotten what was counted under %(names)s.") % {"names": ", ".join(names) or "—"})
-
-
-def _find_user(named: str) -> Any:
-    if not named:
-        return None
-    model = get_user_model()
-    found = model._default_manager.filter(**{get_user_model().USERNAME_FIELD: named}).first()
-    return found or (model._default_manager.filter(pk=named).first() if named.isdigit() else None)

@@ -15,7 +15,7 @@ from .forms import PreviewForm, RuleForm
 from .plot import plot
 
 NUMBERS = (
-    "limit", "period", "unit", "burst", "algorithm", "queue", "segments", "max_wait", "align", "time_zone",
+    "limit", "period", "unit", "burst", "algorithm", "cost", "queue", "segments", "max_wait", "align", "time_zone",
 )  # fmt: skip
 """The fields of a rule that a preview goes by."""
 
@@ -29,7 +29,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     form.is_valid()
     given = form.cleaned_data
     rule = RateLimitRule()
-    for name in (*NUMBERS, "cost"):
+    for name in NUMBERS:
         setattr(rule, name, given.get(name, getattr(rule, name)))
     rule.name, rule.key = "preview", "ip"
     problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in NUMBERS]

@@ -6,17 +6,18 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..exceeded import exceeded
-from ..exceptions import LimitError, StoreError
+from ..exceeded import FAILED, exceeded
+from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.tracked import acting
 from ..publish import publish
@@ -24,7 +25,7 @@ from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..rules.words import reading
 from .acting import ActingAdmin
-from .forms import PreviewForm, RowForm, RuleForm, TierForm
+from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .previewed import previewed
 
@@ -36,6 +37,7 @@ class TierInline(admin.TabularInline):  # type: ignore[type-arg]
 
     model = RateLimitTier
     form = TierForm
+    formset = TierFormSet
     extra = 0
     verbose_name_plural = gettext_lazy("tiers: other numbers for Django groups, the most favourable counts")
 
@@ -122,6 +124,12 @@ class RuleAdmin(ActingAdmin):
         """The rule in one sentence."""
         return rule.reading()
 
+    def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Knows whether the tiers can be edited beside the rule."""
+        form = super().get_form(request, obj, *args, **kwargs)
+        may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
+        return type(form.__name__, (form,), {"has_tiers": any(may_edit)})
+
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         """The fields of the list, which say of which rule they are."""
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
@@ -136,6 +144,8 @@ class RuleAdmin(ActingAdmin):
             refused, would_be = of.get("enforce", 0), of.get("shadow", 0)
             parts = [_("%(number)d refused") % {"number": refused}] if refused else []
             parts += [_("%(number)d would have been") % {"number": would_be}] if would_be else []
+            failed = of.get(FAILED, 0)
+            parts += [_("%(number)d times not applicable: see the log") % {"number": failed}] if failed else []
             return ", ".join(parts) or "—"
 
         return (*self.list_display, exceeded_in_days)
@@ -204,7 +214,9 @@ class RuleAdmin(ActingAdmin):
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Every version of the rule, what changed and by whom."""
-        rule = get_object_or_404(RateLimitRule, pk=object_id)
+        rule = self.get_object(request, unquote(object_id))
+        if rule is None:
+            raise Http404
         if not self.has_view_or_change_permission(request, rule):
             raise PermissionDenied
         changes = RateLimitChange.objects.filter(kind=RateLimitChange.Kind.RULE, object_id=rule.pk)
@@ -223,7 +235,7 @@ class RuleAdmin(ActingAdmin):
         try:
             with acting(request.user):
                 rule = restore(change)
-        except (RuleError, LimitError) as error:
+        except RuleError as error:
             messages.error(request, str(error))
             return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
         self.log_change(request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision})

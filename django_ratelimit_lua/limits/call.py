@@ -22,6 +22,24 @@ _RECORD = Struct("<12d")
 _STALE = 2
 _HEADER = 5
 _PER_LIMIT = 6
+MOST_COST = 2**53
+"""Units of one hit; beyond that the Lua program's numbers would not be exact."""
+
+
+def whole_cost(cost: object, what: str = "cost is") -> int:
+    """The cost, if it is one. Raises `LimitError` that says what is wrong and what would be right.
+
+    >>> whole_cost(2**60)
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be a whole number from 0 to ...
+    """
+    if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MOST_COST:
+        # Python refuses to write out very large integers.
+        huge = isinstance(cost, int) and cost.bit_length() > 256
+        shown = "a number of more than 256 bits" if huge else repr(cost)[:200]
+        raise LimitError(f"{what} {shown}: must be a whole number from 0 to {MOST_COST}", "cost")
+    return cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +51,8 @@ class Charge:
     cost: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.cost, bool) or not isinstance(self.cost, int) or not 0 <= self.cost <= 2**53:
-            raise LimitError(f"Limit {self.limit.name!r}: cost is {self.cost!r}: must be a whole number from 0")
+        if type(self.cost) is not int or not 0 <= self.cost <= MOST_COST:  # Said in full only where it is wrong.
+            whole_cost(self.cost, f"Limit {self.limit.name!r}: cost is")
 
 
 class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..limits.rate import LimitError, Rate
+from ..rules.rule import UNWRITABLE
 
 MOST = Rate.MOST_UNITS
 _NAMES = {
@@ -56,6 +59,20 @@ class Numbers(models.Model):
 
     class Meta:
         abstract = True
+
+    def clean_fields(self, exclude: Collection[str] | None = None) -> None:
+        """Raises `ValidationError`, also for text that no database takes: else it would fail while it is compared."""
+        problems: dict[str, Any] = {}
+        try:
+            super().clean_fields(exclude)
+        except ValidationError as error:
+            problems = error.update_error_dict({})
+        for field in self._meta.concrete_fields:
+            value = getattr(self, field.attname)
+            if field.name not in (exclude or ()) and isinstance(value, str) and UNWRITABLE.search(value):
+                problems.setdefault(field.name, []).append(ValidationError(_("Write text without control characters.")))
+        if problems:
+            raise ValidationError(problems)
 
     @property
     def rate(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,10 +19,14 @@ from ..identity import digest
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import FIELD_KINDS, USER, Effect, Override, network_identity, network_kind
+from ..rules.rule import RuleError
 from .change import RateLimitChange
 from .numbers import Numbers
 from .rule import RateLimitRule
 from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet
+
+FIRST_YEAR, LAST_YEAR = 1972, 9600
+"""Leap years, so that every day can be moved into them."""
 
 
 class OverrideQuerySet(TrackedQuerySet["RateLimitOverride"]):
@@ -103,8 +108,9 @@ class RateLimitOverride(Numbers, Tracked):
         self.subject = digest((kind, name, value)).decode()
 
     def prepare(self) -> bool:
-        """The kind and the digest follow from whom it is about."""
-        known = (self.kind, self.subject, self.network)
+        """The kind and the digest follow from whom it is about; times are such that every time zone can show them."""
+        known = self.prepared()
+        self.starts, self.ends = _within(self.starts), _within(self.ends)
         if self.user_id is not None:
             self.kind, self.subject = USER, digest((USER, str(self.user_id))).decode()
         elif self.network:
@@ -115,11 +121,17 @@ class RateLimitOverride(Numbers, Tracked):
             self.subject = digest(network_identity(network.network_address, self.kind)).decode()
         else:
             self.kind = self.field
-        return known != (self.kind, self.subject, self.network)
+        return known != self.prepared()
 
     def prepared(self) -> Declared:
         """The fields that `prepare` fills in."""
-        return {"kind": self.kind, "subject": self.subject, "network": self.network}
+        return {
+            "kind": self.kind,
+            "subject": self.subject,
+            "network": self.network,
+            "starts": self.starts,
+            "ends": self.ends,
+        }
 
     @classmethod
     def complete(cls, rows: Sequence[Any], using: str) -> None:
@@ -162,7 +174,8 @@ class RateLimitOverride(Numbers, Tracked):
 
     def is_active(self) -> bool:
         """Whether it is in force now."""
-        return self.override().is_active(_us(timezone.now()) or 0)
+        now = timezone.now()
+        return (self.starts is None or self.starts <= now) and (self.ends is None or now < self.ends)
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
@@ -186,7 +199,14 @@ class RateLimitOverride(Numbers, Tracked):
                     problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
             problems |= self._problems_of_numbers()
-        if self.starts is not None and self.ends is not None and self.starts >= self.ends:
+        for field in ("starts", "ends"):
+            moment = getattr(self, field)
+            if moment != _within(moment):
+                problems[field] = _("Write a year from %(first)d to %(last)d, or leave it empty.") % {
+                    "first": FIRST_YEAR,
+                    "last": LAST_YEAR,
+                }
+        if not problems and self.starts is not None and self.ends is not None and self.starts >= self.ends:
             problems["ends"] = _("It would end before it starts.")
         if problems:
             raise ValidationError(problems)
@@ -196,13 +216,22 @@ class RateLimitOverride(Numbers, Tracked):
             return {"limit": _("Another limit needs a number.")}
         try:
             rate = Rate.parse(self.rate)
-            site = self.rule.compiled().site if self.rule is not None else None
+            site = self.rule.compiled([]).site if self.rule is not None else None
             for own in site.rates if site is not None else ():
                 if site is not None and isinstance(own, Rate):
                     site.limit("rule", own).at(rate, self.burst)
         except LimitError as error:
             return {"burst" if error.field == "burst" else "limit": str(error)}
+        except RuleError as error:
+            return {"rule": error.problem}
         return {}
+
+
+def _within(moment: Any) -> Any:
+    """A moment that can be shown in every time zone: at the ends of Python's calendar, it may be past them in some."""
+    if not isinstance(moment, datetime.datetime) or FIRST_YEAR <= moment.year <= LAST_YEAR:
+        return moment
+    return moment.replace(year=FIRST_YEAR if moment.year < FIRST_YEAR else LAST_YEAR)
 
 
 def _us(moment: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -118,6 +118,9 @@ class RateLimitRule(Numbers, Tracked):
         _("message"), max_length=300, blank=True, help_text=_("What who is refused gets to read.")
     )
 
+    to_check: Literal["all", "without tiers", "nothing"] = "all"
+    """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
+
     objects = TrackedQuerySet.as_manager()
 
     class Meta:
@@ -159,6 +162,7 @@ class RateLimitRule(Numbers, Tracked):
         paths = [line.strip() for line in self.path.splitlines() if line.strip()]
         is_bare = not paths and not self.route and not self.group
         tiers = [tier.declared() for tier in self.tiers.all()] if self.pk else []
+        tiers.sort(key=lambda tier: tier["group"])  # Databases sort text each in their own way.
         values = {
             "name": self.name,
             "description": self.description,
@@ -190,16 +194,23 @@ class RateLimitRule(Numbers, Tracked):
         """A declaration with its fields in the order in which rules are written."""
         return {field: given[field] for field in FIELDS if field in given}
 
-    def compiled(self) -> Rule:
-        """What the rule means. Raises `RuleError`."""
-        return compile_rule({**self.declared(), "id": self.pk or 0}, plain=True, where="Rules of the admin")
+    def compiled(self, tiers: Sequence[Declared] | None = None) -> Rule:
+        """What the rule means, with its tiers or with these. Raises `RuleError`."""
+        given = {**self.declared(), "id": self.pk or 0}
+        if tiers is not None:
+            given["tiers"] = tiers
+        return compile_rule(given, plain=True, where="Rules of the admin")
 
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
-        if not self.name:
-            return  # Which is said already.
+        if not self.name or self.to_check == "nothing":
+            return  # Where there is no name, that is said already.
+        for field in ("methods", "groups"):
+            value = getattr(self, field)
+            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                raise ValidationError({field: _("Write a list of names.")})
         try:
-            self.compiled()
+            self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
             field = _FORM_FIELDS.get(error.field, error.field)
             known = {one.name for one in self._meta.get_fields()}

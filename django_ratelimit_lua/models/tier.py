@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..rules.rule import TIER_FIELDS
+from ..rules.rule import TIER_FIELDS, RuleError
 from .change import RateLimitChange
 from .numbers import Numbers
 from .rule import RateLimitRule
@@ -62,3 +62,10 @@ class RateLimitTier(Numbers, Tracked):
         """Raises `ValidationError` that names the field."""
         if self.limit is None:
             raise ValidationError({"limit": _("A tier needs a limit.")})
+        try:
+            self.rule.compiled([self.declared()])
+        except RateLimitRule.DoesNotExist:
+            pass  # Which is said already.
+        except RuleError as error:
+            if error.field == "tiers":  # Else it is the rule that is wrong.
+                raise ValidationError({"limit": error.problem}) from None

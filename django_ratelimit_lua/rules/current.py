@@ -18,6 +18,7 @@ from ..exceptions import StoreError
 from ..limits.call import StaleRules
 from ..process import renew_after_fork
 from ..store import get_store
+from .problems import problems
 from .ruleset import Ruleset, admin_rule, settings_rules
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -116,6 +117,7 @@ def start_fresh() -> None:
     """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
     global _ruleset, _snapshot
     _ruleset, _snapshot = None, {}
+    problems.clear()
 
 
 def _revision(snapshot: Mapping[str, Any]) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from ..callsite import ALL, AUDIENCES, Site
 from ..exempt import resolved
 from ..glob import path_matches
 from ..identity.keys import Key
+from ..limits.call import MOST_COST
 from ..limits.limit import OPTIONS
 from ..limits.rate import LimitError, Rate
 
@@ -25,6 +27,11 @@ TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 LONGEST_PATTERN = 1000
 MOST_PATTERNS = 50
+_TEXTS = ("description", "message")
+UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+"""What no database takes."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What breaks a line, or cannot be seen."""
 CALLERS_KEY = Key("", lambda group, request, user: None)
 """Stands in a rule that leaves it to the call site whom to count."""
 
@@ -42,7 +49,7 @@ class RuleError(ImproperlyConfigured):
 class Rule:
     """When a limit applies: `paths` (prefixes or globs; none: every path), `route` (a URL pattern's name, with its
     namespaces), `group` (only at call sites of that group), and what its `site` says of methods and audience. A rule
-    without a site exempts. `given` is how it was declared."""
+    without a site exempts. `given` is how it was declared; `problems`, what of that had to be left out."""
 
     name: str
     paths: tuple[str, ...]
@@ -54,6 +61,7 @@ class Rule:
     message: str = ""
     pk: int | None = None
     given: Mapping[str, Any] | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -97,19 +105,38 @@ class Rule:
             count_if=site.count_if,
             reset_if=site.reset_if,
             cost_after=site.cost_after,
+            instead_of=tuple(sites),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one declaration, and says where something is wrong."""
+    """Reads one declaration, and says where something is wrong. What of it can be left out is, unless it is `strict`,
+    and is named in `left_out`."""
 
     given: Mapping[str, Any]
     where: str
     plain: bool
+    strict: bool
+    left_out: list[str] = field(default_factory=list)
 
     def fail(self, field: str, problem: str) -> NoReturn:
         raise RuleError(self.where, field, problem)
+
+    def check_texts(self) -> None:
+        """Raises for text that no database takes, or that is not what it looks like."""
+        for name, value in self.given.items():
+            for text in _texts(value):
+                if UNWRITABLE.search(text) or (name not in _TEXTS and _CONTROL.search(text)):
+                    self.fail(name, f"{name} is {text!r}: must be text in one line, without control characters")
+                if self.plain and name in ("path", "key") and text != text.strip():
+                    self.fail(name, f"{name} is {text!r}: must not begin or end with a space")
+
+    def flag(self, name: str) -> bool:
+        value = self.given.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.fail(name, f"{name} is {value!r}; write true or false")
+        return bool(value)
 
     def text(self, field: str, example: str) -> str | None:
         value = self.given.get(field)
@@ -118,7 +145,8 @@ class _Reader:
         return value
 
     def paths(self) -> tuple[str, ...]:
-        value = self.given.get("path") or ()
+        value = self.given.get("path")
+        value = () if value in (None, "") else value
         paths = (value,) if isinstance(value, str) else value
         if not isinstance(paths, (list, tuple)) or not all(
             isinstance(path, str) and path.startswith(("/", "*")) for path in paths
@@ -140,6 +168,9 @@ class _Reader:
         if not known:
             right = f"choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups"
             self.fail("audience", f"audience is {value!r}; {right}")
+        if self.plain and len(names) > 1 and not all(name.startswith("group:") for name in names):
+            mixed = "a rule of the admin is for one of them, or for groups; make a rule of each"
+            self.fail("audience", f"audience is {value!r}: {mixed}")
         return tuple(names)
 
     def rate(self, field: str, value: Any) -> Any:
@@ -157,9 +188,10 @@ class _Reader:
         given = self.given
         key, cost = given.get("key"), 1 if given.get("cost") is None else given["cost"]
         if self.plain:
-            self._no_code("key", key)
+            self._check_plain_key(key)
             if isinstance(cost, bool) or not isinstance(cost, int):
-                self.fail("cost", f"cost is {cost!r}; write a whole number from 0")
+                self.fail("cost", f"cost is {cost!r}; write a whole number from 0 to {MOST_COST}")
+        self.flag("count_denied")
         if not key and group != name:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
         options: Any = {option: given[option] for option in OPTIONS if option in given}
@@ -176,8 +208,9 @@ class _Reader:
                 for constant in site.rates:
                     if isinstance(constant, Rate):
                         site.limit(name, constant)
-            except (LimitError, TypeError) as error:
-                self.fail(getattr(error, "field", "") or field, str(error))
+            except (ValueError, TypeError, ArithmeticError) as error:
+                # Of a tier, nothing but its numbers can be wrong.
+                self.fail(field if field == "tiers" else getattr(error, "field", "") or field, str(error))
             return site
 
         return replace(
@@ -185,29 +218,46 @@ class _Reader:
             tiers=self._tiers(lambda rate, burst: compiled(rate, {**options, **burst}, "tiers")),
         )
 
-    def _no_code(self, field: str, value: Any) -> None:
-        parts = value if isinstance(value, (list, tuple)) else [value] if value else []
-        if any(not isinstance(part, str) or ("." in part and ":" not in part) for part in parts):
-            self.fail(field, f"{field} is {value!r}; callables can only be named in the settings")
+    def _check_plain_key(self, value: Any) -> None:
+        """Where it is one line of text, and code has no place."""
+        if value in (None, "", []):
+            return
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(part, str) for part in parts):
+            self.fail("key", f"key is {value!r}; write a key such as 'ip', or a list of keys")
+        if any("." in part and ":" not in part for part in parts):
+            self.fail("key", f"key is {value!r}; callables can only be named in the settings")
+        if any("+" in part for part in parts):
+            self.fail("key", f"key is {value!r}: + joins keys; a name that has one can only stand in the settings")
 
     def _tiers(self, compiled: Callable[[Any, dict[str, Any]], Site]) -> tuple[tuple[str, Site], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
-        value = self.given.get("tiers") or []
-        if not isinstance(value, (list, tuple)):
+        value = self.given.get("tiers")
+        if value is not None and not isinstance(value, (list, tuple)):
             self.fail("tiers", f"tiers is {value!r}; write a list of {{'group': ..., 'rate': ...}}")
-        tiers: list[tuple[str, Site]] = []
-        for tier in value:
-            named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
-            if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
-                self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
-            if isinstance(tier["rate"], list) or callable(tier["rate"]):
-                self.fail("tiers", f"tier {tier!r}: a tier has one constant rate")
-            burst = {"burst": tier["burst"]} if tier.get("burst") is not None else {}
-            site = compiled(self.rate("tiers", tier["rate"]), burst)
-            tiers.append((str(tier["group"]), site))
-        if len({name for name, _ in tiers}) < len(tiers):
-            self.fail("tiers", "two tiers are for one group")
-        return tuple(sorted(tiers, key=lambda tier: _favour(tier[1]), reverse=True))
+        tiers: dict[str, Site] = {}
+        for tier in value or ():
+            try:
+                group, site = self._tier(tier, compiled)
+                if group in tiers:
+                    self.fail("tiers", f"two tiers are for one group, {group!r}")
+                tiers[group] = site
+            except RuleError as error:
+                if self.strict:
+                    raise
+                self.left_out.append(f"{error} (a tier, which is left out; its group has the numbers of the rule)")
+        return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
+
+    def _tier(self, tier: Any, compiled: Callable[[Any, dict[str, Any]], Site]) -> tuple[str, Site]:
+        named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
+        if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
+            self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
+        burst = {"burst": tier["burst"]} if tier.get("burst") is not None else {}
+        try:
+            rate = Rate.parse(tier["rate"])
+        except LimitError as error:
+            self.fail("tiers", f"tier of {tier['group']!r}: a tier has one constant rate: {error}")
+        return str(tier["group"]), compiled(rate, burst)
 
 
 def _favour(site: Site) -> tuple[float, int]:
@@ -216,11 +266,28 @@ def _favour(site: Site) -> tuple[float, int]:
     return rate.limit / rate.period_us, site.options.get("burst") or rate.limit
 
 
-def compile_rule(given: Mapping[str, Any], *, plain: bool = False, where: str = "RATELIMIT_RULES") -> Rule:
+def _texts(value: Any) -> Iterator[str]:
+    """All text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _texts(pair)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+
+
+def compile_rule(
+    given: Mapping[str, Any], *, plain: bool = False, strict: bool = True, where: str = "RATELIMIT_RULES"
+) -> Rule:
     """A rule as it is declared. Raises `RuleError` that names rule and field.
 
+    The only judge of a rule, wherever it is written: what it takes can be applied to every request.
+
     With `plain`, nothing in it may name code: no callable and no dotted path, as for whoever may edit rules in the
-    admin but not the site's code.
+    admin but not the site's code. Without `strict`, a tier that contradicts its rule does not take the rule with it: it
+    is left out, and named in the rule's `problems`. So it is for a rule that is in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.site.key.name
@@ -231,12 +298,13 @@ def compile_rule(given: Mapping[str, Any], *, plain: bool = False, where: str = 
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
-    reader = _Reader(given, f"{where}: rule {name!r}", plain)
+    reader = _Reader(given, f"{where}: rule {name!r}", plain, strict)
     unknown = sorted(set(given) - {*FIELDS, "id"}, key=str)
     if unknown:
         meant = [found[0] for word in unknown if (found := get_close_matches(str(word), FIELDS, n=1))]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
+    reader.check_texts()
     mode = given.get("mode", "enforce")
     if mode not in MODES:
         reader.fail("mode", f"mode is {mode!r}; choose one of: {', '.join(MODES)}")
@@ -246,7 +314,10 @@ def compile_rule(given: Mapping[str, Any], *, plain: bool = False, where: str = 
     paths, route = reader.paths(), reader.text("route", "the name of a URL pattern, such as 'shop:detail'")
     group = reader.text("group", "the group of a decorator or the scope of a throttle")
     site = None
-    if given.get("exempt"):
+    description = given.get("description")
+    if description is not None and not isinstance(description, str):
+        reader.fail("description", f"description is {description!r}; write text")
+    if reader.flag("exempt"):
         if not paths and route is None:
             reader.fail("exempt", "exempts everything; name a path or a route")
     elif given.get("rate") is None:
@@ -254,7 +325,7 @@ def compile_rule(given: Mapping[str, Any], *, plain: bool = False, where: str = 
     else:
         site = reader.site(name, group)
     message = reader.text("message", "a sentence for who is refused") or ""
-    return Rule(name, paths, route, site, group, mode, order, message, given.get("id"), given)
+    return Rule(name, paths, route, site, group, mode, order, message, given.get("id"), given, tuple(reader.left_out))
 
 
 def limit_names(rule: Rule) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,9 +15,9 @@ from django.utils.functional import cached_property
 from ..callsite import Site
 from .index import Index
 from .overrides import is_kind
+from .problems import problems
 from .rule import Rule, RuleError, compile_rule, limit_names
 
-logger = logging.getLogger("django_ratelimit_lua")
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
 
@@ -45,7 +44,7 @@ def admin_rule(text: str) -> Rule | RuleError:
     # By its text, so that an edit compiles again only the rule that changed.
     where = "Rules of the admin"
     try:
-        return compile_rule(json.loads(text), plain=True, where=where)
+        return compile_rule(json.loads(text), plain=True, strict=False, where=where)
     except RuleError as error:
         return error
     except Exception as error:  # Whatever somebody wrote by hand.
@@ -59,7 +58,8 @@ class Ruleset:
     what was published (see `publish`), or nothing:
 
     - `revision`: counts the changes; 0: there never was one;
-    - `rules`: as declared, each with the `id` of its row; one that cannot be understood is skipped, as the log says;
+    - `rules`: as declared, each with the `id` of its row; one that cannot be understood is skipped, and so is a tier
+      that contradicts its rule, as the log says;
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is.
     """
@@ -80,9 +80,10 @@ class Ruleset:
             if isinstance(rule, RuleError):
                 self.problems.append(str(rule))
             else:
+                self.problems += rule.problems
                 by_name[rule.name] = rule
-        for problem in self.problems:
-            logger.error("Skipped: %s", problem)
+        if self.snapshot:
+            problems.in_force({name: rule.given for name, rule in by_name.items()}, self.problems)
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=lambda rule: rule.order))
 

@@ -11,6 +11,8 @@ from ...conf import conf
 from ...exceptions import StoreError
 from ...health import health
 from ...publish import published_revision
+from ...rules import current
+from ...rules.problems import problems
 
 
 class Command(BaseCommand):
@@ -28,7 +30,10 @@ class Command(BaseCommand):
                     f"limits cannot be decided: {found.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}"
                 )
             revision = published_revision()
+            current.reload()
         except (ImproperlyConfigured, StoreError) as error:
             raise CommandError(str(error)) from error
         rules = f"rules of revision {revision} are published" if revision else "no rules are published"
         self.stdout.write(f"a decision takes {found.seconds * 1000:.2f} ms; {rules}")
+        for problem in problems.found():
+            self.stderr.write(self.style.WARNING(f"left out: {problem}"))

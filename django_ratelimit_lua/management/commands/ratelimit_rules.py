@@ -7,17 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import code
+from ...exceeded import FAILED, exceeded
 from ...exceptions import StoreError
-from ...explain import explain, imagine
+from ...explain import explain, find_user, imagine
 from ...models import RateLimitRule
 from ...models.tracked import acting
 from ...publish import publish
 from ...rules import current
+from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
 from ...rules.words import reading
 
@@ -85,6 +86,8 @@ class Command(BaseCommand):
                 frees = f"frees up in {state.reset_after:.0f} s" if state.used else "unused"
                 verdict = "allowed" if state.allowed else "refused"
                 self.stdout.write(f"    {state.used} of {state.limit} used, {state.remaining} left, {frees}: {verdict}")
+        for problem in found.problems:
+            self.stderr.write(self.style.ERROR(f"cannot be applied to this request: {problem}"))
         if not found.met and found.exempt is None and found.block is None:
             self.stdout.write("no rule applies")
 
@@ -116,13 +119,24 @@ class Command(BaseCommand):
             count = len(code.load(_read(file)))
         else:
             ruleset = current.reload()
-            if ruleset.problems:
-                raise CommandError("\n".join(ruleset.problems))
+            found = [*problems.found(), *_failures()]
+            if found:
+                raise CommandError("\n".join(found))
             count = len(ruleset.rules)
         self.stdout.write(f"{count} rule{'' if count == 1 else 's'}: no problem found")
 
     def _publish(self, **options: Any) -> None:
         self.stdout.write(f"published revision {publish(rebuild=True)}")
+
+
+def _failures() -> list[str]:
+    """What processes had to leave out lately, though it makes sense by itself."""
+    days = {name: of.get(FAILED, 0) for name, of in exceeded(1).items()}
+    return [
+        f"rule {name!r} could not be applied to {number} request{'' if number == 1 else 's'} today; the log says why"
+        for name, number in sorted(days.items())
+        if number
+    ]
 
 
 def _pair(header: str) -> tuple[str, str]:
@@ -135,9 +149,7 @@ def _pair(header: str) -> tuple[str, str]:
 def _user(named: str | None) -> Any:
     if named is None:
         return None
-    model = get_user_model()
-    found = model._default_manager.filter(pk=named).first() if named.isdigit() else None
-    found = found or model._default_manager.filter(**{model.USERNAME_FIELD: named}).first()
+    found = find_user(named)
     if found is None:
         raise CommandError(f"--user {named!r}: nobody has that primary key or name")
     return found

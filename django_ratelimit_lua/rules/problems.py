@@ -1,0 +1,50 @@
+"""What is wrong with rules: said in the log once, and kept for `ratelimit_rules check` and for health."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+
+class Problems:
+    """What this process had to leave out of its rules.
+
+    `database`: why there are no rules in the database, if that is so.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all; for tests, whose rules are new."""
+        self.database = ""
+        self._skipped: Sequence[str] = ()
+        self._failed: dict[str, tuple[Any, str]] = {}
+        self._declared: Mapping[str, Any] = {}
+
+    def in_force(self, declared: Mapping[str, Any], skipped: Sequence[str]) -> None:
+        """Other rules are in force, by name as they are declared, without what was skipped. A failure is forgotten
+        when its rule has changed."""
+        for problem in skipped:
+            if problem not in self._skipped:
+                logger.error("Skipped: %s", problem)
+        self._declared, self._skipped = declared, tuple(skipped)
+        self._failed = {name: one for name, one in self._failed.items() if declared.get(name) == one[0]}
+
+    def failed(self, name: str, error: Exception) -> None:
+        """A rule could not be applied to a request, which goes on without it."""
+        if name not in self._failed:
+            text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
+            self._failed[name] = (self._declared.get(name), text)
+            logger.error("Left out: %s", text, exc_info=error)
+
+    def found(self) -> list[str]:
+        """All of them, in words."""
+        database = [self.database] if self.database else []
+        return [*database, *self._skipped, *(text for _, text in self._failed.values())]
+
+
+problems = Problems()

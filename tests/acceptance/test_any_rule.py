@@ -1,0 +1,345 @@
+"""Whatever rule is accepted, whatever is found in Redis, and whatever request comes: an answer, never a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.test import AsyncClient, Client, override_settings
+from django.urls import path
+from hypothesis import HealthCheck, event, example, given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.health import health
+from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models.rule import METHODS
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from tests.acceptance.test_command import said
+from tests.odd import moments, numbers, rules, texts, tiers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANSWERS = {200, 302, 400, 404, 429}
+
+
+def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def away(request: HttpRequest) -> HttpResponse:
+    return HttpResponseRedirect("/ok")
+
+
+@ratelimit("search", "ip", "100/m")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+
+
+@ratelimit("search", ("ip", "get:who"), "100/m", method="POST")
+@ratelimit("other", "ip", "100/m", block=False)
+async def asearch(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("found")
+
+
+urlpatterns = [
+    path("ok", ok, name="ok"),
+    path("away", away, name="away"),
+    path("search", search, name="search"),
+    path("asearch", asearch),
+    path("things/<slug:name>/", ok, name="thing"),
+]
+SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+USERS = "django.contrib.auth.middleware.AuthenticationMiddleware"
+OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+STACKS = [
+    [SESSIONS, USERS, OURS],
+    [OURS, SESSIONS, USERS],
+    [SESSIONS, OURS, USERS],
+    [SESSIONS, OURS],
+    [OURS],
+    [SESSIONS, USERS],
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = STACKS[0]
+    # Who has to wait for a turn has been answered, which is all that is asked here.
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(0))
+
+
+def rule(name: str = "site", **fields: Any) -> RateLimitRule:
+    return RateLimitRule.objects.create(name=name, **{"path": "/", "key": "ip", "limit": 2, "unit": "h", **fields})
+
+
+def get(address: str = "/ok", times: int = 1) -> list[int]:
+    return [Client(raise_request_exception=False).get(address).status_code for _ in range(times)]
+
+
+def by_hand(direct: redis.Redis, prefix: str, *rules: Any, revision: int = 1) -> None:
+    """Rules in Redis as nobody of ours would have written them."""
+    known = direct.hgetall(f"{prefix}{{rules}}")
+    snapshot = {**json.loads(known.get(b"rules", b"{}")), "revision": revision, "rules": list(rules)}
+    direct.hset(f"{prefix}{{rules}}", mapping={**known, b"revision": revision, b"rules": json.dumps(snapshot)})
+
+
+BODIES = [
+    (b"", "text/plain"),
+    (b"username=ada", "application/x-www-form-urlencoded"),
+    (b'{"a": {"b": "c"}}', "application/json"),
+    (b"{", "application/json"),
+    (b"[" * 3000, "application/json"),
+    (b"\xff\xfe=\x00&&", "application/x-www-form-urlencoded"),
+    (b"--x\r\n\r\n", "multipart/form-data; boundary=x"),
+    (b"--x", "multipart/form-data"),
+    (b"a=1&" * 2000, "application/x-www-form-urlencoded"),
+    (b'{"a": 1}', "application/json; charset=nonsense"),
+    (b"x" * 70_000, "application/json"),
+]
+requests = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from([*METHODS, "TRACE", "PROPFIND"]),
+        "path": st.sampled_from(
+            [
+                "/ok",
+                "/search?who=ada",
+                "/asearch",
+                "/things/a-b/",
+                "/nowhere",
+                "/away",
+                "//",
+                "/ok/%00",
+                "/%ff",
+                "/" + "a" * 3000,
+                "/ok?q=%ff%00",
+            ]
+        ),
+        "body": st.sampled_from(BODIES),
+        "user": st.sampled_from([None, "ada", "grace"]),
+        "cookie": st.sampled_from([None, "", "made-up", "x" * 5000, "\u00e9"]),
+        "header": st.sampled_from([None, "\u00e9", "a" * 5000]),
+        "stack": st.sampled_from(STACKS),
+        "asynchronous": st.booleans(),
+    }
+)
+
+
+def answer(asked: dict[str, Any]) -> int:
+    """The status of what a request is answered, through the whole stack."""
+    content, kind = asked["body"]
+    headers = {} if asked["header"] is None else {"User-Agent": asked["header"], "Accept": asked["header"]}
+    with override_settings(MIDDLEWARE=asked["stack"]):
+        client: Any = (AsyncClient if asked["asynchronous"] else Client)(raise_request_exception=False)
+        if asked["user"] is not None:
+            client.force_login(User.objects.get(username=asked["user"]))
+        if asked["cookie"] is not None:
+            client.cookies["sessionid"] = asked["cookie"]
+        response = client.generic(asked["method"], asked["path"], content, kind, headers=headers)
+        response = asyncio.run(response) if asked["asynchronous"] else response
+    return int(response.status_code)
+
+
+@pytest.fixture
+def people() -> None:
+    ada, grace = User.objects.create(username="ada"), User.objects.create_superuser("grace")
+    ada.groups.add(Group.objects.create(name="pro"))
+    grace.groups.add(Group.objects.create(name="free"))
+
+
+@example_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rules, st.lists(tiers, max_size=2), st.lists(requests, min_size=3, max_size=6))
+@example({"name": "site", "path": "/", "key": "ip", "limit": 5, "cost": 2**53 + 1}, [], [])
+def test_a_rule_that_is_accepted_can_be_applied(
+    people: None,
+    caplog: pytest.LogCaptureFixture,
+    fields: dict[str, Any],
+    of_groups: list[dict[str, Any]],
+    asked: list[dict[str, Any]],
+) -> None:
+    """What `full_clean` takes compiles, and every request under it is answered; and the next rules are found."""
+    RateLimitRule.objects.all().delete()
+    one = RateLimitRule(**fields)
+    try:
+        one.full_clean()
+    except ValidationError as error:
+        event("refused: " + ", ".join(error.message_dict))
+        return
+    event("accepted")
+    one.save()
+    for tier in of_groups:
+        row = RateLimitTier(rule=one, **tier)
+        try:
+            row.full_clean()
+        except ValidationError:
+            continue
+        row.save()
+    assert RateLimitRule.objects.get().compiled().given == one.compiled().given
+    assert current.reload().problems == []
+    statuses = [answer(request) for request in asked]
+    assert set(statuses) <= ANSWERS, [(status, request) for status, request in zip(statuses, asked, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"cost": 2**53 + 1}, "whole number from 0 to 9007199254740992"),
+        ({"name": "a\x00b"}, "control characters"),
+        ({"name": "a\nb"}, "one line"),
+        ({"path": "/a\tb"}, "one line"),
+        ({"key": "header:X+Y"}, "Unknown key 'Y'"),
+        ({"name": "a\ud800", "key": "nonsense"}, "control characters"),
+        ({"methods": "GET"}, "list of names"),
+        ({"audience": "groups", "groups": "pro"}, "list of names"),
+        ({"max_wait": math.nan}, "seconds from 0"),
+        ({"max_wait": math.inf}, "seconds from 0"),
+        ({"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"}, "names that period"),
+        ({"time_zone": "../../etc/passwd", "algorithm": "fixed_window", "align": "day", "unit": "d"}, "time zone"),
+    ],
+)
+def test_what_cannot_be_applied_is_refused_where_it_is_written(fields: dict[str, Any], problem: str) -> None:
+    """By the model, and so by every form."""
+    one = RateLimitRule(**{"name": "site", "path": "/", "key": "ip", "limit": 5, **fields})
+    with pytest.raises(ValidationError) as caught:
+        one.full_clean()
+    assert problem in " ".join(caught.value.messages)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"cost": 2**60}, "cost"),
+        ({"key": "ip\n"}, "key"),
+        ({"name": "a\ud800"}, "name"),
+        ({"exempt": "no"}, "exempt"),
+        ({"count_denied": "no"}, "count_denied"),
+        ({"description": 5}, "description"),
+        ({"path": False}, "path"),
+        ({"tiers": {"group": "pro"}}, "tiers"),
+        ({"tiers": [{"group": "pro", "rate": "os.system"}]}, "tiers"),
+        ({"tiers": [{"group": "pro", "rate": None}]}, "tiers"),
+        ({"tiers": [{"group": "pro", "rate": "5/m", "burst": 0}]}, "tiers"),
+        ({"algorithm": ["gcra"]}, "algorithm"),
+        ({5: "five"}, "name"),
+    ],
+)
+@pytest.mark.parametrize("plain", [True, False])
+def test_settings_and_files_have_the_same_judge(fields: dict[Any, Any], problem: str, plain: bool) -> None:
+    """An error that names the field, of whatever type a value is."""
+    with pytest.raises(RuleError) as caught:
+        compile_rule({"name": "site", "key": "ip", "rate": "5/m", **fields}, plain=plain)
+    assert caught.value.field == problem
+
+
+def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
+    """Where it is written; and one that is in force already is left out alone: its rule goes on limiting everybody."""
+    one = rule(algorithm="fixed_window", align="day", limit=2, unit="d")
+    wrong = RateLimitTier(rule=one, group="pro", limit=5, unit="m")
+    with pytest.raises(ValidationError, match="names that period"):
+        wrong.full_clean()
+    wrong.save()  # As a script may, that does not ask.
+    assert get(times=3) == [200, 200, 429]
+    assert "its group has the numbers of the rule" in current.reload().problems[0]
+    with pytest.raises(ValidationError, match="names that period"):
+        RateLimitRule.objects.get().full_clean()
+
+
+@example_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"name": st.sampled_from(["site", "search", "a\ud800"])},
+            optional={
+                field: st.none()
+                | st.booleans()
+                | numbers
+                | texts
+                | moments
+                | st.lists(texts | numbers, max_size=2)
+                | st.just({"a": [1]})
+                for field in (
+                    "path",
+                    "route",
+                    "group",
+                    "method",
+                    "audience",
+                    "key",
+                    "rate",
+                    "tiers",
+                    "cost",
+                    "exempt",
+                    "message",
+                    "order",
+                    "mode",
+                    "algorithm",
+                    "burst",
+                    "align",
+                    "time_zone",
+                    "max_wait",
+                    "count_denied",
+                    "lease",
+                    "split",
+                    "id",
+                )
+            },
+        )
+        | texts
+        | st.none()
+        | st.lists(texts),
+        max_size=3,
+    ),
+    st.lists(requests, min_size=1, max_size=3),
+)
+def test_whatever_is_found_in_redis_is_no_failure(
+    people: None, direct: redis.Redis, prefix: str, found: list[Any], asked: list[dict[str, Any]]
+) -> None:
+    """Written by an older version or by hand: what makes sense applies, and the rest is left out."""
+    direct.delete(f"{prefix}{{rules}}")
+    current._ruleset = current._snapshot = None
+    by_hand(
+        direct,
+        prefix,
+        {"name": "last", "path": "/ok", "key": "ip", "rate": "0/h", "id": 99, "order": 10**6},
+        *found,
+        revision=7,
+    )
+    assert get() == [429]
+    statuses = [answer(request) for request in asked]
+    assert set(statuses) <= ANSWERS, [(status, request) for status, request in zip(statuses, asked, strict=True)]
+
+
+@pytest.mark.parametrize("stack", STACKS[1:5], ids=lambda stack: "-".join(one.rpartition(".")[2] for one in stack))
+@pytest.mark.parametrize("key", ["session", "user", "user_or_ip"])
+def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
+    key: str, stack: list[str], settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in the log, in `check` and in health; requests go on by the other rules, and newer ones are found."""
+    settings.MIDDLEWARE = stack
+    one = rule("bad", key=key, limit=1)
+    rule("other", path="/other", limit=0)
+    assert set(get(times=3)) <= {200, 429}
+    assert get("/other") == [429]
+    said_once = [record for record in caplog.records if "Left out: rule 'bad'" in record.message]
+    if said_once:
+        assert len(said_once) == 1
+        assert any("'bad' cannot be applied" in problem for problem in health().problems)
+        with pytest.raises(CommandError, match=r"'bad' could not be applied to [34] requests today"):
+            said("check")
+    known = current.load()
+    RateLimitRule.objects.filter(pk=one.pk).update(key="ip", limit=0)
+    current._ruleset = known  # A process that has not heard of it.
+    assert get() == [429]
+    assert not health().problems

@@ -1,0 +1,144 @@
+"""Rules as nobody would write them, and as somebody will: values for every field of the models, plausible and odd."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from django.db import models
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models.rule import METHODS
+
+# What a form, a file or a colleague's script may put into a field.
+texts = st.sampled_from(
+    [
+        "",
+        "x",
+        " ",
+        "ö" * 40,
+        "a" * 300,
+        "9" * 30,
+        "-1",
+        "1e400",
+        "null",
+        "٣",
+        "²",
+        "\x00",
+        "\n",
+        "a\nb",
+        "\u2028",
+        "../",
+        "%00",
+        "{0}",
+        "\ud800",
+    ]
+) | st.text(max_size=20)
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    59,
+    60,
+    86_400,
+    10**5,
+    10**12,
+    10**12 + 1,
+    2**31 - 1,
+    2**31,
+    2**53,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    -1,
+]
+numbers = st.sampled_from(NUMBERS) | st.integers(0, 100)
+moments = st.sampled_from([0.0, 0.001, 0.5, 1e9, 1e300, -0.0, math.inf, math.nan, -1.0])
+
+
+def mostly(good: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Of ten, nine that make sense: of rules with many odd fields none would be accepted."""
+    return st.integers(0, 9).flatmap(lambda number: odd if number == 9 else good)
+
+
+kinds = st.sampled_from(
+    [
+        "ip",
+        "user",
+        "user_or_ip",
+        "session",
+        "path",
+        "route",
+        "header:User-Agent",
+        "cookie:sessionid",
+        "get:q",
+        "post:username",
+        "json:a.b",
+        "data:username",
+        "kwarg:name",
+        "a.b:c",
+        "header:\u00e9",
+    ]
+)
+wrong_keys = st.sampled_from(["", "header:X+Y", "header:", "os.system", "id", " ip", "ip+", "+"]) | texts
+LIKELY: dict[str, Any] = {
+    "name": mostly(st.sampled_from(["site", "search", "other", "x" * 200, "\u00f6 : /*"]), texts),
+    "key": mostly(kinds | st.lists(kinds, min_size=2, max_size=3).map("+".join), wrong_keys),
+    "path": mostly(
+        st.sampled_from(
+            ["/", "/ok", "/*", "/**", "**", "/things/*/", "/search", "/\n/ok", "/" + "*a" * 400, "/[", "//["]
+        ),
+        st.sampled_from(["", "ok", "/" + "a" * 2000]) | texts.map("/{}".format),
+    ),
+    "route": mostly(st.sampled_from(["ok", "thing", "nowhere", "admin:index", "\u00f6" * 40]), texts),
+    "group": mostly(st.sampled_from(["search", "other"]), texts),
+    "time_zone": mostly(
+        st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]),
+        st.sampled_from(["Mars/Base", "../etc/passwd", "Europe"]) | texts,
+    ),
+    "methods": mostly(
+        st.lists(st.sampled_from(METHODS), max_size=3), st.sampled_from([None, "GET", 5, [5], ["PSOT"], {}, [[]]])
+    ),
+    "groups": mostly(
+        st.lists(st.sampled_from(["pro", "free", "nobody"]), max_size=2), st.sampled_from([None, "pro", 5, [5], [""]])
+    ),
+    "limit": mostly(st.integers(0, 5), numbers),
+    "period": mostly(st.sampled_from([1, 7, 30]), numbers),
+    "burst": mostly(st.integers(1, 9), numbers),
+    "cost": mostly(st.integers(0, 3), numbers),
+}
+
+
+def odd(field: models.Field[Any, Any]) -> st.SearchStrategy[Any]:
+    """Values of a field: what it offers as a choice, what is likely, and what is odd."""
+    if field.name in LIKELY:
+        return LIKELY[field.name]
+    if field.choices:
+        names = [choice for choice, _ in field.choices] + ([""] if field.blank else [])
+        return mostly(st.sampled_from(names), texts)
+    if isinstance(field, models.BooleanField):
+        return st.booleans()
+    if isinstance(field, models.FloatField):
+        return st.none() | moments
+    if isinstance(field, models.IntegerField):
+        return (st.none() | numbers) if field.null else numbers
+    return texts
+
+
+def rows(model: type[models.Model], often: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    """Rows of a model: some fields always, of the others a few, so that most rows make sense."""
+    fields = {field.name: odd(field) for field in model._meta.concrete_fields if not field.primary_key}
+    fields.pop("rule", None)
+    rest = {name: of for name, of in fields.items() if name not in often}
+    few = st.lists(st.sampled_from(sorted(rest)), max_size=3, unique=True)
+    chosen = few.flatmap(lambda names: st.fixed_dictionaries({name: rest[name] for name in names}))
+    return st.builds(
+        lambda one, two: {**two, **one}, st.fixed_dictionaries({name: fields[name] for name in often}), chosen
+    )
+
+
+rules = rows(RateLimitRule, ("name", "path", "key", "limit"))
+tiers = rows(RateLimitTier, ("group", "limit"))
