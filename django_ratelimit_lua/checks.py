@@ -26,6 +26,7 @@ MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 UNKNOWN_SETTING = "django_ratelimit_lua.W001"
 NO_PROXIES = "django_ratelimit_lua.W008"
+SCRIPT_NAME = "django_ratelimit_lua.W009"
 
 
 @register(Tags.caches)
@@ -116,3 +117,19 @@ def check_proxies(**kwargs: Any) -> list[CheckMessage]:
     hint = "Set it to the networks of your proxies or to their number, or to 0 where none stands before this site."
     message = f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}."
     return [Warning(message, hint=hint, id=NO_PROXIES)]
+
+
+@register(Tags.caches)
+def check_script_name(**kwargs: Any) -> list[CheckMessage]:
+    """No rule's path begins with `FORCE_SCRIPT_NAME`, which is no part of the path that rules and URLs match."""
+    script = str(getattr(settings, "FORCE_SCRIPT_NAME", None) or "").rstrip("/")
+    try:
+        rules = settings_rules() if script else ()
+    except ImproperlyConfigured:
+        return []  # Which is said already.
+    below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
+    if not below:
+        return []
+    hint = f"Write the paths as the URLconf has them, without {script}."
+    message = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
+    return [Warning(message, hint=hint, id=SCRIPT_NAME)]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
-from django.urls import Resolver404, ResolverMatch, resolve
+
+from .routes import resolved, resolver_of
 
 View = TypeVar("View", bound=Callable[..., Any])
 _any_view_is = False
 
 
 def ratelimit_exempt(view: View) -> View:
-    """Exempt a view from the middleware's rules; its own `@ratelimit` goes on counting.
+    """Exempt a view, or all views of a class, from the middleware's rules; its own `@ratelimit` goes on counting.
 
     >>> @ratelimit_exempt
     ... def health(request):
@@ -30,15 +30,37 @@ def ratelimit_exempt(view: View) -> View:
 
 def is_exempt(request: HttpRequest) -> bool:
     """Whether the view that a request leads to is exempt. Only looks where it leads if any view is."""
-    if not _any_view_is:
+    if not _any_is(request):
         return False
     match = resolved(request)
-    return match is not None and getattr(match.func, "ratelimit_exempt", False) is True
+    return match is not None and _says_so(match.func)
 
 
-def resolved(request: HttpRequest) -> ResolverMatch | None:
-    """Where a request leads, found out ahead of Django if need be; None if nowhere."""
-    if request.resolver_match is None:
-        with suppress(Resolver404):
-            request.resolver_match = resolve(request.path_info, getattr(request, "urlconf", None))
-    return request.resolver_match
+def _any_is(request: HttpRequest) -> bool:
+    """Whether any view of the URLconf is exempt, or any other that was imported.
+
+    A process imports its views with its URLconf, and that when it first resolves a path. So the URLconf is gone through
+    here, once: else the first requests of a new process would not know of any exemption.
+    """
+    kept = vars(resolver_of(request))
+    if "_ratelimit_any_exempt" not in kept:
+        kept["_ratelimit_any_exempt"] = _any_within(resolver_of(request).url_patterns, set())
+    return _any_view_is or kept["_ratelimit_any_exempt"]
+
+
+def _any_within(patterns: Iterable[Any], seen: set[int]) -> bool:
+    found = False
+    for pattern in patterns:
+        if id(pattern) not in seen:  # A URLconf may include itself.
+            seen.add(id(pattern))
+            inner = getattr(pattern, "url_patterns", None)
+            # To the end: what an `include()` names may not have been imported before it is gone through.
+            found |= _says_so(getattr(pattern, "callback", None)) if inner is None else _any_within(inner, seen)
+    return found
+
+
+def _says_so(view: Any) -> bool:
+    return any(
+        getattr(one, "ratelimit_exempt", False) is True
+        for one in (view, getattr(view, "view_class", None), getattr(view, "cls", None))
+    )

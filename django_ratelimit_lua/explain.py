@@ -20,11 +20,12 @@ from .callsite import Site, group_of
 from .check import describe, forget, now_us, rules
 from .conf import conf
 from .drive import run
-from .exempt import is_exempt, resolved
+from .exempt import is_exempt
 from .limits.call import Charge
 from .limits.decision import Decision, LimitState
 from .models import RateLimitOverride
 from .overridden import BLOCK, asked_of
+from .routes import resolved
 from .rules.overrides import Known, memory
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset

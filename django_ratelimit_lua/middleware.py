@@ -16,8 +16,10 @@ from .exceptions import Ratelimited
 from .exempt import is_exempt
 from .http import note, refusal, told, too_many_requests
 from .limits.decision import Decision
+from .routes import was_foreseen
 from .rules.ruleset import Ruleset
 from .steps import Steps, steps
+from .wanted import counted
 
 _Choose = Callable[[HttpRequest, Ruleset], list[Site] | None]
 
@@ -58,7 +60,7 @@ class RateLimitMiddleware:
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        """The rules that had to wait until the user was known."""
+        """The rules that had to wait until the user was known, and those of a view that was not foreseen."""
         return self._refused(request, _later) if _waits(request) else None
 
     async def _aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
@@ -120,10 +122,18 @@ def _now(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
 
 
 def _waits(request: HttpRequest) -> bool:
-    return bool(vars(request).pop("_ratelimit_waits", False))
+    waits = bool(vars(request).pop("_ratelimit_waits", False))
+    return waits or not was_foreseen(request)
 
 
 def _later(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
-    """The limits that had to wait until the user was known."""
+    """The limits that had to wait until the user was known.
+
+    All, where Django found another view than was foreseen, as a later middleware chose another URLconf or language:
+    rules for that one were not asked yet, and identities that are of the route were others.
+    """
     sites = _sites(request, ruleset)
-    return sites and [site for site in sites if site.needs_user]
+    if not sites or was_foreseen(request):
+        return sites and [site for site in sites if site.needs_user]
+    counted(request).difference_update(str(site.group) for site in sites if site.key.needs_route)
+    return sites

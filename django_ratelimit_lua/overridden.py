@@ -10,11 +10,11 @@ from django.http import HttpRequest
 
 from .check import now_us
 from .conf import conf
-from .exempt import resolved
 from .identity import digest
 from .identity.address import client_address
 from .identity.keys import compile_key
 from .limits.decision import Decision, LimitState
+from .routes import resolved
 from .rules.overrides import USER, Asked, Known, Override, network_digest
 from .rules.ruleset import EVERY_RULE, Ruleset
 from .wanted import WANTS_USER, Wanted

@@ -15,6 +15,7 @@ from django.http import HttpRequest
 
 from ..dotted import lazily
 from ..limits.rate import LimitError
+from ..routes import known_match
 from . import Identity
 from .address import client_address
 from .body import data_field, json_field
@@ -53,11 +54,13 @@ def _session(request: HttpRequest) -> str | None:
 
 
 def _route(request: HttpRequest) -> str | None:
-    return request.resolver_match.route if request.resolver_match else None
+    match = known_match(request)
+    return match.route if match is not None else None
 
 
 def _kwarg(request: HttpRequest, name: str) -> str | None:
-    value = request.resolver_match.kwargs.get(name) if request.resolver_match else None
+    match = known_match(request)
+    value = match.kwargs.get(name) if match is not None else None
     return None if value is None else str(value)
 
 
@@ -78,7 +81,7 @@ _SIMPLE = {
     "user": Key("user", _user, needs_user=True),
     "user_or_ip": Key("user_or_ip", _user_or_ip, needs_user=True),
     "session": Key("session", lambda group, request, user: ("session", _session(request))),
-    "path": Key("path", lambda group, request, user: ("path", request.path)),
+    "path": Key("path", lambda group, request, user: ("path", request.path_info)),
     "route": Key("route", lambda group, request, user: ("route", _route(request)), needs_route=True),
 }
 _FIELDS: dict[str, Callable[[HttpRequest, str], str | None]] = {

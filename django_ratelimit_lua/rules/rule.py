@@ -12,12 +12,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
 from ..callsite import ALL, AUDIENCES, Site
-from ..exempt import resolved
 from ..glob import path_matches
 from ..identity.keys import Key
 from ..limits.call import MOST_COST
 from ..limits.limit import OPTIONS
 from ..limits.rate import LimitError, Rate
+from ..routes import resolved
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
@@ -81,7 +81,7 @@ class Rule:
 
     def applies_to(self, request: HttpRequest) -> bool:
         """Whether path and route are its own."""
-        return self.has_path(request.path) and self.leads_there(request)
+        return self.has_path(request.path_info) and self.leads_there(request)
 
     def instead_of(self, sites: Sequence[Site]) -> Site | None:
         """What call sites are told by a rule of their name: the rule's numbers, and what only a call site can know.

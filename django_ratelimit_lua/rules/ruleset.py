@@ -120,7 +120,7 @@ class Ruleset:
 
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
-        return [rule for rule in self._index.at(request.path) if rule.leads_there(request)]
+        return [rule for rule in self._index.at(request.path_info) if rule.leads_there(request)]
 
     def instead_of(self, name: str, request: HttpRequest) -> Rule | None:
         """The rule that takes the place of what a call site of that name says."""

@@ -149,6 +149,20 @@ def test_a_deployment_says_whether_a_proxy_stands_before_it(
     assert not [message for message in run_checks(tags=["caches"]) if message.id == "django_ratelimit_lua.W008"]
 
 
+def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
+    """A site below a prefix is told which of its rules still have it."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = [
+        {"name": "old", "path": ["/cart/", "/shop/api/"], "key": "ip", "rate": "5/m"},
+        {"name": "new", "path": "/shopping/", "key": "ip", "rate": "5/m"},
+    ]
+    assert found() == []
+    settings.FORCE_SCRIPT_NAME = "/shop/"
+    ((identifier, message),) = found()
+    assert identifier == "W009"
+    assert message.endswith("match nothing: old.")
+
+
 def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
     """So that an id can be silenced, and looked up."""
     import inspect
@@ -162,7 +176,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
         if str(value).startswith("django_ratelimit_lua.") and name.isupper()
     ]
     ids = [getattr(checks, name) for name in names if name != "MIDDLEWARE"]
-    assert len(ids) == len(set(ids)) == 9
+    assert len(ids) == len(set(ids)) == 10
     assert text.count("id=") == text.count("hint=")
 
 

@@ -25,6 +25,7 @@ ROOMS = [
     "conf",
     "fence",
     "store",
+    "routes",
     "identity",
     "glob exempt",
     "callsite deny",

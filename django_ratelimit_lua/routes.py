@@ -1,0 +1,61 @@
+"""Where a request leads: found out ahead of Django, where that has to be known before Django looks.
+
+Nothing of this is left as `request.resolver_match`, which is Django's to set: a middleware that runs later may still
+choose another URLconf (`request.urlconf`) or another language, and by that another view. So what was found ahead is
+kept apart, and compared with what Django found when that is known.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from django.conf import settings
+from django.http import Http404, HttpRequest
+from django.urls import ResolverMatch, URLResolver, get_resolver
+from django.utils import translation
+
+_AHEAD = "_ratelimit_ahead"
+
+
+def resolver_of(request: HttpRequest) -> URLResolver:
+    """What resolves a request's path, as far as middleware has said until now."""
+    return get_resolver(getattr(request, "urlconf", None))
+
+
+def known_match(request: HttpRequest) -> ResolverMatch | None:
+    """Where a request leads: as Django found, or as was found ahead of it; None if nowhere, or if nobody looked."""
+    return request.resolver_match or getattr(request, _AHEAD, None)
+
+
+def resolved(request: HttpRequest) -> ResolverMatch | None:
+    """Where a request leads: as Django found; else it is found ahead, once. None if nowhere."""
+    if request.resolver_match is not None:
+        return request.resolver_match
+    kept = vars(request)
+    if _AHEAD not in kept:
+        kept[_AHEAD] = _ahead(request)
+    return kept[_AHEAD]  # type: ignore[no-any-return]
+
+
+def was_foreseen(request: HttpRequest) -> bool:
+    """Whether Django found the view that was found ahead; also where nobody looked ahead."""
+    kept = vars(request)
+    if _AHEAD not in kept:
+        return True
+    ahead, found = kept[_AHEAD], request.resolver_match
+    if ahead is None or found is None:
+        return ahead is found
+    return (ahead.func, ahead.view_name, ahead.route) == (found.func, found.view_name, found.route)
+
+
+def _ahead(request: HttpRequest) -> ResolverMatch | None:
+    language = active = translation.get_language()
+    if not hasattr(request, "LANGUAGE_CODE"):
+        # LocaleMiddleware has not run, so what is active is the language of the request that this thread served before.
+        # The path says it: one with a prefix leads somewhere in that language only, one without in the default one.
+        language = translation.get_language_from_path(request.path_info) or settings.LANGUAGE_CODE
+    with nullcontext() if language == active else translation.override(language):
+        try:
+            return resolver_of(request).resolve(request.path_info)
+        except Http404:  # Resolver404, or what a converter says.
+            return None

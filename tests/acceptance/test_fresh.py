@@ -1,0 +1,113 @@
+"""The first requests of a new process, and what a header in front of a real server does to a path."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.demo import free_port
+
+ROOT = Path(__file__).parents[2]
+EXEMPT = [
+    "function", "coroutine", "decorated", "as-view", "on-class", "on-dispatch", "drf-class", "drf-view-set", "by-hand",
+    "included", "lazy",
+]  # fmt: skip
+COMMANDS = {
+    "wsgi": ["gunicorn", "tests.fresh_site:application", "--threads=2", "--log-level=warning", "--bind"],
+    "asgi": ["uvicorn", "tests.fresh_site:asgi", "--log-level=warning", "--host=127.0.0.1", "--port"],
+}
+REFUSED = [{"name": "all", "key": "ip", "rate": "0/s"}]
+
+FIRST = """
+import asyncio, os, sys
+from tests import fresh_site
+from django.test import AsyncClient, Client
+
+async def asked(path):
+    return [(await AsyncClient().get(path)).status_code for _ in range(3)]
+
+kind, *names = sys.argv[1:]
+for name in names:  # Each in a process in which nothing was asked for yet.
+    child = os.fork()
+    if not child:
+        path = f"/{name}/"
+        found = asyncio.run(asked(path)) if kind == "asgi" else [Client().get(path).status_code for _ in range(3)]
+        print(name, found, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def environment(prefix: str, rules: list[dict[str, object]]) -> dict[str, str]:
+    given = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_RULES": json.dumps(rules)}
+    given.pop("DJANGO_SETTINGS_MODULE", None)
+    return given
+
+
+@contextmanager
+def server(kind: str, prefix: str, rules: list[dict[str, object]]) -> Iterator[int]:
+    """The port of a server whose one process has answered nothing yet."""
+    port = free_port()
+    where = f"127.0.0.1:{port}" if kind == "wsgi" else str(port)
+    process = subprocess.Popen([sys.executable, "-m", *COMMANDS[kind], where], cwd=ROOT, env=environment(prefix, rules))
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def visit(port: int, path: str, headers: dict[str, str] | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path, headers=headers or {})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_a_health_check_is_exempt_from_the_first_request_on(kind: str, prefix: str) -> None:
+    """A server that was just started knows who is exempt before any of its views was asked for."""
+    with server(kind, prefix, REFUSED) as port:
+        assert [visit(port, "/function/") for _ in range(3)] == [200, 200, 200]
+        assert visit(port, "/limited/") == 429
+
+
+@pytest.mark.skipif(os.name == "nt", reason="forks")
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_however_a_view_is_exempt_its_first_request_is(kind: str, prefix: str) -> None:
+    """Functions, classes, DRF's views, `as_view()`, included and lazily imported URLs: each in a process of its own."""
+    command = [sys.executable, "-c", FIRST, kind, *EXEMPT, "limited"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(prefix, REFUSED), capture_output=True, text=True)
+    expected = [f"{name} [200, 200, 200]" for name in EXEMPT] + ["limited [429, 429, 429]"]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_a_script_name_in_a_header_walks_around_nothing(prefix: str) -> None:
+    """gunicorn takes it from who is on the same host; rules by path, glob, route and key meet the view all the same."""
+    rules: list[dict[str, object]] = [
+        {"name": "prefix", "path": "/api/", "key": "ip", "rate": "3/h"},
+        {"name": "glob", "path": "/*b/", "key": "ip", "rate": "4/h"},
+        {"name": "route", "route": "c", "key": "ip", "rate": "5/h"},
+        {"name": "paths", "key": ("ip", "path"), "rate": "6/h"},
+    ]
+    with server("wsgi", prefix, rules) as port:
+        walks = [f"/z{number}" for number in range(7)]
+        names = ("api", "b", "c", "d")
+        found = [visit(port, f"{walk}/{name}/", {"SCRIPT_NAME": walk}) for name in names for walk in walks]
+    assert found == [*[200] * 3, *[429] * 4, *[200] * 4, *[429] * 3, *[200] * 5, *[429] * 2, *[200] * 6, 429]

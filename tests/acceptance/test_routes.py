@@ -1,0 +1,282 @@
+"""Rules meet what Django's URL resolver meets: in every language, by whatever URLconf, however a path is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.http import Http404, HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import Resolver404, include, path, re_path, register_converter, resolve
+from django.utils import translation
+from django.utils.translation import gettext_lazy
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import ratelimit_exempt
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
+
+MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+LOCALE = "django.middleware.locale.LocaleMiddleware"
+
+
+def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse(translation.get_language())
+
+
+@ratelimit_exempt
+def health(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("fine")
+
+
+class Refusing:
+    """A converter that says 404 in its own words."""
+
+    regex = "[0-9]+"
+
+    def to_python(self, value: str) -> int:
+        raise Http404
+
+    def to_url(self, value: int) -> str:
+        return str(value)
+
+
+register_converter(Refusing, "refusing")
+account = path("account/", ok, name="account")
+plain = [path("plain/", ok, name="plain"), path("health/", health), path("none/<refusing:pk>/", ok)]
+monday = path(gettext_lazy("Monday"), ok, name="monday")  # Translated by Django itself: Montag, lundi.
+urlpatterns = [*plain, *i18n_patterns(account, monday)]
+
+
+class Unprefixed:
+    """The default language has no prefix."""
+
+    urlpatterns = [*plain, *i18n_patterns(account, monday, prefix_default_language=False)]  # noqa: RUF012
+
+
+class Elsewhere:
+    """Another site, that a later middleware chooses: the same paths, other views."""
+
+    urlpatterns = [  # noqa: RUF012
+        path("plain/", ok, name="account"),
+        path("health/", ok, name="unhealthy"),
+        path("only-there/<slug:who>/", ok, name="there"),
+        path("now-exempt/", health, name="exempt"),
+    ]
+
+
+def elsewhere(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    def middleware(request: HttpRequest) -> Any:
+        request.urlconf = Elsewhere  # type: ignore[assignment]
+        return get_response(request)
+
+    return middleware
+
+
+seen: list[Any] = []
+
+
+def looking(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    def middleware(request: HttpRequest) -> Any:
+        seen.append(request.resolver_match)
+        return get_response(request)
+
+    return middleware
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> Any:
+    settings.ROOT_URLCONF = __name__
+    settings.LANGUAGE_CODE = "en"
+    settings.LANGUAGES = [("en", "English"), ("de", "German"), ("fr", "French")]
+    settings.MIDDLEWARE = [MIDDLEWARE, LOCALE]
+    seen.clear()
+    yield
+    translation.deactivate()
+
+
+def asked(paths: list[str], kind: str, before: list[str | None] | None = None, **headers: str) -> list[int]:
+    """The statuses, each asked for by a thread or loop that served another language before."""
+
+    def sync() -> list[int]:
+        client, found = Client(), []
+        for number, where in enumerate(paths):
+            if before:
+                translation.activate(before[number % len(before)] or "en")
+            found.append(client.get(where, headers=headers).status_code)
+        return found
+
+    async def coroutine() -> list[int]:
+        client, found = AsyncClient(), []
+        for number, where in enumerate(paths):
+            if before:
+                translation.activate(before[number % len(before)] or "en")
+            found.append((await client.get(where, headers=headers)).status_code)
+        return found
+
+    if kind == "async":
+        return asyncio.run(coroutine())
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(sync).result()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("middleware", [[MIDDLEWARE, LOCALE], [LOCALE, MIDDLEWARE]])
+@pytest.mark.parametrize("conf", [__name__, Unprefixed])
+def test_alternating_languages_are_limited(conf: Any, middleware: list[str], kind: str, settings: Any) -> None:
+    """By one count, wherever the middleware stands, and whichever language the thread served before."""
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = conf, middleware
+    settings.RATELIMIT_RULES = [{"name": "account", "route": "account", "key": "ip", "rate": "6/h"}]
+    english = "/account/" if conf is Unprefixed else "/en/account/"
+    paths = [english, "/de/account/", "/fr/account/"] * 3
+    assert asked(paths, kind, ["fr", "en", "de", "fr"]) == [200] * 6 + [429] * 3
+
+
+@given(
+    data=st.lists(
+        st.tuples(st.sampled_from(["/", "/en/", "/de/", "/fr/"]), st.sampled_from(["en", "de", "fr", "it"])),
+        min_size=4,
+        max_size=8,
+    ),
+    unprefixed=st.booleans(),
+    accept=st.sampled_from(["en", "de", "fr", "*"]),
+)
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_whatever_the_order_of_languages_every_request_to_the_view_counts(
+    data: list[tuple[str, str]], unprefixed: bool, accept: str
+) -> None:
+    """As many as the limit says reach the view, and the rest of those that would are refused."""
+    rules = [{"name": f"account{test_number()}", "route": "account", "key": "ip", "rate": "2/h"}]
+    with override_settings(ROOT_URLCONF=Unprefixed if unprefixed else __name__, RATELIMIT_RULES=()):
+        paths = [f"{prefix}account/" for prefix, _ in data]
+        leads = [status == 200 for status in asked(paths, "sync", accept_language=accept)]
+        with override_settings(RATELIMIT_RULES=rules):
+            found = asked(paths, "sync", [language for _, language in data], accept_language=accept)
+    reached = [status for status, there in zip(found, leads, strict=True) if there]
+    assert reached == ([200] * 2 + [429] * 8)[: len(reached)]
+    assert not [status for status, there in zip(found, leads, strict=True) if not there and status == 200]
+
+
+_numbers = iter(range(10**9))
+
+
+def test_number() -> int:
+    """A name of its own for each example."""
+    return next(_numbers)
+
+
+test_number.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_urlconf_that_is_chosen_later_is_the_one_that_counts(kind: str, settings: Any) -> None:
+    """Rules by route, keys by route and argument, and exemptions go by the view that Django finds."""
+    settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.elsewhere"]
+    settings.RATELIMIT_RULES = [
+        {"name": "account", "route": "account", "key": "ip", "rate": "1/h"},
+        {"name": "unhealthy", "route": "unhealthy", "key": "ip", "rate": "2/h"},
+        {"name": "who", "route": "there", "key": "kwarg:who", "rate": "1/h"},
+        {"name": "exempted", "route": "exempt", "key": "ip", "rate": "0/s"},
+    ]
+    assert asked(["/plain/"] * 2, kind) == [200, 429]
+    assert asked(["/health/"] * 3, kind) == [200, 200, 429], "exempt here, not there"
+    assert asked(["/only-there/ada/", "/only-there/bob/", "/only-there/ada/"], kind) == [200, 200, 429]
+    assert asked(["/now-exempt/"] * 2, kind) == [200, 200]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_looking_ahead_leaves_nothing_behind(kind: str, settings: Any) -> None:
+    """`request.resolver_match` is Django's: between the middleware and the view there is none, nor on a 404."""
+    settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.looking"]
+    settings.RATELIMIT_RULES = [{"name": "x", "route": "plain", "key": ("ip", "route"), "rate": "9/h"}]
+    assert asked(["/plain/", "/nowhere/", "/health/"], kind) == [200, 404, 200]
+    assert seen == [None, None, None]
+
+
+def test_a_foreseen_view_is_decided_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together with the rules by path, in one call: only what was not foreseen is decided just before the view."""
+    from django_ratelimit_lua import middleware
+
+    calls: list[Any] = []
+    steps = middleware.steps
+    monkeypatch.setattr(middleware, "steps", lambda *args, **kwargs: calls.append(1) or steps(*args, **kwargs))
+    settings.RATELIMIT_RULES = [
+        {"name": "x", "route": "account", "key": ("ip", "route"), "rate": "9/h"},
+        {"name": "y", "path": "/de/", "key": "ip", "rate": "9/h"},
+    ]
+    assert asked(["/de/account/"], "sync", ["fr"]) == [200]
+    assert len(calls) == 1
+
+
+def test_a_converter_that_says_404_is_a_404(settings: Any) -> None:
+    """As Django takes it; rules by path count it."""
+    settings.RATELIMIT_RULES = [
+        {"name": "x", "route": "plain", "key": "ip", "rate": "9/h"},
+        {"name": "y", "path": "/none/", "key": "ip", "rate": "2/h"},
+    ]
+    assert asked(["/none/1/"] * 3, "sync") == [404, 404, 429]
+
+
+def passed(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("api")
+
+
+class Paths:
+    """One view, by patterns of every kind."""
+
+    urlpatterns = [  # noqa: RUF012
+        path("api/", include([path("", passed, name="v"), path("<str:a>/", passed, name="v")])),
+        path("api/files/<path:rest>", passed, name="v"),
+        re_path(r"^api/re/(?P<a>[^/]*)/?$", passed, name="v"),
+        re_path(r"^api//double/", passed, name="v"),
+        path("api/%2e/", passed, name="v"),
+        path("api/ä ö/", passed, name="v"),
+    ]
+
+
+PIECES = [
+    "/", "//", "api", "API", "%61pi", "%2e", "%2E", ".", "..", "%2f", "files", "re", "double", "ä ö", "%C3%A4%20%C3%B6",
+    "%0a", "\n", ";", "?", "#", "%00", "%", "%25", "%ff", "x", " ", "%E2%80%AE", "zz",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=7), st.sampled_from(["", "/zz", "/api", "/zz/"]), st.booleans())
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_what_django_resolves_to_the_view_meets_its_rules(pieces: list[str], script: str, quoted: bool) -> None:
+    """However the path is written and whatever script it is said to be below: by route, by prefix and by glob."""
+    tail = "".join(pieces)
+    raw = "/api" + (quote(tail) if quoted else tail)
+    rules = Ruleset(
+        compile_rules([
+            {"name": "route", "route": "v", "key": "ip", "rate": "1/h"},
+            {"name": "prefix", "path": "/api/", "key": "ip", "rate": "1/h"},
+            {"name": "glob", "path": "/a*/**", "key": "ip", "rate": "1/h"},
+        ])
+    )  # fmt: skip
+    with override_settings(ROOT_URLCONF=Paths):
+        for request in (
+            RequestFactory().get(raw, SCRIPT_NAME=script),
+            RequestFactory().generic("GET", raw.split("?")[0].split("#")[0] or "/", SCRIPT_NAME=script),
+        ):
+            try:
+                resolve(request.path_info)
+            except Resolver404:
+                assert "route" not in [rule.name for rule in rules.matching(request)]
+            else:
+                assert [rule.name for rule in rules.matching(request)] == ["route", "prefix", "glob"]
+
+
+def test_the_key_path_is_the_path_that_is_resolved(settings: Any) -> None:
+    """Whatever script a request is said to be below, it is one count."""
+    settings.ROOT_URLCONF = Paths
+    settings.RATELIMIT_RULES = [{"name": "x", "key": "path", "rate": "3/h"}]
+    middleware = RateLimitMiddleware(passed)
+    requests = [RequestFactory().get("/api/", SCRIPT_NAME=f"/z{number}") for number in range(4)]
+    assert [middleware(request).status_code for request in requests] == [200, 200, 200, 429]
