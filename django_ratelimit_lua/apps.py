@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -23,7 +23,15 @@ class RatelimitConfig(AppConfig):
 
         noting.connect()
         healing.connect()
+        pre_migrate.connect(_migrating, sender=self, dispatch_uid="django_ratelimit_lua.migrating")
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
+
+
+def _migrating(using: str, plan: Any = (), **kwargs: Any) -> None:
+    from . import healing
+
+    if plan:
+        healing.before_migration(using)
 
 
 def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:

@@ -157,9 +157,9 @@ def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
         except StaleRules as stale:
             until = began + conf.TIMEOUT
             known, ruleset = ruleset, load(stale, until)
-            if ruleset.revision == known.revision:
+            if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
                 break  # Nobody knows newer ones.
-    return replace(check(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision)
+    return replace(check(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision.number)
 
 
 async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
@@ -172,9 +172,9 @@ async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decis
         except StaleRules as stale:
             until = began + conf.TIMEOUT
             known, ruleset = ruleset, await arules(stale, until)
-            if ruleset.revision == known.revision:
+            if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
                 break  # Nobody knows newer ones.
-    return replace(await acheck(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision)
+    return replace(await acheck(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision.number)
 
 
 def rules(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:

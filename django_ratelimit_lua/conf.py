@@ -140,6 +140,16 @@ class Conf:
         return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)
 
     @cached_property
+    def KEY_SECRET_FALLBACKS(self) -> tuple[str | bytes, ...]:
+        """What they were keyed with before: what is said of somebody by such a digest is still found."""
+        own = getattr(settings, "RATELIMIT_KEY_SECRET", None)
+        default = () if own else settings.SECRET_KEY_FALLBACKS
+        value = getattr(settings, "RATELIMIT_KEY_SECRET_FALLBACKS", default)
+        if not isinstance(value, (list, tuple)) or not all(isinstance(one, (str, bytes)) and one for one in value):
+            raise _bad("KEY_SECRET_FALLBACKS", value, "must be a list of earlier secrets")
+        return tuple(value)
+
+    @cached_property
     def IP_META_KEY(self) -> str | Callable[[Any], str] | None:
         """Where the client's address is: a key of `request.META`, a callable, or the dotted path of one."""
         value = getattr(settings, "RATELIMIT_IP_META_KEY", None)
@@ -231,7 +241,7 @@ conf = Conf()
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    if setting == "SECRET_KEY" or setting.startswith("RATELIMIT_"):
+    if setting in ("SECRET_KEY", "SECRET_KEY_FALLBACKS") or setting.startswith("RATELIMIT_"):
         vars(conf).clear()
 
 

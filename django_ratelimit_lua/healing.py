@@ -9,73 +9,134 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
 
 from .exceptions import StoreError
-from .models import RateLimitRevision, RateLimitRule
+from .models import RateLimitOverride, RateLimitRevision
+from .models.change import Risen, new_tag
 from .process import renew_after_fork
-from .publish import publish, published_revision, send
+from .publish import (
+    BESIDE_SECONDS,
+    is_in_transaction,
+    primary,
+    publish,
+    published_at,
+    published_for,
+    send,
+    stage,
+)
 from .rules import current
+from .rules.ruleset import revision_of
 from .signals import rules_changed
+from .store import get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 
-def heal(snapshot: Mapping[str, Any] | None, patience: float) -> None:
-    """Fill a Redis that was emptied: from the database, or where that cannot be read, with this snapshot.
+def heal(snapshot: Mapping[str, Any] | None, patience: float) -> bool:
+    """Publish what the database has, where that is not published; where it cannot be read, this snapshot, if there is
+    none at all. Tells whether what is published is what the database has.
 
-    Whoever has to publish what the database has does so as soon as it can be read. A request waits for that for so many
-    seconds, if the database takes longer; unless it is in the middle of a transaction, which is its thread's alone.
+    A thread does it, whose connection sees only what is committed, and a request waits for it for so many seconds. Only
+    in the transaction of a test case, whose changes no other thread can see, it is done at once.
     """
-    if connections[router.db_for_write(RateLimitRule)].in_atomic_block:
-        _heal(snapshot)
-        return
-    if _healing.acquire(blocking=False):  # Else somebody is at it: who comes meanwhile goes by what is known.
-        thread = threading.Thread(target=_heal_and_release, args=(snapshot,), name="ratelimit-heal", daemon=True)
-        thread.start()
-        thread.join(max(0.0, patience))
+    database = connections[primary()]
+    if database.in_atomic_block and not is_in_transaction(database.alias):
+        return _heal(snapshot)
+    if not _healing.acquire(blocking=False):
+        return False  # Somebody is at it: who comes meanwhile goes by what is known.
+    done: list[bool] = []
+    thread = threading.Thread(target=_heal_and_release, args=(snapshot, done), name="ratelimit-heal", daemon=True)
+    thread.start()
+    thread.join(max(0.0, patience))
+    return any(done)
 
 
-def _heal_and_release(snapshot: Mapping[str, Any] | None) -> None:
+def _heal_and_release(snapshot: Mapping[str, Any] | None, done: list[bool]) -> None:
     try:
-        _heal(snapshot)
+        done.append(_heal(snapshot))
     finally:
+        connections[primary()].close()  # It is this thread's.
         _healing.release()
 
 
-def _heal(snapshot: Mapping[str, Any] | None) -> None:
-    using = router.db_for_write(RateLimitRule)
-    database = connections[using]
-    is_ours = database.connection is None
+def _heal(snapshot: Mapping[str, Any] | None) -> bool:
     try:
-        # In the middle of somebody's transaction nothing is written: it may be rolled back.
-        publish(may_rise=not database.in_atomic_block)
+        publish()
     except Exception as error:
         _warn("The rules in the database cannot be read or published: %s", error)
         _publish_memory(snapshot)
         soon()
+        return False
+    _mended()
+    return True
+
+
+def look() -> None:
+    """Look, in a thread of its own, whether what is published is what the database has; else publish that.
+
+    Without an edit, that is not so where the database was restored from a backup, or its replica has taken over without
+    the last edits, and where what was published is lost or old and no process remembers better. Of all processes, one
+    looks.
+    """
+    if _looking.acquire(blocking=False):
+        threading.Thread(target=_look, name="ratelimit-look", daemon=True).start()
+
+
+def _look() -> None:
+    try:
+        # Where it is not known yet which database this is, each process has to find out.
+        if current.database is None or _is_my_turn():
+            publish()
+            if current.other is not None and current.database:
+                get_store(patient=True).ask(b"EXPIRE", current.beside_key(current.database), b"%d" % BESIDE_SECONDS)
+        _mended()
+    except Exception as error:
+        _warn("It cannot be seen whether the rules that are published are those of the database: %s", error)
     finally:
-        if is_ours:  # Nobody else in this thread may ever close it.
-            database.close()
+        connections[primary()].close()
+        _looking.release()
+
+
+def _is_my_turn() -> bool:
+    key = current.beside_key(current.database or "") + b":looked"
+    milliseconds = b"%d" % round(current.COMPARE_SECONDS * 1000)
+    return get_store(patient=True).ask(b"SET", key, b"1", b"NX", b"PX", milliseconds) is not None
+
+
+def before_migration(using: str) -> None:
+    """Learn which database this is, as long as it can be asked: a migration may take the tables away."""
+    if using == primary() and _is_there(using):
+        try:
+            current.know(RateLimitRevision.read(using).database)
+        except DatabaseError:
+            return  # It is of an earlier version, and has no id yet.
 
 
 def after_migration(using: str) -> None:
     """Publish what migrations may have done to the rules; where they took the tables away, that there are none."""
-    if using != router.db_for_write(RateLimitRule):
+    if using != primary():
         return
     try:
-        if RateLimitRevision._meta.db_table in connections[using].introspection.table_names():
-            if RateLimitRevision.read(using) == (0, 0):
-                return
-            publish(rebuild=True)
-        elif published := published_revision():
-            revision = published + 1
-            send(published, revision, json.dumps({"revision": revision}).encode(), current.fence_key() + b":", [], {})
+        if _is_there(using):
+            if RateLimitRevision.read(using).number:
+                publish(rebuild=True)
+            return
+        published = published_at(current.fence_key())
+        if published.revision.number and published.database in ("", current.database):
+            # Of no database: whichever comes next may have the place.
+            row = Risen(published.revision.number + 1, tag=new_tag())
+            nothing = json.dumps({"revision": row.text.decode()}).encode()
+            send(published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True)
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
             "The rules are migrated, but not published: %s; `manage.py ratelimit_rules publish` does it", error
         )
+
+
+def _is_there(using: str) -> bool:
+    return RateLimitRevision._meta.db_table in connections[using].introspection.table_names()
 
 
 def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
@@ -83,21 +144,28 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
     if snapshot is None:
         return
     try:
-        published, revision = published_revision(), snapshot["revision"]
-        if published < revision:
-            send(published, revision, json.dumps(snapshot).encode(), None, [], {})
+        database, revision = str(snapshot.get("database", "")), revision_of(snapshot)
+        published = published_for(database)
+        if published.database in ("", database) and published.revision.number < revision.number:
+            # Its own tag: so whoever can read the database finds that this is not what it has.
+            row = Risen(revision.number, tag=new_tag(), database=database)
+            known = {**snapshot, "revision": row.text.decode()}
+            send(published, row, json.dumps(known).encode(), None, [], {})
     except StoreError as error:
         _warn("The rules cannot be published: %s", error)
 
 
-_retrying, _healing = threading.Lock(), threading.Lock()
+_retrying, _healing, _looking = threading.Lock(), threading.Lock(), threading.Lock()
 _warned = False
 
 
 @renew_after_fork
 def _renew() -> None:
-    global _retrying, _healing
-    _retrying, _healing = threading.Lock(), threading.Lock()
+    global _retrying, _healing, _looking
+    _retrying, _healing, _looking = threading.Lock(), threading.Lock(), threading.Lock()
+
+
+# , _healing = threading.Lock(), threading.Lock(), threading.Lock()
 
 
 def _warn(message: str, error: Exception) -> None:
@@ -108,6 +176,13 @@ def _warn(message: str, error: Exception) -> None:
         logger.warning(message, error)
 
 
+def _mended() -> None:
+    global _warned
+    if _warned:
+        _warned = False
+        logger.info("The rules are published again")
+
+
 def soon() -> None:
     """Go on trying to publish, in a thread of its own, until that succeeds."""
     if _retrying.acquire(blocking=False):
@@ -115,7 +190,6 @@ def soon() -> None:
 
 
 def _retry() -> None:
-    global _warned
     pause = FIRST_PAUSE
     try:
         while True:
@@ -127,9 +201,7 @@ def _retry() -> None:
             except Exception as error:
                 _warn("The rules cannot be published: %s", error)
             else:
-                if _warned:
-                    _warned = False
-                    logger.info("The rules are published again")
+                _mended()
                 return
     finally:
         connections.close_all()
@@ -154,4 +226,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
 def connect() -> None:
     """Publish whenever rules change, and whenever a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publish")
-    current.republish = heal
+    current.republish, current.compare = heal, look

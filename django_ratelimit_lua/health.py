@@ -62,6 +62,6 @@ def _call() -> Call:
 def _found(started: float, error: Exception | None = None) -> Health:
     seconds = time.monotonic() - started
     ruleset = current()
-    revision = 0 if ruleset is None else ruleset.revision
+    revision = 0 if ruleset is None else ruleset.revision.number
     message = None if error is None else str(error)
     return Health(error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()))

@@ -9,7 +9,6 @@ from typing import Any
 from django.http import HttpRequest
 
 from .check import now_us
-from .conf import conf
 from .identity import digest
 from .identity.address import client_address
 from .identity.keys import compile_key
@@ -54,25 +53,28 @@ def asked_of(
         kinds |= dict.fromkeys(ruleset.kinds.get(one.name, ()))
     asked: list[Asked] = []
     for kind in kinds:
+        secrets = ruleset.secrets(kind)
+        found: list[bytes | None] = []
         if kind == USER:
             user = (yield WANTS_USER) if hasattr(request, "user") else None
-            who = digest((USER, str(user.pk))) if user is not None and user.is_authenticated else None
+            if user is not None and user.is_authenticated:
+                found = [digest((USER, str(user.pk)), secret) for secret in secrets]
         elif kind.startswith("ip"):
             address = client_address(request).address
-            who = None if address is None else network_digest(address, kind, conf.KEY_SECRET)
+            if address is not None:
+                found = [network_digest(address, kind, secret) for secret in secrets]
         else:
-            who = _field(request, kind)
-        if who is not None:
-            asked.append(Asked(kind, who))
+            found = list(_field(request, kind, secrets))
+        asked += [Asked(kind, who) for who in found if who is not None]
     return asked
 
 
-def _field(request: HttpRequest, kind: str) -> bytes | None:
+def _field(request: HttpRequest, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
     key = compile_key(kind)
     if key.needs_route:
         resolved(request)
     identity = key.read("", request, None)
-    return None if identity[-1] is None else digest(identity)
+    return [] if identity[-1] is None else [digest(identity, secret) for secret in secrets]
 
 
 def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:

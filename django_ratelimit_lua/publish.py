@@ -1,30 +1,38 @@
 """From the database to Redis: the snapshot of the rules, and what overrides say of each subject.
 
-Only ever forward: whoever publishes names the revision that was there when it read the database, and where somebody
-else has published since, it reads again. Subjects whose overrides have changed are written one by one; all are
-written anew where nobody knows which changed.
+Only ever forward, and only what is committed: whoever publishes names the revision that was there when it read the
+database, and where somebody else has published since, it reads again. Subjects whose overrides have changed are written
+one by one; all are written anew where nobody knows which changed.
+
+What is published names its database. Another's is left alone: then ours is published beside it, under a key that has
+our database's id in its name, and every process of ours goes by that.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
-from django.db import router, transaction
+from django.db import connections, router, transaction
 
 from . import lua
 from .deny import denials
 from .exceptions import LimitError, StoreError
+from .identity import key_ids, secrets_by_id
+from .limits.call import NO_RULES, Revision
 from .models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from .models.change import Risen
 from .models.override import OverrideQuerySet
 from .rules import current
-from .rules.overrides import Override, record
+from .rules.overrides import Override, is_field, record
 from .rules.ruleset import EVERY_RULE
-from .store import get_store
+from .store import PATIENCE, get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 SCRIPT = lua.source("publish").encode()
@@ -33,66 +41,161 @@ MOST_SUBJECTS = 5000
 """Changed subjects that are written one by one; where there are more, all are written anew."""
 BATCH = 1000
 STAGED_SECONDS = 600
+BESIDE_SECONDS = 7 * 86_400
+"""What is published beside another's goes away after so long without a site that looks after it."""
 
 
-def publish(*, rebuild: bool = False, may_rise: bool = True) -> int:
-    """Publish what the database has, unless it is published; with `rebuild`, all overrides anew in any case.
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is published under a key: its revision, the id of its database (empty: none is named), and the ids of the
+    keys that subjects were digested with."""
 
-    Where Redis has a revision that the database has never had, because another database or an older copy of it has
-    taken over, the database goes on from there, if it `may_rise`.
+    key: bytes
+    revision: Revision = NO_RULES
+    database: str = ""
+    keys: str = ""
 
-    Returns the revision. Raises `StoreError`, and whatever the database raises.
+
+def published_at(key: bytes) -> Published:
+    """What is published under that key. Raises `StoreError`."""
+    fields = (current.REVISION, current.DATABASE, current.KEYS)
+    revision, database, keys = get_store(patient=True).ask(b"HMGET", key, *fields)
+    try:
+        found = Revision.read(revision or b"0")
+    except ValueError:
+        found = Revision(0, revision)  # Somebody wrote there by hand: it is replaced.
+    return Published(key, found, (database or b"").decode(), (keys or b"").decode())
+
+
+def published_for(database: str, *, take_over: bool = False) -> Published:
+    """What is published for the database of that id: in the place of all, or beside, where that place is another's.
+
+    Raises `StoreError`.
     """
-    using = router.db_for_write(RateLimitRule)
+    published = published_at(current.fence_key())
+    if take_over or not current.is_others(published.database):
+        return published
+    return published_at(current.beside_key(database))
+
+
+def primary() -> str:
+    """The alias of the database that rules are written to, and read from to be published."""
+    return router.db_for_write(RateLimitRule)
+
+
+def is_in_transaction(using: str) -> bool:
+    """Whether this thread is in the middle of a transaction, which may be rolled back.
+
+    That of a test case does not count: what it has done, nobody else can see, so its thread has to publish.
+    """
+    database = connections[using]
+    if database.connection is None:
+        return False
+    if not database.in_atomic_block:
+        return not database.get_autocommit()
+    try:
+        with transaction.atomic(using, durable=True):
+            return False
+    except RuntimeError:
+        return True
+
+
+def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
+    """Publish what is committed in the database, unless it is published; with `rebuild`, all overrides anew anyway.
+
+    Where Redis has a revision that the database does not have, because this is an older copy of the database, or one
+    that was written to since, the database goes on from there. `take_over`: also replace what another database has
+    published. In the middle of a transaction, a thread does it that sees only what is committed.
+
+    Returns the number of the revision. Raises `StoreError`, and whatever the database raises.
+    """
+    using = primary()
+    if is_in_transaction(using):
+        return _in_a_thread(using, rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
+        current.know(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
-        published = published_revision()
-        with transaction.atomic(using):
-            revision, rebuilt = RateLimitRevision.read(using)
-            if may_rise and (revision < published or (rebuild and revision == published)):
-                RateLimitRevision.rise(using, rebuild=True, beyond=published)
+        published = published_for(current.database or "", take_over=take_over)
+        with transaction.atomic(using, durable=True):
+            row = RateLimitRevision.read(using)
+            if row.database != current.database:
                 continue
-            if revision <= published:
-                return revision
-            snapshot = _snapshot(using, revision)
-            anew = rebuild or published == 0 or published < rebuilt
-            subjects = [] if anew else _changed_since(using, published)
-            anew = anew or len(subjects) > MOST_SUBJECTS
+            if _has_to_rise(row, published, rebuild):
+                RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
+                continue
+            if row.text == published.revision.text:
+                return row.number
+            changed = None if rebuild else _changed_since(using, row, published)
+            if changed is None:
+                _digest_anew(using)
+            snapshot = _snapshot(using, row)
             overrides = RateLimitOverride.objects.using(using).lasting()
-            if anew:
-                staged = _stage(overrides)
-                written: dict[bytes, bytes] = {}
+            if changed is None:
+                staged, removed, written = stage(overrides, row), [], {}
             else:
-                staged = None
-                written = dict(_records(overrides.filter(subject__in=subjects)))
-        removed = [] if anew else [who.encode() for who in subjects if who.encode() not in written]
-        if send(published, revision, snapshot, staged, removed, written) == revision:
+                staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
+                removed = [who for who in changed if who.encode() not in written]
+        if send(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             denials.clear()
-            return revision
+            return row.number
     raise StoreError("rules are being changed too fast to be published")
 
 
-def published_revision() -> int:
-    """The revision that is published; 0: none. Raises `StoreError`."""
-    return int(get_store(patient=True).ask(b"HGET", current.fence_key(), current.REVISION) or 0)
+def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
+    """Whether the database has to get a revision that Redis has never had, so that every process sees what is new."""
+    if row.text != published.revision.text:
+        return row.number <= published.revision.number
+    # Whoever has a key that no subject was digested with finds nobody: they are digested anew.
+    return rebuild or (bool(row.number) and next(iter(secrets_by_id())) not in published.keys.split(","))
+
+
+def _in_a_thread(using: str, **options: bool) -> int:
+    """Publish in a thread of its own, whose connection sees only what is committed."""
+    found: list[int] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(publish(**options))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections[using].close()
+
+    thread = threading.Thread(target=run, name="ratelimit-publish", daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise StoreError("the rules are still being published")
+    return found[0]
 
 
 def send(
-    base: int,
-    revision: int,
+    published: Published,
+    row: Risen,
     snapshot: bytes,
     staged: bytes | None,
-    removed: Sequence[bytes],
+    removed: Sequence[str],
     written: dict[bytes, bytes],
-) -> int:
-    """Publish, if `base` is what is published; returns what is published then. Raises `StoreError`."""
-    keys = [current.fence_key()] if staged is None else [current.fence_key(), staged]
+    *,
+    take_over: bool = False,
+) -> bytes:
+    """Publish, if nobody has published since; returns the revision that is published then. Raises `StoreError`."""
+    beside = current.beside_key(row.database)
+    keys = [published.key, beside, *([] if staged is None else [staged])]
+    lifetime = BESIDE_SECONDS if published.key == beside else 0
     pairs = [part for pair in written.items() for part in pair]
-    arguments = [b"%d" % base, b"%d" % revision, snapshot, b"%d" % len(removed), *removed, *pairs]
-    return int(get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments))
+    arguments = [
+        published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
+        b"%d" % lifetime, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
+    ]  # fmt: skip
+    reply: bytes = get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
+    return reply
 
 
-def _snapshot(using: str, revision: int) -> bytes:
+def _snapshot(using: str, row: Risen) -> bytes:
     overrides = RateLimitOverride.objects.using(using).lasting().order_by()
     kinds: dict[str, list[str]] = {}
     for name, kind in overrides.values_list("rule__name", "kind").distinct():
@@ -100,11 +203,18 @@ def _snapshot(using: str, revision: int) -> bytes:
     blocks = (
         overrides.filter(rule=None, effect=RateLimitOverride.Effects.BLOCK).values_list("kind", flat=True).distinct()
     )
+    field_keys: dict[str, list[str]] = {}
+    for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
+        if is_field(kind):
+            field_keys.setdefault(kind, []).append(key)
     snapshot = {
-        "revision": revision,
+        "revision": row.text.decode(),
+        "database": row.database,
         "rules": _rules(using),
         "kinds": {name: sorted(of) for name, of in sorted(kinds.items())},
         "blocks": sorted(blocks),
+        "keys": list(secrets_by_id()),
+        "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
     }
     return json.dumps(snapshot, separators=(",", ":")).encode()
 
@@ -130,15 +240,62 @@ def _one(using: str, pk: int) -> list[dict[str, Any]]:
         return []
 
 
-def _changed_since(using: str, revision: int) -> list[str]:
-    changes = RateLimitChange.objects.using(using).filter(revision__gt=revision).exclude(subjects="")
-    return sorted({who for subjects in changes.values_list("subjects", flat=True) for who in subjects.split(",")})
+def _changed_since(using: str, row: Risen, published: Published) -> list[str] | None:
+    """The digests of subjects whose overrides have changed since what is published; None where that is not known.
+
+    It is known only if what is published is of the history that this database has had, and if whoever noted the changes
+    had the keys that subjects are digested with.
+    """
+    number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
+    if not number or published.database != row.database or published.keys != key_ids() or number < row.rebuilt:
+        return None
+    changes = RateLimitChange.objects.using(using)
+    is_ours = tag == row.rebuilt_tag if number == row.rebuilt else changes.filter(revision=number, tag=tag).exists()
+    if not is_ours or _by_forgotten_keys(using).exists():
+        return None
+    noted = changes.filter(revision__gt=number).exclude(subjects="")
+    if noted.exclude(digested_by=published.keys).exists():
+        return None
+    found = sorted({who for subjects in noted.values_list("subjects", flat=True) for who in subjects.split(",")})
+    return found if len(found) <= MOST_SUBJECTS else None
+
+
+def _by_forgotten_keys(using: str) -> Any:
+    """Overrides for users and networks whose digest was made with a key that nobody knows any more.
+
+    Past everything that notes changes: nothing about them changes.
+    """
+    return RateLimitOverride._base_manager.using(using).filter(field="").exclude(digested_by__in=secrets_by_id())
+
+
+def _digest_anew(using: str) -> None:
+    """Digest users and networks anew that the keys in force would not find. Of the value of a field, there is only the
+    digest: a system check says so where no key is left that it was made with."""
+    forgotten = _by_forgotten_keys(using)
+    rows = forgotten.iterator(chunk_size=BATCH)
+    while chunk := list(islice(rows, BATCH)):
+        for row in chunk:
+            try:
+                row.prepare()
+            except ValueError as error:
+                logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+        RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
 
 
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
-    rows: Iterable[RateLimitOverride] = overrides.order_by("subject", "pk").iterator(chunk_size=BATCH)
-    for subject, of in groupby(rows, key=lambda row: row.subject):
-        yield subject.encode(), record([override for row in of for override in _override(row)])
+    """What is written about each subject, under each of its digests."""
+    ordered = overrides.order_by("user_id", "network", "field", "subject", "pk")
+    rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
+    for _, of in groupby(rows, key=lambda row: (row.user_id, row.network, row.subject if row.field else "")):
+        together = list(of)
+        written = record([override for row in together for override in _override(row)])
+        try:
+            digests = together[0].digests()
+        except ValueError as error:  # Somebody wrote to a row by hand.
+            logger.error("Skipped: the override of row %d cannot be understood: %s", together[0].pk, error)
+            continue
+        for who in digests:
+            yield who.encode(), written
 
 
 def _override(row: RateLimitOverride) -> list[Override]:
@@ -149,12 +306,15 @@ def _override(row: RateLimitOverride) -> list[Override]:
         return []
 
 
-def _stage(overrides: OverrideQuerySet) -> bytes:
-    """All overrides, in a hash that goes away by itself if nobody takes it."""
+def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
+    """All overrides, in a hash that goes away by itself if nobody takes it. It names its revision first: where Redis is
+    emptied while it is made, the name is gone, and nobody takes what is left."""
     key = current.fence_key() + b":" + uuid.uuid4().hex.encode()
     store = get_store(patient=True)
     records = _records(overrides)
-    while chunk := list(islice(records, BATCH)):
+    chunk: list[tuple[bytes, bytes]] = [(current.REVISION, row.text)]
+    while chunk:
         store.ask(b"HSET", key, *(part for pair in chunk for part in pair))
         store.ask(b"EXPIRE", key, b"%d" % STAGED_SECONDS)
+        chunk = list(islice(records, BATCH))
     return key

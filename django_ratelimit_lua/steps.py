@@ -16,7 +16,7 @@ from .callsite import Site
 from .check import FENCED_ATTEMPTS, describe
 from .conf import conf
 from .exceeded import tally
-from .limits.call import Call, Operation, StaleRules
+from .limits.call import Call, Operation, Revision, StaleRules
 from .limits.decision import Decision
 from .overridden import answer, asked_of, sort
 from .rules.current import is_due, verified
@@ -96,14 +96,14 @@ def decided(
     if not conf.ENABLE:
         return Decision(True)
     stale: StaleRules | None = None
-    went_by: int | None = None
+    went_by: tuple[bytes | None, Revision] | None = None
     for attempt in range(FENCED_ATTEMPTS + 1):
         ruleset: Ruleset = yield WantsRules(stale)
         # Or nobody knows newer ones than those that were stale.
         is_last = attempt == FENCED_ATTEMPTS or (
-            ruleset.revision == went_by and stale is not None and not stale.records
+            (ruleset.fence, ruleset.revision) == went_by and stale is not None and not stale.records
         )
-        went_by = ruleset.revision
+        went_by = (ruleset.fence, ruleset.revision)
         applicable = yield from build(ruleset)
         wanted = applicable or []
         blocks = everywhere and applicable is not None
@@ -131,7 +131,7 @@ def decided(
                 memory.learn([one.digest for one in asked], error.records)
             else:
                 if is_last:
-                    decision = replace(decision, revision=ruleset.revision)
+                    decision = replace(decision, revision=ruleset.revision.number)
                 elif decision.source == "redis":
                     verified()
                 return (yield from _finished(request, answer(decision, sorted_out), sorted_out.all, operation, kept))

@@ -128,10 +128,10 @@ def _together(call: Call, here: _Here, redis: Decision | None, refused: bool) ->
     if redis is not None:
         # What was taken here of a limit that a later one refuses has no turn to wait for; else all go together.
         return replace(redis, allowed=allowed, limits=states, granted=granted, wait=wait, moments=moments,
-                       revision=call.revision or 0)  # fmt: skip
+                       revision=call.revision_number)  # fmt: skip
     source: Source = "lease" if here.spent else "split"
     moment = max(moments.values(), default=time.time_ns() // 1000)
-    return Decision(allowed, states, granted, wait, source, moment, call.revision or 0, moments or None)
+    return Decision(allowed, states, granted, wait, source, moment, call.revision_number, moments or None)
 
 
 def _by_parts(call: Call, here: _Here) -> Generator[Call, Decision, None]:

@@ -48,7 +48,7 @@ class Held:
         if spent is None:
             return None
         state, moment = spent
-        return Decision(True, (state,), self._cost, state.wait, "lease", moment, pool.call.revision or 0)
+        return Decision(True, (state,), self._cost, state.wait, "lease", moment, pool.call.revision_number)
 
 
 class Leases:

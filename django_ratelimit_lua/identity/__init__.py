@@ -48,16 +48,39 @@ def _keyed(secret: str | bytes) -> hashlib.blake2b:
     return hashlib.blake2b(key=key, digest_size=DIGEST_SIZE)
 
 
-def digest(identity: Identity) -> bytes:
+@lru_cache(maxsize=8)
+def _key_id(secret: str | bytes) -> str:
+    hashed = _keyed(secret).copy()
+    hashed.update(b"id")  # No identity is encoded so: each begins with its length.
+    return hashed.hexdigest()[:8]
+
+
+def secrets_by_id() -> dict[str, str | bytes]:
+    """The secrets that digests are keyed with, by the short id of the key that each makes: the current one first, then
+    those of before that are still known."""
+    return {_key_id(secret): secret for secret in (conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS)}
+
+
+def key_id() -> str:
+    """The id of the key that digests are made with now."""
+    return _key_id(conf.KEY_SECRET)
+
+
+def key_ids() -> str:
+    """The ids of all keys that this process knows, as one text."""
+    return ",".join(secrets_by_id())
+
+
+def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     """The identity as 32 hexadecimal digits: keyed BLAKE2b (RFC 7693), so that nothing readable is stored.
 
-    Raises `TypeError` for what is no identity.
+    `secret`: an earlier one, instead of the one in force. Raises `TypeError` for what is no identity.
 
     >>> digest(("ip", "192.0.2.1")) == digest(("ip", "192.0.2.2"))
     False
     >>> digest(7) == digest("7"), digest(("a", "b")) == digest("ab"), len(digest("x" * 1_000_000))
     (True, False, 32)
     """
-    hashed = _keyed(conf.KEY_SECRET).copy()
+    hashed = _keyed(conf.KEY_SECRET if secret is None else secret).copy()
     hashed.update(_encode(identity))
     return hashed.hexdigest().encode()

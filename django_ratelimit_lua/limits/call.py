@@ -5,12 +5,13 @@ The layout of keys, arguments and reply is written in the header of `lua/program
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from .decision import Decision, LimitState
 from .limit import Limit
@@ -19,7 +20,8 @@ from .rate import SECOND, LimitError
 Operation = Literal["hit", "peek", "charge", "refund"]
 
 _RECORD = Struct("<12d")
-_STALE = 2
+_STALE = b"stale "
+_REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _HEADER = 5
 _PER_LIMIT = 6
 MOST_COST = 2**53
@@ -55,6 +57,35 @@ class Charge:
             whole_cost(self.cost, f"Limit {self.limit.name!r}: cost is")
 
 
+class Revision(NamedTuple):
+    """Which rules: how often they had been changed, and as the text that is compared, with a random tag behind the
+    number; for two histories of a database can come to the same number.
+
+    >>> Revision.of(7, "0123456789abcdef")
+    Revision(number=7, text=b'7-0123456789abcdef')
+    """
+
+    number: int
+    text: bytes
+
+    @classmethod
+    def of(cls, number: int, tag: str) -> Revision:
+        """The revision of that number and tag."""
+        return cls(number, b"%d-%b" % (number, tag.encode()))
+
+    @classmethod
+    def read(cls, text: bytes) -> Revision:
+        """The revision that is written so. Raises `ValueError`."""
+        match = _REVISION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a revision: {text[:80]!r}")
+        return cls(int(match[1]), text)
+
+
+NO_RULES = Revision(0, b"0")
+"""That of rules that were never published."""
+
+
 class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
     """The caller decided by rules or overrides other than the current ones; nothing was counted.
 
@@ -62,8 +93,8 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
     what the caller did not know.
     """
 
-    def __init__(self, current: int, records: tuple[bytes | None, ...] = ()) -> None:
-        super().__init__(f"the current rules revision is {current}")
+    def __init__(self, current: Revision, records: tuple[bytes | None, ...] = ()) -> None:
+        super().__init__(f"the current rules revision is {current.text.decode()}")
         self.current = current
         self.records = records
 
@@ -96,10 +127,15 @@ class Call:
     now: int | None = None
     max_wait_us: int | None = None
     partial: bool = False
-    revision: int | None = None
+    revision: Revision | None = None
     fence: bytes = b""
     hit_at: int | None = None
     subjects: Sequence[Subject] = ()
+
+    @property
+    def revision_number(self) -> int:
+        """The number of the rules revision the caller goes by; 0: it goes by none."""
+        return 0 if self.revision is None else self.revision.number
 
     def keys(self) -> list[bytes]:
         """The keys of the limits; the fence's key comes last, if there is one. Raises `LimitError` for a double."""
@@ -116,7 +152,7 @@ class Call:
         """The arguments, as bytes."""
         args = [
             self.operation.encode(),
-            b"" if self.revision is None else b"%d" % self.revision,
+            b"" if self.revision is None else self.revision.text,
             b"" if self.now is None else b"%d" % self.now,
             (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
         ]
@@ -134,13 +170,14 @@ class Call:
         return args
 
     def read(self, reply: bytes | list[bytes | None]) -> tuple[Decision, int]:
-        """The decision, and how many keys of a foreign type had to be cleared. Raises `StaleRules`."""
+        """The decision, and how many keys of a foreign type had to be cleared. Raises `StaleRules`; and `ValueError`
+        for what says that it is stale, but not behind which revision."""
         if isinstance(reply, list):
-            raise StaleRules(self.revision or 0, tuple(reply))
+            raise StaleRules(self.revision or NO_RULES, tuple(reply))
+        if reply.startswith(_STALE):  # No decision begins so: its first double is 0 or 1.
+            raise StaleRules(Revision.read(reply.removeprefix(_STALE)))
         numbers = _doubles(len(reply) // 8).unpack(reply)
         status = numbers[0]
-        if status == _STALE:
-            raise StaleRules(int(numbers[1]))
         states = []
         at = _HEADER
         for charge in self.charges:
@@ -168,7 +205,7 @@ class Call:
             granted,
             numbers[4] / SECOND,
             moment=int(numbers[1]),
-            revision=self.revision or 0,
+            revision=self.revision_number,
         )
         return decision, int(numbers[3])
 

@@ -5,7 +5,8 @@ KEYS[1..n]      the state of each limit
 KEYS[n+1]       a hash: the current rules revision under `revision`, and what overrides say of a subject under the
                 subject's digest, as a tag of 16 bytes and the rest; only when ARGV[2] is not empty
 ARGV[1]         what to do: hit, peek, charge (take whatever the verdict is) or refund
-ARGV[2]         the rules revision the caller decided by; empty: do not ask (the fence)
+ARGV[2]         the rules revision the caller decided by, as `<number>-<tag>` (the tag: 16 hexadecimal digits), or 0:
+                none was ever published; empty: do not ask (the fence)
 ARGV[3]         the time in microseconds; empty: this server's own clock
 ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; of a refund, the time of the hit
                 whose units are given back (the latest, if empty)
@@ -13,11 +14,11 @@ ARGV[5..]       for each limit two arguments: the name of its algorithm, and its
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
                 limit, period in microseconds, and six numbers a to f that its algorithm's file explains
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
-returns         doubles in one string: status (0 denied, 1 allowed, 2 stale), the time, units granted, how many keys
+returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
                 of a foreign type were cleared, the wait (of a refusal: what it would have been); then for each limit its verdict (0 or 1), used, remaining,
                 retry_after (below 0: never), reset_after, wait. Times and waits are microseconds.
-                A stale caller gets two doubles: status 2 and the current revision; one who knows another tag than
-                a subject's gets, as an array, what is written about each subject.
+                A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
+                so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
 ]]
 
 local count = #KEYS
@@ -28,7 +29,7 @@ if revision ~= '' then
   local subjects = (#ARGV + 1 - first) / 2
   local written = rcall('HMGET', KEYS[count + 1], 'revision', spread(ARGV, first, first + subjects - 1))
   local current = table.remove(written, 1) or '0'
-  if current ~= revision then return pack('<dd', 2, current) end
+  if current ~= revision then return 'stale ' .. current end
   for i = 1, subjects do
     if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then return written end
   end

@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
+import secrets
+from typing import Any, NamedTuple
 
 from django.db import models
 from django.db.models import F
 from django.utils.translation import gettext_lazy as _
 
+from ..identity import key_ids
+from ..limits.call import NO_RULES, Revision
+from .primary import PrimaryQuerySet
+
+
+def new_tag() -> str:
+    """Random, so that two histories that have come to the same number are told apart."""
+    return secrets.token_hex(8)
+
+
+def new_database() -> str:
+    """An id that no other database has."""
+    return secrets.token_hex(16)
+
+
+class Risen(NamedTuple):
+    """The row of `RateLimitRevision` as it was read: how often rules were changed, and what goes with that number."""
+
+    revision: int = 0
+    rebuilt: int = 0
+    tag: str = ""
+    rebuilt_tag: str = ""
+    database: str = ""
+
+    @property
+    def number(self) -> int:
+        """How often rules were changed."""
+        return self.revision
+
+    @property
+    def text(self) -> bytes:
+        """The revision as it is published and compared: its number and its tag."""
+        return Revision.of(self.revision, self.tag).text if self.revision else NO_RULES.text
+
 
 class RateLimitRevision(models.Model):
-    """One row: how often rules and overrides were changed. Raised in the transaction of the change."""
+    """One row: how often rules and overrides were changed. Raised in the transaction of the change.
+
+    The number alone says too little: a database that was restored from a backup, or whose replica has taken over
+    without the last edit, comes to the same number again with other rules. So each number has a random `tag`.
+    `database` is made once, and says of which database it is what is published.
+    """
 
     ROW = 1
 
     revision = models.BigIntegerField(_("revision"), default=0)
+    tag = models.CharField(_("tag of the revision"), max_length=16, default=new_tag)
     rebuilt = models.BigIntegerField(_("revision before which all overrides have to be published anew"), default=0)
+    rebuilt_tag = models.CharField(_("tag of that revision"), max_length=16, blank=True)
+    database = models.CharField(_("id of the database"), max_length=32, default=new_database)
+
+    objects = PrimaryQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("revision")
@@ -25,23 +70,36 @@ class RateLimitRevision(models.Model):
         return str(self.revision)
 
     @classmethod
-    def read(cls, using: str) -> tuple[int, int]:
-        """The revision, and that before which all overrides have to be published anew."""
-        row = cls.objects.using(using).filter(pk=cls.ROW).values_list("revision", "rebuilt").first()
-        return row if row is not None else (0, 0)
+    def read(cls, using: str) -> Risen:
+        """The row; where there is none yet, no rule was ever saved."""
+        row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*Risen._fields).first()
+        return Risen() if row is None else Risen(*row)
 
     @classmethod
-    def rise(cls, using: str, *, rebuild: bool = False, beyond: int = 0) -> int:
-        """Raise it by one (or beyond a number), in the transaction that is open; its row is locked until that ends."""
+    def rise(cls, using: str, *, rebuild: bool = False, beyond: int = 0, seen: Risen | None = None) -> Risen:
+        """Raise it by one (or beyond a number), in the transaction that is open; its row is locked until that ends.
+
+        `seen`: only if it is still as it was read then, so that of many who find the same, one raises it.
+        """
         rows = cls.objects.using(using)
         rows.get_or_create(pk=cls.ROW)
-        raised: dict[str, Any] = {"revision": F("revision") + 1}
+        row = rows.filter(pk=cls.ROW) if seen is None else rows.filter(pk=cls.ROW, tag=seen.tag)
         if beyond:
-            rows.filter(pk=cls.ROW, revision__lt=beyond).update(revision=beyond)
+            row.filter(revision__lt=beyond).update(revision=beyond)
+        tag = new_tag()
+        raised: dict[str, Any] = {"revision": F("revision") + 1, "tag": tag}
         if rebuild:
-            raised["rebuilt"] = F("revision") + 1
-        rows.filter(pk=cls.ROW).update(**raised)
-        return cls.read(using)[0]
+            raised |= {"rebuilt": F("revision") + 1, "rebuilt_tag": tag}
+        row.update(**raised)
+        return cls.read(using)
+
+    @classmethod
+    def rename(cls, using: str) -> str:
+        """Give the database an id of its own, if it has been copied from another; returns it."""
+        cls.rise(using, rebuild=True)
+        name = new_database()
+        cls.objects.using(using).filter(pk=cls.ROW).update(database=name)
+        return name
 
 
 class RateLimitChange(models.Model):
@@ -64,6 +122,7 @@ class RateLimitChange(models.Model):
         IDENTITY = "identity", _("identity")
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
+    tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)
     at = models.DateTimeField(_("when"), auto_now_add=True)
     by = models.CharField(_("by whom"), max_length=254, blank=True)
     kind = models.CharField(_("what"), max_length=10, choices=Kind.choices)
@@ -72,7 +131,12 @@ class RateLimitChange(models.Model):
     action = models.CharField(_("action"), max_length=10, choices=Action.choices)
     before = models.JSONField(_("before"), null=True)
     after = models.JSONField(_("after"), null=True)
-    subjects = models.CharField(_("digests of whom it is about"), max_length=80, blank=True)
+    subjects = models.TextField(_("digests of whom it is about"), blank=True)
+    digested_by = models.CharField(
+        _("ids of the keys of these digests"), max_length=200, default=key_ids, editable=False
+    )  # fmt: skip
+
+    objects = PrimaryQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("change")

@@ -15,7 +15,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..identity import digest
+from ..identity import Identity, digest, key_id, secrets_by_id
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import FIELD_KINDS, USER, Effect, Override, network_identity, network_kind
@@ -72,6 +72,7 @@ class RateLimitOverride(Numbers, Tracked):
     )
     kind = models.CharField(_("kind"), max_length=210, editable=False)
     subject = models.CharField(_("digest"), max_length=32, editable=False, db_index=True)
+    digested_by = models.CharField(_("id of the key of the digest"), max_length=8, default=key_id, editable=False)
     effect = models.CharField(_("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT)
     starts = models.DateTimeField(_("from"), null=True, blank=True, help_text=_("Empty: at once."))
     ends = models.DateTimeField(_("until"), null=True, blank=True, help_text=_("Empty: for good."))
@@ -105,33 +106,47 @@ class RateLimitOverride(Numbers, Tracked):
     def set_value(self, value: str) -> None:
         """Keep the digest of a field's value."""
         kind, _colon, name = self.field.partition(":")
-        self.subject = digest((kind, name, value)).decode()
+        self.subject, self.digested_by = digest((kind, name, value)).decode(), key_id()
 
     def prepare(self) -> bool:
         """The kind and the digest follow from whom it is about; times are such that every time zone can show them."""
         known = self.prepared()
         self.starts, self.ends = _within(self.starts), _within(self.ends)
-        if self.user_id is not None:
-            self.kind, self.subject = USER, digest((USER, str(self.user_id))).decode()
-        elif self.network:
+        if self.network and self.user_id is None:
             network = ipaddress.ip_network(self.network, strict=False)
             single = network.prefixlen == network.max_prefixlen
             self.network = str(network.network_address) if single else str(network)
             self.kind = network_kind(network.version, network.prefixlen)
-            self.subject = digest(network_identity(network.network_address, self.kind)).decode()
         else:
-            self.kind = self.field
+            self.kind = USER if self.user_id is not None else self.field
+        identity = self.identity()
+        if identity is not None:
+            self.subject, self.digested_by = digest(identity).decode(), key_id()
         return known != self.prepared()
 
     def prepared(self) -> Declared:
         """The fields that `prepare` fills in."""
         return {
-            "kind": self.kind,
-            "subject": self.subject,
-            "network": self.network,
-            "starts": self.starts,
-            "ends": self.ends,
-        }
+            "kind": self.kind, "subject": self.subject, "network": self.network, "digested_by": self.digested_by,
+            "starts": self.starts, "ends": self.ends,
+        }  # fmt: skip
+
+    def identity(self) -> Identity:
+        """Whom it is about; None where only a digest is kept, of the value of a field."""
+        if self.user_id is not None:
+            return (USER, str(self.user_id))
+        if self.network:
+            network = ipaddress.ip_network(self.network, strict=False)
+            return network_identity(network.network_address, network_kind(network.version, network.prefixlen))
+        return None
+
+    def digests(self) -> list[str]:
+        """The digests of whom it is about: by every key that is known, so that who has the earlier key finds them too.
+        Of the value of a field, only the one that was kept."""
+        identity = self.identity()
+        if identity is None:
+            return [self.subject]
+        return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
 
     @classmethod
     def complete(cls, rows: Sequence[Any], using: str) -> None:
@@ -160,9 +175,9 @@ class RateLimitOverride(Numbers, Tracked):
     def declared(self) -> Declared:
         """The override in words that history can keep."""
         values = {
-            "rule": self.rule.name if self.rule is not None else None,
+            "rule": self._rule_name(),
             "whom": self.whom(),
-            "subject": self.subject,
+            "subject": ",".join(self.digests()),
             "effect": self.effect,
             "rate": self.rate if self.effect == self.Effects.LIMIT else None,
             "burst": self.burst,
@@ -171,6 +186,11 @@ class RateLimitOverride(Numbers, Tracked):
             "reason": self.reason,
         }
         return {field: value for field, value in values.items() if value not in (None, "")}
+
+    def _rule_name(self) -> str | None:
+        if self.rule_id is not None and not self._meta.get_field("rule").is_cached(self):  # type: ignore[union-attr]
+            self.rule = RateLimitRule.objects.using(self._state.db).get(pk=self.rule_id)
+        return None if self.rule is None else self.rule.name
 
     def is_active(self) -> bool:
         """Whether it is in force now."""

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 
 from ..signals import rules_changed
 from .change import RateLimitChange, RateLimitRevision
+from .primary import PrimaryQuerySet
 
 MOST_NOTED = 1000
 """Rows of one bulk change that are noted one by one; of more, only that there were many."""
@@ -70,7 +71,7 @@ def one_change(using: str) -> Iterator[None]:
         _write(using, _merged(together.changes), blind=together.blind)
 
 
-class TrackedQuerySet(models.QuerySet[M]):
+class TrackedQuerySet(PrimaryQuerySet[M]):
     """Notes bulk changes; deletions come through signals."""
 
     def update(self, **changes: Any) -> int:
@@ -237,15 +238,17 @@ def _write(using: str, changes: Sequence[RateLimitChange], *, blind: bool) -> No
     if not changes and not blind:
         return
     blind = blind or len(changes) > MOST_NOTED
-    revision = RateLimitRevision.rise(using, rebuild=blind)
+    risen = RateLimitRevision.rise(using, rebuild=blind)
     noted = RateLimitChange.objects.using(using)
     if blind:
         kind = changes[0].kind if changes else RateLimitChange.Kind.RULE
         name = _("%(number)d rows") % {"number": len(changes)} if changes else _("rows, it is not known which")
-        noted.create(revision=revision, by=who(), kind=kind, action=RateLimitChange.Action.BULK, name=name)
+        noted.create(
+            revision=risen.revision, tag=risen.tag, by=who(), kind=kind, action=RateLimitChange.Action.BULK, name=name
+        )
     else:
         for change in changes:
-            change.revision = revision
+            change.revision, change.tag = risen.revision, risen.tag
         noted.bulk_create(changes, batch_size=BATCH)
     rules_changed.send(RateLimitRevision, using=using)
 

@@ -1,4 +1,8 @@
-"""The rules this process goes by, and where newer ones come from: Redis, else the database, else its own memory."""
+"""The rules this process goes by, and where newer ones come from: Redis, else the database, else its own memory.
+
+What is published names the database it is of. Where several sites share a Redis and a prefix, whoever was first has the
+place; a site whose database is another one publishes its rules beside it and goes by those.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +19,40 @@ from django.core.signals import setting_changed
 from ..conf import conf
 from ..deny import denials
 from ..exceptions import StoreError
-from ..limits.call import StaleRules
+from ..limits.call import Revision, StaleRules
 from ..process import renew_after_fork
 from ..store import get_store
 from .problems import problems
-from .ruleset import Ruleset, admin_rule, settings_rules
+from .ruleset import Ruleset, admin_rule, revision_of, settings_rules
 
 logger = logging.getLogger("django_ratelimit_lua")
-REVISION, SNAPSHOT = b"revision", b"rules"
+REVISION, SNAPSHOT, DATABASE, KEYS = b"revision", b"rules", b"database", b"keys"
+COMPARE_SECONDS = 10.0
+"""How often it is looked whether what is published is what the database has, while there are requests."""
 
-republish: Callable[[Mapping[str, Any] | None, float], None] | None = None
-"""Publishes from the database, or this snapshot where that cannot be read, and is waited for so many seconds; `healing`
-puts itself here."""
+republish: Callable[[Mapping[str, Any] | None, float], bool] | None = None
+"""Publishes what the database has, or this snapshot where that cannot be read, and is waited for so many seconds; tells
+whether what is published now is what the database has. `healing` puts itself here."""
+
+compare: Callable[[], None] | None = None
+"""Looks in the background whether what is published is what the database has; `healing` puts itself here."""
+
+database: str | None = None
+"""The id of this process's database; empty: no rule was ever saved in it; None: it could not be read yet."""
+
+other: str | None = None
+"""The id of another database, whose rules are published where ours should be; None: there is none."""
+
+REMEDY = (
+    "Give each site a RATELIMIT_CACHE_PREFIX of its own; or, if there is only this one, run "
+    "`manage.py ratelimit_rules publish --take-over`."
+)
 
 _ruleset: Ruleset | None = None
 _snapshot: Mapping[str, Any] | None = None
 _lock = Lock()
 _verified_at = float("-inf")
+_compare_at = float("-inf")
 
 
 @renew_after_fork
@@ -45,14 +66,56 @@ def fence_key() -> bytes:
     return conf.CACHE_PREFIX + b"{rules}"
 
 
+def beside_key(of: str) -> bytes:
+    """The key of such a hash for the database of that id, where the place of all is another's."""
+    return fence_key() + b":" + (of.encode() or b"none")
+
+
 def _fence() -> bytes | None:
     """That key, where there are rows to edit rules in, so that every call asks whether it goes by the current ones."""
-    return fence_key() if apps.is_installed("django_ratelimit_lua") else None
+    if not apps.is_installed("django_ratelimit_lua"):
+        return None
+    return fence_key() if other is None else beside_key(database or "")
+
+
+def know(found: str) -> None:
+    """Note the id of this process's database, once it could be read."""
+    global database, _ruleset, _snapshot
+    if database == found:
+        return
+    before, database = database, found
+    # Until now it went by what is published, whosever that is.
+    if _ruleset is not None and (
+        _ruleset.snapshot.get("database", found) != found or _ruleset.fence == beside_key(before or "")
+    ):
+        _ruleset = _snapshot = None
+
+
+def is_others(owner: str) -> bool:
+    """Whether what is published in the place of all is known to be of another database than this process's."""
+    global other
+    is_other = database is not None and owner not in ("", database)
+    if is_other and other != owner:
+        problems.place = (
+            "another site's rules are in the place of ours: what is published under RATELIMIT_CACHE_PREFIX "
+            f"{conf.CACHE_PREFIX.decode()!r} is of the database {owner}, ours is {database or 'new'}. This site goes "
+            f"by its own rules, published beside. {REMEDY}"
+        )
+        logger.error("%s", problems.place)
+    elif not is_other:
+        problems.place = ""
+    other = owner if is_other else None
+    return is_other
 
 
 def current() -> Ruleset | None:
     """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
-    global _ruleset
+    global _ruleset, _compare_at
+    now = time.monotonic()
+    if now >= _compare_at:
+        is_first, _compare_at = _compare_at < 0, now + COMPARE_SECONDS
+        if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
+            compare()
     if _ruleset is None and _snapshot is not None:
         _ruleset = Ruleset(settings_rules(), _snapshot, _fence())  # Only the settings have changed.
     return _ruleset
@@ -78,17 +141,18 @@ def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset
             _ruleset = Ruleset(declared)
             return _ruleset
         try:
-            snapshot = _fetch(until)
-            if republish is not None and (_revision(snapshot) == 0 or _revision(snapshot) < _revision_of(known)):
-                # Redis is new, or was emptied, or restored from an older copy.
-                memory = known.snapshot if known is not None and known.revision else None
+            fence, snapshot = _fetch(until)
+            if republish is not None and _may_be_wrong(snapshot, known):
+                memory = known.snapshot if known is not None and known.revision.number else None
                 # Half of the time that is left, so that some is left to ask by what is known.
-                republish(memory, (until - time.monotonic()) / 2)
-                snapshot = _fetch(until)
-                if known is not None and _revision(snapshot) == 0:
-                    snapshot = known.snapshot  # It takes longer than there is time: go by what is known.
+                is_right = republish(memory, (until - time.monotonic()) / 2)
+                fence, snapshot = _fetch(until)
+                if not is_right and known is not None and known.fence is not None and not revision_of(snapshot).number:
+                    fence, snapshot = known.fence, known.snapshot  # There is no time: go by what is known.
         except StoreError:
-            snapshot = known.snapshot if known is not None else {}
+            snapshot = {}
+            if known is not None and known.fence is not None:
+                fence, snapshot = known.fence, known.snapshot
         _ruleset = Ruleset(declared, snapshot, fence)
         denials.clear()
         return _ruleset
@@ -98,7 +162,7 @@ def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset
 
 def reload() -> Ruleset:
     """The rules as they are published now. Blocks; raises as `load` does."""
-    return load(StaleRules(-1))
+    return load(StaleRules(Revision(-1, b"")))
 
 
 def is_due(ruleset: Ruleset) -> bool:
@@ -120,20 +184,34 @@ def start_fresh() -> None:
     problems.clear()
 
 
-def _revision(snapshot: Mapping[str, Any]) -> int:
-    return int(snapshot.get("revision", 0))
+def _may_be_wrong(snapshot: Mapping[str, Any], known: Ruleset | None) -> bool:
+    """Whether a published snapshot may not be what the database has, so that this has to be asked.
+
+    It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
+    histories of one database have come to the same number; or another site's rules are in the place of ours.
+    """
+    revision = revision_of(snapshot)
+    if database is None or other is not None or not revision.number:
+        return True
+    return known is not None and revision.number <= known.revision.number and revision != known.revision
 
 
-def _revision_of(ruleset: Ruleset | None) -> int:
-    return 0 if ruleset is None else ruleset.revision
+def _fetch(until: float) -> tuple[bytes, Mapping[str, Any]]:
+    """The snapshot that is published for this process's database, and the key it has. Raises `StoreError`."""
+    key = fence_key()
+    snapshot = _snapshot_at(key, until)
+    if is_others(str(snapshot.get("database", ""))):
+        key = beside_key(database or "")
+        snapshot = _snapshot_at(key, until)
+    return key, snapshot
 
 
-def _fetch(until: float) -> Mapping[str, Any]:
+def _snapshot_at(key: bytes, until: float) -> Mapping[str, Any]:
     """The snapshot in Redis; empty where there is none, or none that can be read. Raises `StoreError`."""
-    text = get_store().ask(b"HGET", fence_key(), SNAPSHOT, until=until)
+    text = get_store().ask(b"HGET", key, SNAPSHOT, until=until)
     try:
         snapshot = json.loads(text or b"{}")
-        _revision(snapshot)
+        revision_of(snapshot)
     except (ValueError, AttributeError, TypeError) as error:
         logger.error("The rules in Redis cannot be read: %s", error)
         return {}
@@ -141,10 +219,10 @@ def _fetch(until: float) -> Mapping[str, Any]:
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    global _ruleset, _snapshot
+    global _ruleset, _snapshot, other
     if setting in ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"):
-        _ruleset = _snapshot = None
-    elif setting.startswith("RATELIMIT_"):
+        _ruleset = _snapshot = other = None
+    elif setting.startswith("RATELIMIT_") or setting in ("SECRET_KEY", "SECRET_KEY_FALLBACKS"):
         _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
         _ruleset = None
         admin_rule.cache_clear()

@@ -111,9 +111,9 @@ class Asked:
 
 @lru_cache(maxsize=16_384)
 def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | None:
-    """The digest of an address as a subject of such a kind, under the secret in force."""
+    """The digest of an address as a subject of such a kind, under a secret."""
     identity = network_identity(address, kind)
-    return None if identity is None else digest(identity)
+    return None if identity is None else digest(identity, secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,11 @@ def read(written: bytes) -> tuple[Override, ...]:
     return tuple(found)
 
 
+def is_field(kind: str) -> bool:
+    """Whether a kind of subject is the value of a field."""
+    return kind.partition(":")[0] in FIELD_KINDS and bool(kind.partition(":")[2])
+
+
 def is_kind(kind: object) -> bool:
     """Whether that is a kind of subject: user, a network, or a field that a key can name.
 
@@ -232,4 +237,4 @@ def is_kind(kind: object) -> bool:
     network = _NETWORK.fullmatch(kind)
     if network:
         return int(network[2]) <= (32 if network[1] == "4" else 128)
-    return kind.partition(":")[0] in FIELD_KINDS and bool(kind.partition(":")[2])
+    return is_field(kind)

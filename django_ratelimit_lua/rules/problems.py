@@ -12,7 +12,8 @@ logger = logging.getLogger("django_ratelimit_lua")
 class Problems:
     """What this process had to leave out of its rules.
 
-    `database`: why there are no rules in the database, if that is so.
+    `database`: why there are no rules in the database, if that is so; `place`: whose rules are published where ours
+    should be, if they are.
     """
 
     def __init__(self) -> None:
@@ -21,6 +22,7 @@ class Problems:
     def clear(self) -> None:
         """Forget all; for tests, whose rules are new."""
         self.database = ""
+        self.place = ""
         self._skipped: Sequence[str] = ()
         self._failed: dict[str, tuple[Any, str]] = {}
         self._declared: Mapping[str, Any] = {}
@@ -43,8 +45,8 @@ class Problems:
 
     def found(self) -> list[str]:
         """All of them, in words."""
-        database = [self.database] if self.database else []
-        return [*database, *self._skipped, *(text for _, text in self._failed.values())]
+        general = [one for one in (self.database, self.place) if one]
+        return [*general, *self._skipped, *(text for _, text in self._failed.values())]
 
 
 problems = Problems()

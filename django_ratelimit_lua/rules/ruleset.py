@@ -13,6 +13,8 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..callsite import Site
+from ..identity import key_id, secrets_by_id
+from ..limits.call import NO_RULES, Revision
 from .index import Index
 from .overrides import is_kind
 from .problems import problems
@@ -51,17 +53,26 @@ def admin_rule(text: str) -> Rule | RuleError:
         return RuleError(where, "", f"{text[:200]}: {type(error).__name__}: {error}")
 
 
+def revision_of(snapshot: Mapping[str, Any]) -> Revision:
+    """The revision of a snapshot. Raises `ValueError` where that is none."""
+    revision = snapshot.get("revision")
+    return NO_RULES if revision is None else Revision.read(str(revision).encode())
+
+
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
     `fence` is the key under which Redis tells whether these are the current ones (None: nobody asks). `snapshot` is
     what was published (see `publish`), or nothing:
 
-    - `revision`: counts the changes; 0: there never was one;
+    - `revision`: counts the changes, with a random tag; 0: there never was one;
+    - `database`: the id of the database they are of;
     - `rules`: as declared, each with the `id` of its row; one that cannot be understood is skipped, and so is a tier
       that contradicts its rule, as the log says;
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
-      those that are blocked whatever rule there is.
+      those that are blocked whatever rule there is;
+    - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
+      `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
     """
 
     def __init__(
@@ -69,8 +80,9 @@ class Ruleset:
     ) -> None:
         self.fence = fence
         self.snapshot: Mapping[str, Any] = snapshot or {}
-        self.revision = int(self.snapshot.get("revision", 0))
+        self.revision = revision_of(self.snapshot)
         self.problems: list[str] = []
+        self._secrets: dict[str, Sequence[str | bytes]] = {}
         kinds: Mapping[str, Sequence[str]] = self.snapshot.get("kinds", {})
         self.kinds: Mapping[str, Sequence[str]] = {name: self._understood(of) for name, of in kinds.items()}
         self.blocks: Sequence[str] = self._understood(self.snapshot.get("blocks", ()))
@@ -92,7 +104,20 @@ class Ruleset:
         return [kind for kind in kinds if is_kind(kind)]
 
     def __repr__(self) -> str:
-        return f"<Ruleset of {len(self.rules)} rules, revision {self.revision}>"
+        return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
+
+    def secrets(self, kind: str) -> Sequence[str | bytes]:
+        """The secrets with which a subject of that kind has to be digested to be found: mostly the one in force."""
+        known = self._secrets.get(kind)
+        if known is None:
+            by_id = secrets_by_id()
+            # A subject that can be digested anew is published by each key: any will do.
+            found = [by_id[one] for one in self.snapshot.get("keys", (key_id(),)) if one in by_id][:1]
+            fields = self.snapshot.get("field_keys", {})
+            if kind in fields:
+                found = [secret for one, secret in by_id.items() if one in fields[kind]]
+            known = self._secrets[kind] = tuple(found)
+        return known
 
     @cached_property
     def _index(self) -> Index:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from abc import ABC, abstractmethod
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..exceptions import StoreError
-from ..limits.call import Call
+from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
 from ..signals import store_down, store_up
 
@@ -65,10 +66,16 @@ class Store(ABC):
         """Close the idle connections of threads; those of an event loop are closed with it."""
 
     def _read(self, call: Call, reply: Any, node: object = None) -> Decision:
-        if not isinstance(reply, list) and (not isinstance(reply, bytes) or not reply or len(reply) % 8):
+        if not isinstance(reply, list) and (not isinstance(reply, bytes) or not reply):
             raise self._failed(ResponseError(f"not a reply of our program: {reply!r:.80}"), node)
+        try:
+            decision, cleared = call.read(reply)
+        except StaleRules:
+            self._answered(node)
+            raise
+        except (ValueError, struct.error) as error:
+            raise self._failed(ResponseError(f"not a reply of our program: {reply!r:.80}"), node) from error
         self._answered(node)
-        decision, cleared = call.read(reply)
         if cleared:
             logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
         return decision

@@ -71,7 +71,7 @@ class ShardedStore(Store):
         return time.monotonic() + self._timeout if until is None else until
 
     def _decide(self, call: Call, until: float) -> Generator[Any, Any, Decision]:
-        revision = call.revision or 0
+        revision = call.revision_number
         if call.revision is not None:
             asking = call.fence
             yield from fence.verify(call, lambda one: self._ask(one, asking, until), needed=not call.charges)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
-from django_ratelimit_lua.limits.call import Call, Charge, StaleRules
+from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
@@ -239,12 +239,14 @@ def test_every_limit_is_charged_when_the_request_leaves() -> None:
 def test_a_stale_caller_decides_nothing(direct: redis.Redis) -> None:
     """The fence: whoever decides by older rules is told the current revision, and nothing is counted."""
     ask = Asker(Limit("fenced", "5/h"))
-    direct.hset("fence", "revision", 7)
-    with pytest.raises(StaleRules) as caught:
-        ask(START, revision=6, fence=b"fence")
-    assert caught.value.current == 7
+    current, other = Revision.of(7, "0123456789abcdef"), Revision.of(7, "fedcba9876543210")
+    direct.hset("fence", "revision", current.text)
+    for stale in (NO_RULES, Revision.of(6, "0123456789abcdef"), other):
+        with pytest.raises(StaleRules) as caught:
+            ask(START, revision=stale, fence=b"fence")
+        assert caught.value.current == current
     assert not direct.exists(*ask.keys())
-    assert ask(START, revision=7, fence=b"fence").limits[0].used == 1
+    assert ask(START, revision=current, fence=b"fence").limits[0].used == 1
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

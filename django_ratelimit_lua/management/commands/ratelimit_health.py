@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from ...conf import conf
 from ...exceptions import StoreError
 from ...health import health
-from ...publish import published_revision
+from ...publish import published_at
 from ...rules import current
 from ...rules.problems import problems
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
                 raise CommandError(
                     f"limits cannot be decided: {found.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}"
                 )
-            revision = published_revision()
+            revision = published_at(current.fence_key()).revision.number
             current.reload()
         except (ImproperlyConfigured, StoreError) as error:
             raise CommandError(str(error)) from error

@@ -65,7 +65,7 @@ class Command(BaseCommand):
         for problem in ruleset.problems:
             self.stderr.write(self.style.ERROR(f"skipped: {problem}"))
         count = len(ruleset.rules)
-        self.stdout.write(f"{count} rule{'' if count == 1 else 's'}; revision {ruleset.revision}")
+        self.stdout.write(f"{count} rule{'' if count == 1 else 's'}; revision {ruleset.revision.number}")
 
     def _explain(self, path: str, method: str, user: str | None, ip: str | None, header: list[str], **_: Any) -> None:
         headers = dict(_pair(one) for one in header)

@@ -1,0 +1,67 @@
+"""Processes that are told, line by line, what to do: each is a site as a server's process is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.server import url
+
+ROOT = Path(__file__).parents[1]
+
+
+class Worker:
+    """A process of a site: `worker("ask()")` is what that expression is there."""
+
+    def __init__(
+        self, prefix: str, databases: dict[str, Path], *, compare_seconds: float = 3600.0, **settings: Any
+    ) -> None:
+        given = {
+            "url": url(),
+            "prefix": prefix,
+            "databases": {name: str(path) for name, path in databases.items()},
+            "settings": settings,
+            "compare_seconds": compare_seconds,
+        }
+        environment = {**os.environ, "RATELIMIT_TEST_SITE": json.dumps(given)}
+        environment.pop("DJANGO_SETTINGS_MODULE", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from tests.worker_site import main; main()"], cwd=ROOT, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __call__(self, line: str) -> Any:
+        print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, f"the process ended at {line}"
+        succeeded, value = json.loads(answer)
+        assert succeeded, value
+        return value
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+def migrated(path: Path) -> Path:
+    """A database of its own, as `migrate` makes it."""
+    with Worker("migrations:", {"default": path}) as worker:
+        worker("call_command('migrate', verbosity=0)")
+    return path
+
+
+def copy(source: Path, target: Path) -> Path:
+    """A backup, or what is restored from one: in one moment, as long as nobody writes."""
+    beside = target.with_name(target.name + ".new")
+    shutil.copyfile(source, beside)
+    os.replace(beside, target)
+    return target

@@ -1,0 +1,160 @@
+# ruff: noqa: E402, F401 - the settings come first, and what is imported is for the lines that are read
+"""A site in a process of its own, with a database of its own choice: it does what the lines say that it reads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+from django.conf import settings
+
+GIVEN = json.loads(os.environ["RATELIMIT_TEST_SITE"])
+
+
+class Router:
+    """As Django's documentation has it: reads go to the replica."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"
+
+    def allow_relation(self, *args: Any, **hints: Any) -> bool:
+        return True
+
+
+def _database(path: str) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": path,
+        "OPTIONS": {"init_command": "PRAGMA synchronous = OFF"},
+    }
+
+
+settings.configure(
+    **{
+        "SECRET_KEY": "tests",
+        "ALLOWED_HOSTS": ["*"],
+        "ROOT_URLCONF": "tests.worker_site",
+        "USE_TZ": True,
+        "INSTALLED_APPS": [
+            "django.contrib.admin",
+            "django.contrib.auth",
+            "django.contrib.contenttypes",
+            "django.contrib.messages",
+            "django.contrib.sessions",
+            "django_ratelimit_lua",
+        ],
+        "DATABASES": {name: _database(path) for name, path in GIVEN["databases"].items()},
+        "DATABASE_ROUTERS": [Router()] if "replica" in GIVEN["databases"] else [],
+        "CACHES": {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": GIVEN["url"]}},
+        "MIDDLEWARE": ["django_ratelimit_lua.middleware.RateLimitMiddleware"],
+        "RATELIMIT_TIMEOUT": 10,
+        "RATELIMIT_ON_STORE_ERROR": "closed",  # With "local", it would say every two seconds that it is there.
+        "RATELIMIT_DENY_CACHE_SECONDS": 0,  # So that every request asks.
+        "RATELIMIT_CACHE_PREFIX": GIVEN["prefix"],
+        **GIVEN["settings"],
+    }
+)  # fmt: skip
+
+said: list[str] = []
+
+
+class Kept(logging.Handler):
+    """Keeps what was logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+
+
+import django
+
+django.setup()
+logging.getLogger("django_ratelimit_lua").addHandler(Kept())
+logging.getLogger("django_ratelimit_lua").propagate = False
+
+from django.contrib.auth.models import AnonymousUser, Group, User
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+from django_ratelimit_lua import code, healing
+from django_ratelimit_lua.admin.history import restore
+from django_ratelimit_lua.health import health
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+    RateLimitTier,
+)
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.rules import current
+
+current.COMPARE_SECONDS = GIVEN["compare_seconds"]
+
+
+def _ok(request: HttpRequest) -> HttpResponse:
+    met = request.ratelimit.limits if hasattr(request, "ratelimit") else ()
+    return HttpResponse(json.dumps([[state.name, state.limit] for state in met]))
+
+
+urlpatterns = [path("", _ok)]
+_site = RateLimitMiddleware(_ok)
+
+
+def ask(address: str = "127.0.0.1", user: Any = None, key: str | None = None) -> Any:
+    """The limits that a request meets, by name; "refused" where it is."""
+    request = RequestFactory(headers={"X-API-Key": key} if key else None).get("/", REMOTE_ADDR=address)
+    request.user = AnonymousUser() if user is None else User.objects.using("default").get(username=user)
+    response = _site(request)
+    return dict(json.loads(response.content)) if response.status_code == 200 else "refused"
+
+
+def rule(name: str = "site", **fields: Any) -> int:
+    given = {"path": "/", "key": "ip", "limit": 10**6, "unit": "h", **fields}
+    return RateLimitRule.objects.create(name=name, **given).pk
+
+
+def block(key: str | None = None, **fields: Any) -> int:
+    override = RateLimitOverride(effect="block", field="header:X-API-Key" if key else "", **fields)
+    if key:
+        override.set_value(key)
+    override.save()
+    return override.pk
+
+
+def edit(limit: int, name: str = "site") -> int:
+    return RateLimitRule.objects.filter(name=name).update(limit=limit)
+
+
+def run(line: str) -> Any:
+    """What the last of these statements is, if it is an expression."""
+    *statements, last = line.strip().split(" ;; ")
+    for one in statements:
+        exec(one, globals())
+    try:
+        expression = compile(last, "line", "eval")
+    except SyntaxError:
+        exec(last, globals())
+        return None
+    return eval(expression, globals())
+
+
+def main() -> None:
+    for line in sys.stdin:
+        try:
+            answer = [True, run(line)]
+        except Exception:
+            answer = [False, traceback.format_exc()]
+        finally:
+            connections.close_all()
+        print(json.dumps(answer, default=str), flush=True)
