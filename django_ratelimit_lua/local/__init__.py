@@ -17,11 +17,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from math import ceil
 from threading import Lock
+from typing import Any
 
+from ..bounded import BoundedMap
 from ..conf import conf
 from ..exceptions import StoreError
 from ..instances import instances
@@ -32,30 +35,154 @@ from ..limits.rate import SECOND
 from ..process import renew_after_fork
 from ..signals import store_down, store_up
 from ..store import get_store
-from .counters import Bucket, Window
+from .counters import Bucket, Counter, Full, Moments, Window
 from .shares import Share, share_of
 
 MOST = 10_000
-"""Counters that are remembered: the latest."""
+"""Identities that are counted apart."""
+MOST_CROWDS = 1_000
+"""Limits whose other identities are counted together."""
+MOST_MOMENTS = 400_000
+"""Moments that all windows together remember, of 72 bytes each."""
+STRIPES = 16
+"""Parts that what is counted is kept in, each with a lock of its own."""
+LOOK_AT = 8
+"""Identities that are looked at for one that is not counted any more, where somebody new needs the place."""
 BACK_SECONDS = 1.5
 """Within which all processes come back when Redis does: their breakers try at least so often."""
-Counter = tuple[bytes, bytes, bytes]
+Key = tuple[bytes, bytes, bytes]
+"""Prefix, identity and limit."""
+
+
+@dataclass(slots=True)
+class Count:
+    """What is counted of an identity, or of a crowd, and by which share of which limit."""
+
+    limit: Limit
+    share: Share
+    counter: Counter
+    is_kept: bool = False
+    is_crowd: bool = False
+    admitted: int = 0
+    """Units that Redis is to be told of."""
+
+    def go_by(self, limit: Limit, now: float) -> None:
+        """Go by the limit and the share that hold now; what is counted stays counted."""
+        share = share_of(limit)
+        if share != self.share or (limit is not self.limit and limit != self.limit):
+            self.counter.resize(limit, share, now)
+            self.limit, self.share = limit, share
+
+
+class Stripe:
+    """A part of what is counted: identities, each for itself as long as there is room.
+
+    Nothing that counts is ever forgotten for somebody else. Where there is no room, whoever is new is counted together
+    with all others who are, as if they were one, by limit. Who is counted apart again begins with what these are
+    counted, so nobody ever has more than one share. Not thread-safe: whoever comes holds `lock`.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._counts: OrderedDict[Key, Count] = OrderedDict()
+        self._crowds: OrderedDict[tuple[bytes, bytes], Count] = OrderedDict()
+        self._moments = Moments(MOST_MOMENTS // STRIPES)
+
+    def find(self, key: Key, limit: Limit, now: float) -> Count | None:
+        """The count of an identity that is counted apart."""
+        count = self._counts.get(key)
+        if count is not None:
+            count.go_by(limit, now)
+        return count
+
+    def begin(self, key: Key, limit: Limit, now: float, used: int = 0, since: float = 0.0) -> Count:
+        """The count of an identity that is not, with so many units that count since that moment. Not kept yet."""
+        crowd = self._crowds.get((key[0], key[2]))
+        if crowd is not None:
+            crowd.go_by(limit, now)
+        if self._has_room(self._counts, MOST, now):
+            if crowd is not None and crowd.counter.used(now):
+                count = Count(limit, crowd.share, crowd.counter.copy())
+                used, since = used - ceil(count.counter.used(now)), now
+            else:
+                count = self._new(limit)
+            if used > 0:
+                count.counter.take(since, min(count.counter.size, used))
+            return count
+        if crowd is not None:
+            return crowd
+        share = share_of(limit)
+        if not self._has_room(self._crowds, MOST_CROWDS, now):
+            return Count(limit, share, Full(), is_crowd=True)
+        return self._new(limit, is_crowd=True)
+
+    def keep(self, key: Key, count: Count) -> None:
+        """Units were taken: this is what is counted of an identity from now on."""
+        if not count.is_kept:
+            count.is_kept = True
+            if not count.is_crowd:
+                self._counts[key] = count
+            elif not isinstance(count.counter, Full):
+                self._crowds[key[0], key[2]] = count
+
+    def forget(self, key: Key) -> None:
+        """Forget what is counted of an identity. A crowd is not: others are counted there."""
+        count = self._counts.pop(key, None)
+        if count is not None:
+            count.counter.drop()
+
+    def forget_outages(self) -> None:
+        """Forget what was counted of limits that are only counted here while Redis cannot be asked."""
+        all_counts: tuple[OrderedDict[Any, Count], ...] = (self._counts, self._crowds)
+        for counts in all_counts:
+            for key in [key for key, count in counts.items() if count.limit.split is None]:
+                counts.pop(key).counter.drop()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._counts.clear()
+        self._crowds.clear()
+        self._moments.count = 0
+
+    def kept(self) -> Iterator[tuple[Key, Count]]:
+        """Whatever is counted apart."""
+        return iter(self._counts.items())
+
+    def _new(self, limit: Limit, *, is_crowd: bool = False) -> Count:
+        share = share_of(limit)
+        is_bucket = limit.algorithm in ("token_bucket", "leaky_bucket")
+        counter = Bucket(limit, share) if is_bucket else Window(limit, share, self._moments)
+        return Count(limit, share, counter, is_crowd=is_crowd)
+
+    @staticmethod
+    def _has_room(counts: OrderedDict[Any, Count], most: int, now: float) -> bool:
+        """Whether there is room for one more; made by forgetting who is not counted any more."""
+        if len(counts) < most // STRIPES:
+            return True
+        for _ in range(LOOK_AT):
+            key, count = next(iter(counts.items()))
+            if not count.counter.used(now):
+                counts.pop(key).counter.drop()
+                return True
+            counts.move_to_end(key)
+        return False
 
 
 class Local:
     """The shares of this process, and what Redis said last of each identity."""
 
     def __init__(self) -> None:
-        self._said: dict[Counter, tuple[int, float]] = {}
-        self._counters: OrderedDict[Counter, tuple[Limit, Share, Bucket | Window]] = OrderedDict()
+        self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MOST)
+        self._stripes = tuple(Stripe() for _ in range(STRIPES))
         self._back_at = float("-inf")
-        self._begin()
-        renew_after_fork(self._begin)
+        renew_after_fork(self._renew)
 
-    def _begin(self) -> None:
+    def _renew(self) -> None:
         # What is counted stays counted in a child, too; but its parent tells Redis of it.
-        self._lock = Lock()
-        self._admitted: dict[Counter, int] = {}
+        for stripe in self._stripes:
+            stripe.lock = Lock()
+            for _, count in stripe.kept():
+                count.admitted = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -65,57 +192,57 @@ class Local:
     def hear(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used."""
         now = time.monotonic()
-        if len(self._said) >= MOST:
-            self._said.clear()
         for charge, state in zip(call.charges, states, strict=True):
-            self._said[call.prefix, charge.digest, charge.limit.key_part] = (state.used, now)
+            self._said.put(_key(call, charge), (state.used, now))
 
     def clear(self) -> None:
         """Begin with nothing."""
-        with self._lock:
-            self._counters.clear()
-            self._admitted.clear()
-            self._back_at = float("-inf")
+        for stripe in self._stripes:
+            with stripe.lock:
+                stripe.clear()
+        self._back_at = float("-inf")
 
     def came_back(self) -> list[Call]:
         """Redis answers again. Returns the calls that tell it what was admitted here and counts still."""
         now = time.monotonic()
         clock = time.time_ns() // 1000 if conf.CLOCK == "client" else None
         calls = []
-        with self._lock:
-            for (prefix, digest, part), units in self._admitted.items():
-                limit, _, counter = self._counters[prefix, digest, part]
-                counted = min(units, ceil(counter.used(now)))
-                if counted:
-                    calls.append(Call([Charge(limit, digest, counted)], "charge", prefix, clock))
-            self._admitted.clear()
-            self._back_at = now
+        for stripe in self._stripes:
+            with stripe.lock:
+                for (prefix, digest, _), count in stripe.kept():
+                    counted = min(count.admitted, ceil(count.counter.used(now))) if count.admitted else 0
+                    count.admitted = 0
+                    if counted:
+                        calls.append(Call([Charge(count.limit, digest, counted)], "charge", prefix, clock))
+        self._back_at = now
         return calls
 
     def went_away(self) -> None:
         """Redis cannot be asked any more: shares begin anew, unless it was there for a moment only."""
         if not self.is_waiting:
-            with self._lock:
-                for key in [key for key, (limit, _, _) in self._counters.items() if limit.split is None]:
-                    del self._counters[key]
-                self._admitted.clear()
+            for stripe in self._stripes:
+                with stripe.lock:
+                    stripe.forget_outages()
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits."""
-        with self._lock:
-            for charge in call.charges:
-                key = (call.prefix, charge.digest, charge.limit.key_part)
-                self._counters.pop(key, None)
-                self._admitted.pop(key, None)
+        for charge in call.charges:
+            key = _key(call, charge)
+            stripe = self._stripe(key)
+            with stripe.lock:
+                stripe.forget(key)
 
     def decide(self, call: Call, others_allow: bool = True, *, to_be_told: bool = True) -> Decision:
         """Decide a call here: units are taken where every limit, and whatever else is asked, allows.
 
         `to_be_told`: Redis is to be told of them when it is back.
         """
-        now = time.monotonic()
-        with self._lock:
-            counters = [self._counter(call.prefix, charge, now) for charge in call.charges]
+        keys = [_key(call, charge) for charge in call.charges]
+        with self._locked(keys):
+            now = time.monotonic()  # Only now, so that it never runs backwards for what is counted.
+            found = {key: self._find(key, charge.limit, now) for key, charge in zip(keys, call.charges, strict=True)}
+            counts = [found[key] for key in keys]
+            counters = [count.counter for count in counts]
             charges = call.charges
             if call.partial and call.operation == "hit":
                 room = [
@@ -129,47 +256,55 @@ class Local:
                 retry == 0.0 or charge.limit.mode != "enforce" for charge, retry in zip(charges, verdicts, strict=True)
             )
             waits = [counter.wait(now) for counter in counters]
-            for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
+            is_told = to_be_told and call.now is None
+            for key, charge, count, retry in zip(keys, charges, counts, verdicts, strict=True):
                 if call.operation == "refund":
-                    counter.give(now, charge.cost)
-                    self._admit(call, charge, -charge.cost if to_be_told else 0)
-                elif call.operation == "charge" or (call.operation == "hit" and retry == 0.0 and allowed):
-                    counter.take(now, charge.cost)
-                    self._admit(call, charge, charge.cost if to_be_told else 0)
+                    if not count.is_crowd:  # Nobody knows whether units of a crowd were this one's.
+                        count.counter.give(now, charge.cost)
+                        count.admitted = max(0, count.admitted - charge.cost) if is_told else count.admitted
+                elif charge.cost and (
+                    call.operation == "charge" or (call.operation == "hit" and retry == 0.0 and allowed)
+                ):
+                    count.counter.take(now, charge.cost)
+                    count.admitted += charge.cost if is_told and charge.limit.split is None else 0
+                    self._stripe(key).keep(key, count)
             states = tuple(map(_state, charges, counters, [now] * len(charges), verdicts, waits))
+            for count in counts:
+                if not count.is_kept:
+                    count.counter.drop()
         allowed = allowed or call.operation in ("refund", "charge")
         taken = call.operation == "hit" and allowed
         wait = max((state.wait for state in states if state.enforced), default=0.0) if allowed else 0.0
         return Decision(allowed, states, max((one.cost for one in charges), default=0) if taken else 0, wait)
 
-    def _admit(self, call: Call, charge: Charge, units: int) -> None:
-        if units and charge.limit.split is None and call.now is None:
-            key = (call.prefix, charge.digest, charge.limit.key_part)
-            self._admitted[key] = max(0, self._admitted.get(key, 0) + units)
+    def _stripe(self, key: Key) -> Stripe:
+        return self._stripes[hash(key[1]) % STRIPES]
 
-    def _counter(self, prefix: bytes, charge: Charge, now: float) -> Bucket | Window:
-        key = (prefix, charge.digest, charge.limit.key_part)
-        limit, share = charge.limit, share_of(charge.limit)
-        kept = self._counters.get(key)
-        if kept is not None and kept[0] == limit:
-            counter = kept[2]
-            if kept[1] != share:
-                counter.resize(share, now)
-                self._counters[key] = (limit, share, counter)
-            self._counters.move_to_end(key)
-            return counter
-        is_bucket = limit.algorithm in ("token_bucket", "leaky_bucket")
-        counter = Bucket(limit, share) if is_bucket else Window(limit, share)
-        used, at = self._said.get(key, (0, now)) if limit.split is None else (0, now)
-        if used:
-            counter.take(at, min(counter.size, ceil(used / instances.count)))
-        self._counters[key] = (limit, share, counter)
-        if len(self._counters) > MOST:
-            self._admitted.pop(self._counters.popitem(last=False)[0], None)
-        return counter
+    def _locked(self, keys: Sequence[Key]) -> AbstractContextManager[object]:
+        places = {hash(key[1]) % STRIPES for key in keys}
+        if len(places) == 1:
+            return self._stripes[places.pop()].lock
+        stack = ExitStack()
+        for place in sorted(places):  # In one order for all, so that no two wait for each other.
+            stack.enter_context(self._stripes[place].lock)
+        return stack
+
+    def _find(self, key: Key, limit: Limit, now: float) -> Count:
+        stripe = self._stripe(key)
+        count = stripe.find(key, limit, now)
+        if count is not None:
+            return count
+        said = self._said.get(key) if limit.split is None else None
+        if said is None:
+            return stripe.begin(key, limit, now)
+        return stripe.begin(key, limit, now, ceil(said[0] / instances.count), said[1])
 
 
-def _verdict(call: Call, charge: Charge, counter: Bucket | Window, now: float) -> float | None:
+def _key(call: Call, charge: Charge) -> Key:
+    return call.prefix, charge.digest, charge.limit.key_part
+
+
+def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
     retry = counter.retry_after(now, max(charge.cost, 1))
     longest = charge.limit.max_wait_us if call.max_wait_us is None else call.max_wait_us
@@ -178,7 +313,7 @@ def _verdict(call: Call, charge: Charge, counter: Bucket | Window, now: float) -
     return retry
 
 
-def _state(charge: Charge, counter: Bucket | Window, now: float, retry: float | None, wait: float) -> LimitState:
+def _state(charge: Charge, counter: Counter, now: float, retry: float | None, wait: float) -> LimitState:
     limit, used = charge.limit, ceil(counter.used(now))
     return LimitState(
         limit.name,

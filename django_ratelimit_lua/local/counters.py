@@ -3,11 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import bisect_left, bisect_right
+from copy import copy
+from typing import Protocol
 
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from .shares import Share
+
+FULL_SECONDS = 1.0
+"""After which somebody may try again for whom there is no room to count."""
+
+
+class Counter(Protocol):
+    """What one process counts of one identity's limit, or of several identities'. Times are seconds by one clock, and
+    never run backwards."""
+
+    size: int
+
+    def resize(self, limit: Limit, share: Share, now: float) -> None:
+        """Go by another share, or the same limit with other numbers, from now on; what is counted stays counted."""
+
+    def used(self, now: float) -> float:
+        """Units that count now."""
+
+    def retry_after(self, now: float, cost: int) -> float | None:
+        """Seconds until so many units fit; None: never."""
+
+    def wait(self, now: float) -> float:
+        """Seconds that a hit is held which is admitted now."""
+
+    def take(self, now: float, cost: int) -> None:
+        """Admit units."""
+
+    def give(self, now: float, cost: int) -> None:
+        """Give units back, the latest first."""
+
+    def reset_after(self, now: float) -> float:
+        """Seconds until nothing counts."""
+
+    def copy(self) -> Counter:
+        """Another that has counted the same."""
+
+    def drop(self) -> None:
+        """It is not needed any more."""
 
 
 class Bucket:
@@ -15,18 +54,21 @@ class Bucket:
 
     def __init__(self, limit: Limit, share: Share) -> None:
         self._owed, self._at, self._speed = 0.0, 0.0, 0.0
-        self._limit = limit
         self._paces = limit.algorithm == "leaky_bucket"
-        self.resize(share, 0.0)
+        self._limit = limit
+        self.resize(limit, share, 0.0)
 
-    def resize(self, share: Share, now: float) -> None:
-        """Go by another share from now on."""
+    def resize(self, limit: Limit, share: Share, now: float) -> None:
+        """See `Counter`."""
         self.used(now)
-        rate, limit = self._limit.rate, self._limit
+        rate = limit.rate
         most = 1 + _queue(limit) if self._paces else rate.limit
         burst = 0 if rate.limit == 0 else most if limit.burst is None else limit.burst
         self.size, self._most = share.units(burst), burst if share.is_generous else 0
         self._speed = share.speed(rate.limit) / rate.period
+        if limit != self._limit:  # Nobody waits longer than the new limit alone could have anybody wait.
+            self._owed = min(self._owed, burst)
+        self._limit = limit
 
     def used(self, now: float) -> float:
         """Units that are owed now."""
@@ -61,28 +103,67 @@ class Bucket:
         """Seconds until nothing is owed."""
         return self.used(now) / self._speed if self._speed else 0.0
 
+    def copy(self) -> Bucket:
+        """See `Counter`."""
+        return copy(self)
+
+    def drop(self) -> None:
+        """See `Counter`."""
+
+
+class Moments:
+    """How many moments several windows remember together, and may at most."""
+
+    def __init__(self, most: int) -> None:
+        self.count = 0
+        self.most = most
+
 
 class Window:
-    """A fixed or sliding window, or a log: units, and until when in seconds they count."""
+    """A fixed or sliding window, or a log: units, and until when in seconds they count.
 
-    def __init__(self, limit: Limit, share: Share) -> None:
+    Moments are in the order in which they end, each with the sum of all units up to it, so that nothing is ever summed
+    up: a decision costs the same whatever is counted. Where all windows together remember too many moments, units are
+    put to the latest one and count as long as that: longer, never shorter.
+    """
+
+    def __init__(self, limit: Limit, share: Share, moments: Moments) -> None:
+        self._moments = moments
+        self._ends: list[float] = []
+        self._sums: list[int] = []
+        self._first = self._lapsed = 0  # Where the first moment is that counts, and the sum up to it.
+        self._limit = limit
+        self.resize(limit, share, 0.0)
+
+    def resize(self, limit: Limit, share: Share, now: float) -> None:
+        """See `Counter`."""
+        whole, is_other = limit.rate.limit, limit != self._limit
         self._limit = limit
         self._period = limit.rate.period
-        self.resize(share, 0.0)
         self._segment = self._period / (limit.segments or 10) if limit.algorithm == "sliding_window" else 0.0
         self._together = limit.algorithm == "fixed_window"
-        self._admitted: deque[tuple[float, int]] = deque()
-
-    def resize(self, share: Share, now: float) -> None:
-        """Go by another share from now on."""
-        whole = self._limit.rate.limit
         self.size, self._most = share.units(whole), whole if share.is_generous else 0
+        if is_other:  # Nobody waits longer than the new limit alone could have anybody wait.
+            latest = now + (self._left() if self._together else self._period + self._segment)
+            too_late = bisect_right(self._ends, latest, self._first)
+            self._ends[too_late:] = [latest] * (len(self._ends) - too_late)
 
-    def used(self, now: float) -> float:
+    def used(self, now: float) -> int:
         """Units that count now."""
-        while self._admitted and self._admitted[0][0] <= now:
-            self._admitted.popleft()
-        return sum(count for _, count in self._admitted)
+        if not self._sums:
+            return 0
+        first = bisect_right(self._ends, now, self._first)
+        if first > self._first:
+            self._lapsed = self._sums[first - 1]
+            self._first = first
+            if first * 2 > len(self._sums):  # As many are moved as have lapsed since the last time.
+                self._forget(0, first)
+                self._first = 0
+        return self._sums[-1] - self._lapsed if self._sums else 0
+
+    def _forget(self, first: int, last: int) -> None:
+        del self._ends[first:last], self._sums[first:last]
+        self._moments.count -= last - first
 
     def retry_after(self, now: float, cost: int) -> float | None:
         """Seconds until so many units fit; None: never."""
@@ -91,11 +172,8 @@ class Window:
         over = self.used(now) + cost - self.room(cost)
         if over <= 0:
             return 0.0
-        for until, count in self._admitted:
-            over -= count
-            if over <= 0:
-                return until - now
-        return None
+        place = bisect_left(self._sums, self._lapsed + over, self._first)
+        return None if place == len(self._sums) else self._ends[place] - now
 
     def room(self, cost: int) -> int:
         """Units that fit where nothing is counted."""
@@ -107,15 +185,23 @@ class Window:
 
     def take(self, now: float, cost: int) -> None:
         """Admit units."""
-        self.used(now)
-        until = now + self._period
+        if not cost:
+            return
+        used = self.used(now)
+        end = now + self._period
         if self._together:
-            until = self._admitted[0][0] if self._admitted else now + self._left()
+            end = self._ends[self._first] if used else now + self._left()
         elif self._segment:
-            until = (now // self._segment + 1) * self._segment + self._period
-        if self._admitted and self._admitted[-1][0] == until:
-            cost += self._admitted.pop()[1]
-        self._admitted.append((until, cost))
+            end = (now // self._segment + 1) * self._segment + self._period
+        if not self._sums:
+            self._lapsed = 0
+        elif used and (self._ends[-1] >= end or self._moments.count >= self._moments.most):
+            self._ends[-1] = max(self._ends[-1], end)
+            self._sums[-1] += cost
+            return
+        self._ends.append(end)
+        self._sums.append(self._lapsed + used + cost)
+        self._moments.count += 1
 
     def _left(self) -> float:
         """Seconds that a window has which begins now."""
@@ -127,16 +213,68 @@ class Window:
 
     def give(self, now: float, cost: int) -> None:
         """Give units back, the latest first."""
-        self.used(now)
-        while cost > 0 and self._admitted:
-            until, count = self._admitted.pop()
-            if count > cost:
-                self._admitted.append((until, count - cost))
-            cost -= count
+        used = self.used(now)
+        left = max(0, used - cost)
+        if left == used:
+            return
+        place = bisect_left(self._sums, self._lapsed + left, self._first) if left else self._first - 1
+        if left:
+            self._sums[place] = self._lapsed + left
+        self._forget(place + 1, len(self._sums))
 
     def reset_after(self, now: float) -> float:
         """Seconds until nothing counts."""
-        return self._admitted[-1][0] - now if self.used(now) else 0.0
+        return self._ends[-1] - now if self.used(now) else 0.0
+
+    def copy(self) -> Window:
+        """See `Counter`."""
+        twin = copy(self)
+        twin._ends, twin._sums = self._ends[:], self._sums[:]
+        self._moments.count += len(self._sums)
+        return twin
+
+    def drop(self) -> None:
+        """See `Counter`."""
+        self._forget(0, len(self._sums))
+        self._first = self._lapsed = 0
+
+
+class Full:
+    """In place of a counter that there is no room for: it refuses for a moment, and counts nothing."""
+
+    size = 0
+
+    def resize(self, limit: Limit, share: Share, now: float) -> None:
+        """See `Counter`."""
+
+    def used(self, now: float) -> float:
+        """See `Counter`."""
+        return 0.0
+
+    def retry_after(self, now: float, cost: int) -> float | None:
+        """See `Counter`."""
+        return FULL_SECONDS
+
+    def wait(self, now: float) -> float:
+        """See `Counter`."""
+        return 0.0
+
+    def take(self, now: float, cost: int) -> None:
+        """See `Counter`."""
+
+    def give(self, now: float, cost: int) -> None:
+        """See `Counter`."""
+
+    def reset_after(self, now: float) -> float:
+        """See `Counter`."""
+        return FULL_SECONDS
+
+    def copy(self) -> Full:
+        """See `Counter`."""
+        return self
+
+    def drop(self) -> None:
+        """See `Counter`."""
 
 
 def _queue(limit: Limit) -> int:

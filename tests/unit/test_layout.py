@@ -18,6 +18,7 @@ PACKAGE = ROOT / "django_ratelimit_lua"
 # From the top: a room imports only those above it; those on one line do not import each other.
 ROOMS = [
     "version process",
+    "bounded",
     "limits",
     "lua",
     "exceptions signals",
