@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from django.apps import AppConfig
@@ -17,10 +18,11 @@ class RatelimitConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, and start noting and publishing changes."""
+        """Register the system checks, start noting and publishing changes, and tell DRF what a `Ratelimited` is."""
         from . import checks, healing  # noqa: F401
         from .models import noting
 
+        _answer_in_drf()
         noting.connect()
         healing.connect()
         pre_migrate.connect(_migrating, sender=self, dispatch_uid="django_ratelimit_lua.migrating")
@@ -32,6 +34,17 @@ def _migrating(using: str, plan: Any = (), **kwargs: Any) -> None:
 
     if plan:
         healing.before_migration(using)
+
+
+def _answer_in_drf() -> None:
+    """Make our exception handler DRF's default; what a project names as `EXCEPTION_HANDLER` stays.
+
+    To DRF's own, a `Ratelimited` is a `PermissionDenied` like any other, and so a 403.
+    """
+    if find_spec("rest_framework") is not None:
+        from rest_framework.settings import DEFAULTS
+
+        DEFAULTS["EXCEPTION_HANDLER"] = "django_ratelimit_lua.throttling.exception_handler"
 
 
 def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 
 from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of, named
 from .drive import arun, run
-from .http import note, refusal, told
+from .http import arefusal, note, refusal, told
 from .identity.keys import KeyLike
 from .limits.limit import Options
 from .limits.rate import LimitError
@@ -161,7 +161,7 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
         kept: list[Wanted] = []
         decision = note(request, await arun(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:
-            return refusal(request, decision)
+            return await arefusal(request, decision)
         if blocks and decision.wait > 0:
             await asyncio.sleep(decision.wait)
         if not settles:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist, loader
 
@@ -16,7 +18,7 @@ from .limits.decision import Decision
 from .rules.current import current
 
 PROBLEM = "application/problem+json"
-_PLAIN = "text/plain"
+_TEXT = "text/plain"
 
 
 def retry_after_header(decision: Decision) -> str | None:
@@ -61,20 +63,34 @@ def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:
     return HttpResponse(json.dumps(body), status=429, content_type=PROBLEM)
 
 
-def _page(request: HttpRequest, decision: Decision, retry_after: str | None) -> HttpResponse:
+def _template() -> Any:
+    """The project's page for the blocked, or None."""
+    try:
+        return loader.get_template("429.html")
+    except TemplateDoesNotExist as error:
+        if error.args[0] != "429.html":
+            raise
+    return None
+
+
+def _rendered(template: Any, request: HttpRequest, decision: Decision, retry_after: str | None) -> HttpResponse:
     context = {
         "decision": decision,
         "message": message(decision),
         "retry_after": None if retry_after is None else int(retry_after),
     }
-    try:
-        return HttpResponse(loader.render_to_string("429.html", context, request), status=429)
-    except TemplateDoesNotExist as error:
-        if error.args[0] != "429.html":
-            raise
+    return HttpResponse(template.render(context, request), status=429)
+
+
+def _plain(decision: Decision, retry_after: str | None) -> HttpResponse:
     return HttpResponse(
-        f"Too many requests. {_detail(decision, retry_after)}\n", status=429, content_type=f"{_PLAIN}; charset=utf-8"
+        f"Too many requests. {_detail(decision, retry_after)}\n", status=429, content_type=f"{_TEXT}; charset=utf-8"
     )
+
+
+def _asks_for_json(request: HttpRequest) -> bool:
+    wanted = request.get_preferred_type(["text/html", _TEXT, PROBLEM, "application/json"])
+    return wanted in (PROBLEM, "application/json")
 
 
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -87,16 +103,52 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     retry_after = retry_after_header(decision)
     view = conf.VIEW
     if view is not None:
-        response: HttpResponse = view(request, Ratelimited(decision))
+        response = view(request, Ratelimited(decision))
+        if inspect.isawaitable(response):
+            response = async_to_sync(_awaited)(response)
+    elif _asks_for_json(request):
+        response = _problem(decision, retry_after)
+    elif (template := _template()) is not None:
+        response = _rendered(template, request, decision, retry_after)
     else:
-        wanted = request.get_preferred_type(["text/html", _PLAIN, PROBLEM, "application/json"])
-        as_json = wanted in (PROBLEM, "application/json")
-        response = _problem(decision, retry_after) if as_json else _page(request, decision, retry_after)
-        response.headers["Cache-Control"] = "no-store"
+        response = _plain(decision, retry_after)
+    return _finished(response, decision, retry_after)
+
+
+async def atoo_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """The same in a coroutine: what may ask a database, a template or a synchronous view, runs in a thread."""
+    retry_after = retry_after_header(decision)
+    view = conf.VIEW
+    if view is not None:
+        called = view if _is_async(view) else sync_to_async(view)
+        response = await called(request, Ratelimited(decision))
+        if inspect.isawaitable(response):
+            response = await response
+    elif _asks_for_json(request):
+        response = _problem(decision, retry_after)
+    elif (template := _template()) is not None:
+        response = await sync_to_async(_rendered)(template, request, decision, retry_after)
+    else:
+        response = _plain(decision, retry_after)
+    return _finished(response, decision, retry_after)
+
+
+def _is_async(view: Any) -> bool:
+    return iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "__call__", None))  # noqa: B004
+
+
+async def _awaited(response: Any) -> Any:
+    return await response
+
+
+def _finished(response: Any, decision: Decision, retry_after: str | None) -> HttpResponse:
+    if not isinstance(response, HttpResponseBase):
+        raise TypeError(f"RATELIMIT_VIEW returned {response!r}: it must return an HttpResponse")
+    response.headers.setdefault("Cache-Control", "no-store")
     if retry_after is not None:
         response.headers.setdefault("Retry-After", retry_after)
     add_headers(response, decision)
-    return response
+    return cast(HttpResponse, response)
 
 
 def told(request: Any, response: Any) -> Any:
@@ -117,7 +169,17 @@ def note(request: Any, decision: Decision) -> Decision:
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
+    _raise_instead(decision)
+    return too_many_requests(request, decision)
+
+
+async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """The same in a coroutine."""
+    _raise_instead(decision)
+    return await atoo_many_requests(request, decision)
+
+
+def _raise_instead(decision: Decision) -> None:
     exception = conf.EXCEPTION_CLASS
-    if exception is None:
-        return too_many_requests(request, decision)
-    raise exception(decision) if issubclass(exception, Ratelimited) else exception()
+    if exception is not None:
+        raise exception(decision) if issubclass(exception, Ratelimited) else exception()

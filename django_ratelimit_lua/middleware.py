@@ -7,14 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .callsite import Site
 from .drive import arun, run
 from .exceptions import Ratelimited
 from .exempt import is_exempt
-from .http import note, refusal, told, too_many_requests
+from .http import arefusal, note, refusal, told, too_many_requests
 from .limits.decision import Decision
 from .routes import was_foreseen
 from .rules.ruleset import Ruleset
@@ -78,7 +78,8 @@ class RateLimitMiddleware:
         decision = run(_steps(request, choose), request)
         if decision and decision.wait > 0:
             time.sleep(decision.wait)
-        return self._answer(request, decision)
+        self._note(request, decision)
+        return None if decision else _rendered(refusal(request, decision))
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
@@ -86,17 +87,26 @@ class RateLimitMiddleware:
         decision = await arun(_steps(request, choose), request)
         if decision and decision.wait > 0:
             await asyncio.sleep(decision.wait)
-        return self._answer(request, decision)
+        self._note(request, decision)
+        return None if decision else await _arendered(await arefusal(request, decision))
 
     @staticmethod
-    def _answer(request: HttpRequest, decision: Decision) -> HttpResponseBase | None:
+    def _note(request: HttpRequest, decision: Decision) -> None:
         if decision.limits:
             note(request, decision)
-        return None if decision else refusal(request, decision)
 
     @staticmethod
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         return cast(HttpResponseBase, told(request, response)) if hasattr(request, "ratelimit") else response
+
+
+def _rendered(response: HttpResponseBase) -> HttpResponseBase:
+    """With what `RATELIMIT_VIEW` left to be rendered, such as a `TemplateResponse`; Django does so for views only."""
+    return response if getattr(response, "is_rendered", True) else cast(Any, response).render()
+
+
+async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
+    return response if getattr(response, "is_rendered", True) else await sync_to_async(_rendered)(response)
 
 
 def _steps(request: HttpRequest, choose: _Choose) -> Steps:

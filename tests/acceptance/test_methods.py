@@ -178,7 +178,7 @@ def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
         with pytest.raises(LimitError, match="is no HTTP method"):
             is_ratelimited(RequestFactory().get("/"), "g", None, "ip", "5/m", method)
         if name:
-            with pytest.raises(RuleError, match="is no HTTP method|must be text in one line"):
+            with pytest.raises(RuleError, match=r"is no HTTP method|must be text in one line"):
                 compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
     if name != "*":
         with pytest.raises(ImproperlyConfigured, match="is no HTTP method"):

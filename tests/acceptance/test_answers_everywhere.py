@@ -1,0 +1,292 @@
+"""Every 429 of ours, wherever it is made and whatever it asks on its way: the same promises under WSGI and ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.response import TemplateResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from rest_framework.decorators import api_view
+from rest_framework.exceptions import PermissionDenied
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+
+from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django_ratelimit_lua.middleware.RateLimitMiddleware",
+]
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def araising(request: Any) -> HttpResponse:
+    limiter = RateLimiter("deep", "1/h")
+    await limiter.ahit("x")
+    raise Ratelimited(await limiter.ahit("x"))
+
+
+def deep(request: Any) -> None:
+    limiter = RateLimiter("deep", "1/h")
+    limiter.hit("x")
+    raise Ratelimited(limiter.hit("x"))
+
+
+@method_decorator(ratelimit(key="ip", rate="1/h"), name="dispatch")
+class OnClass(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+class Refusing(SimpleRateThrottle):
+    rate = "1/h"
+    scope = "refusing"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        return "all"
+
+
+class Throttled(APIView):
+    authentication_classes = ()
+    throttle_classes = (Refusing,)
+
+    def get(self, request: Any) -> Response:
+        return Response({})
+
+
+class DeepInDrf(APIView):
+    authentication_classes = ()
+
+    def get(self, request: Any) -> Response:
+        deep(request)
+        return Response({})
+
+
+class DecoratedInDrf(APIView):
+    authentication_classes = ()
+
+    @method_decorator(ratelimit("in drf", "ip", "1/h"))
+    def get(self, request: Any) -> Response:
+        return Response({})
+
+
+@api_view(["GET"])
+def function_in_drf(request: Any) -> Response:
+    deep(request)
+    return Response({})
+
+
+def sync_deep(request: HttpRequest) -> HttpResponse:
+    deep(request)
+    return HttpResponse()
+
+
+urlpatterns = [
+    path("ruled", ok),
+    path("aruled", aok),
+    path("decorated", ratelimit("decorated", "ip", "1/h")(ok)),
+    path("adecorated", ratelimit("adecorated", "ip", "1/h")(aok)),
+    path("class", OnClass.as_view()),
+    path("deep", sync_deep),
+    path("adeep", araising),
+    path("drf/throttled", Throttled.as_view()),
+    path("drf/deep", DeepInDrf.as_view()),
+    path("drf/decorated", DecoratedInDrf.as_view()),
+    path("drf/function", function_in_drf),
+]
+DJANGO = ["/ruled", "/aruled", "/decorated", "/adecorated", "/class", "/deep", "/adeep", "/nowhere"]
+DRF = ["/drf/throttled", "/drf/deep", "/drf/decorated", "/drf/function"]
+
+
+def refused_view(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+    return HttpResponse(f"{User.objects.count()} {exception.decision.denied_by}", status=429)
+
+
+async def arefused_view(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+    return HttpResponse(f"{await User.objects.acount()} {exception.decision.denied_by}", status=429)
+
+
+class RefusedClass(View):
+    async def get(self, request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+        return HttpResponse(f"{await User.objects.acount()} {exception.decision.denied_by}", status=429)
+
+
+class Called:
+    async def __call__(self, request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+        return await arefused_view(request, exception)
+
+
+def returns_awaitable(request: HttpRequest, exception: Ratelimited) -> Any:
+    return arefused_view(request, exception)
+
+
+def deferred(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+    return TemplateResponse(request, "429.html", {"retry_after": "-"}, status=429)
+
+
+@api_view(["GET"])
+def drf_refused(request: Any, exception: Ratelimited) -> Response:
+    return Response({"users": User.objects.count(), "by": exception.decision.denied_by}, status=429)
+
+
+VIEWS = {
+    "sync": refused_view,
+    "async": arefused_view,
+    "class": RefusedClass.as_view(),
+    "callable": Called(),
+    "awaitable": returns_awaitable,
+    "template": deferred,
+    "drf": drf_refused,
+}
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.RATELIMIT_RULES = [
+        {"name": "rules", "path": ["/ruled", "/aruled", "/nowhere"], "key": "path", "rate": "1/h"}
+    ]
+    text = "{{ retry_after }} by {{ user.username }} {{ user.groups.count }}"
+    template = dict(settings.TEMPLATES[0], APP_DIRS=False)
+    loaders = [("django.template.loaders.locmem.Loader", {"429.html": text})]
+    template["OPTIONS"] = {**template["OPTIONS"], "loaders": loaders}
+    settings.TEMPLATES = [template]
+
+
+def last(where: str, kind: str, cookies: Any = None, **headers: str) -> Any:
+    """The second answer."""
+
+    async def coroutine() -> Any:
+        client = AsyncClient()
+        client.cookies.update(cookies or {})
+        await client.get(where, headers=headers)
+        return await client.get(where, headers=headers)
+
+    if kind == "asgi":
+        return asyncio.run(coroutine())
+    client = Client()
+    client.cookies.update(cookies or {})
+    client.get(where, headers=headers)
+    return client.get(where, headers=headers)
+
+
+def promised(response: Any) -> None:
+    assert response.status_code == 429
+    assert response["Cache-Control"] == "no-store"
+    assert 3600 <= int(response["Retry-After"]) <= 3960
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_a_page_that_knows_the_user(kind: str) -> None:
+    """The project's template asks session, user and groups of the database, whoever refuses."""
+    client = Client()
+    client.force_login(User.objects.create(username="ada"))
+    for where in DJANGO:
+        response = last(where, kind, client.cookies)
+        promised(response)
+        assert response.content.decode() == f"{response['Retry-After']} by ada 0", where
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_either_kind_makes_the_answer(view: str, kind: str, settings: Any) -> None:
+    """`RATELIMIT_VIEW` may ask the database, be a coroutine, a class, or leave its page to be rendered."""
+    settings.RATELIMIT_VIEW = VIEWS[view]
+    for where in DJANGO:
+        response = last(where, kind)
+        promised(response)
+        assert response.content
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_drf_answers_429_too(kind: str, settings: Any) -> None:
+    """A throttle, a `@ratelimit` on a method, and a `Ratelimited` however deep: 429, never 403."""
+    for where in DRF:
+        promised(last(where, kind))
+        settings.RATELIMIT_HEADERS = "draft-10"
+        assert last(where, kind)["RateLimit-Policy"]
+        settings.RATELIMIT_HEADERS = None
+    settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
+    for where in DRF:
+        promised(last(where, kind))
+    body = last("/drf/deep", kind).json()
+    assert body["detail"].startswith("Request was throttled. Expected available in 3")
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_every_form_of_the_answer_is_not_to_be_stored(kind: str) -> None:
+    """Problem document and page, from every face."""
+    for where, accept in itertools.product(DJANGO, ["application/json", "text/html", "*/*"]):
+        promised(last(where, kind, accept=accept))
+
+
+def own_handler(exc: Exception, context: Any) -> Response:
+    """A project's."""
+    response = exception_handler(exc, context)
+    return Response({"own": True}, status=response.status_code if response is not None else 500)
+
+
+def test_a_projects_own_handler_stays_its_own(settings: Any) -> None:
+    """It is asked, and not ours; a throttle's refusal is not stored all the same."""
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": f"{__name__}.own_handler"}
+    assert last("/drf/deep", "wsgi").json() == {"own": True}
+    throttled = last("/drf/throttled", "wsgi")
+    assert (throttled.status_code, throttled.json(), throttled["Cache-Control"]) == (429, {"own": True}, "no-store")
+
+
+def test_other_exceptions_are_drfs(settings: Any) -> None:
+    """Ours leaves them as they are."""
+    from django_ratelimit_lua.throttling import exception_handler as ours
+
+    for error in (PermissionDenied("no"), ValueError()):
+        theirs, found = exception_handler(error, {}), ours(error, {})
+        assert (found and (found.status_code, found.data)) == (theirs and (theirs.status_code, theirs.data))
+
+
+def test_what_can_never_be_allowed_names_no_time() -> None:
+    """No `Retry-After` in DRF's answer either."""
+    from django_ratelimit_lua.throttling import exception_handler as ours
+
+    response = ours(Ratelimited(Decision(False)), {})
+    assert (response.status_code, "Retry-After" in response, response["Cache-Control"]) == (429, False, "no-store")
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_what_the_view_says_of_storing_stays(kind: str, settings: Any) -> None:
+    """`Cache-Control` and `Retry-After` of `RATELIMIT_VIEW` are its own."""
+
+    def own(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
+        return JsonResponse({}, status=429, headers={"Cache-Control": "private, max-age=5", "Retry-After": "7"})
+
+    settings.RATELIMIT_VIEW = own
+    response = last("/decorated", kind)
+    assert (response["Cache-Control"], response["Retry-After"]) == ("private, max-age=5", "7")
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("where", ["/ruled", "/adecorated"])
+def test_a_view_that_returns_nothing_is_named(where: str, kind: str, settings: Any) -> None:
+    """By its setting."""
+    settings.RATELIMIT_VIEW = lambda request, exception: None
+    with pytest.raises(TypeError, match="RATELIMIT_VIEW returned None"):
+        last(where, kind)
