@@ -87,7 +87,7 @@ class RowForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def _post_clean(self) -> None:
         # A rule that is broken already locks neither the other rows nor the way to switch it off.
-        is_switched_on = self.has_changed() and self.cleaned_data.get("mode") != "off"
+        is_switched_on = "mode" in self.changed_data and self.cleaned_data.get("mode") != "off"
         self.instance.to_check = "all" if is_switched_on else "nothing"
         super()._post_clean()  # type: ignore[misc]
 

@@ -111,7 +111,7 @@ class RateLimitOverride(Numbers, Tracked):
     def prepare(self) -> bool:
         """The kind and the digest follow from whom it is about; times are such that every time zone can show them."""
         known = self.prepared()
-        self.starts, self.ends = _within(self.starts), _within(self.ends)
+        self.starts, self.ends = within(self.starts), within(self.ends)
         if self.network and self.user_id is None:
             network = ipaddress.ip_network(self.network, strict=False)
             single = network.prefixlen == network.max_prefixlen
@@ -221,7 +221,7 @@ class RateLimitOverride(Numbers, Tracked):
             problems |= self._problems_of_numbers()
         for field in ("starts", "ends"):
             moment = getattr(self, field)
-            if moment != _within(moment):
+            if moment != within(moment):
                 problems[field] = _("Write a year from %(first)d to %(last)d, or leave it empty.") % {
                     "first": FIRST_YEAR,
                     "last": LAST_YEAR,
@@ -247,7 +247,7 @@ class RateLimitOverride(Numbers, Tracked):
         return {}
 
 
-def _within(moment: Any) -> Any:
+def within(moment: Any) -> Any:
     """A moment that can be shown in every time zone: at the ends of Python's calendar, it may be past them in some."""
     if not isinstance(moment, datetime.datetime) or FIRST_YEAR <= moment.year <= LAST_YEAR:
         return moment

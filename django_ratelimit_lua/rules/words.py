@@ -67,6 +67,13 @@ def reading(given: Declared) -> str:
     >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
     '10000 per second per address, up to 500 taken ahead'
     """
+    try:
+        return _sentence(given)
+    except (AttributeError, KeyError, TypeError, ValueError):  # As somebody wrote it by hand, or an older version.
+        return str(given)
+
+
+def _sentence(given: Declared) -> str:
     parts: list[str] = []
     if given.get("exempt"):
         parts.append(_("no limits"))
@@ -115,7 +122,7 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']
     """
-    before, after = before or {}, after or {}
+    before, after = (one if isinstance(one, Mapping) else {} for one in (before, after))
     fields = sorted({*before, *after} - {"subject"})
     return [
         f"{field}: {_value(before.get(field))} → {_value(after.get(field))}"

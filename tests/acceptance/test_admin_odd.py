@@ -1,0 +1,482 @@
+"""Whatever is sent to the admin, every page and button of ours has an answer that is no failure."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import re
+from collections.abc import Iterator, Sequence
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
+from django.core.management import CommandError
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path, reverse
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
+from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
+from tests.acceptance.test_command import said
+
+pytestmark = pytest.mark.django_db(transaction=True)
+APP = "django_ratelimit_lua"
+RULES, OVERRIDES, CHANGES = (
+    f"/admin/{APP}/{name}/" for name in ("ratelimitrule", "ratelimitoverride", "ratelimitchange")
+)
+SEEDS = range(3)
+REQUESTS = 80
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit("tenant", lambda group, request: request.tenant, "5/m")
+@ratelimit("search", "ip", "5/m")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("found")
+
+
+urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path("search", search)]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [SESSIONS, USERS, "django.contrib.messages.middleware.MessageMiddleware", OURS]
+    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
+
+
+@pytest.fixture
+def operator() -> Client:
+    client = Client(REMOTE_ADDR="198.51.100.1", raise_request_exception=False)
+    client.force_login(User.objects.create_superuser("grace"))
+    return client
+
+
+@pytest.fixture
+def rows(operator: Client) -> None:
+    """Rows of every kind, among them such as only a script or an older version can have written."""
+    Group.objects.create(name="pro")
+    fits = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, mode="shadow")
+    RateLimitRule.objects.create(name="by session", path="/", key="session", limit=5)
+    broken = RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
+    day = RateLimitRule.objects.create(
+        name="day", path="/", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day"
+    )
+    RateLimitTier.objects.create(rule=fits, group="pro", limit=50)
+    RateLimitTier.objects.create(rule=day, group="gone", limit=50, unit="m")
+    forever = datetime.datetime(9999, 12, 31, 23, 59, tzinfo=datetime.UTC)
+    RateLimitOverride.objects.create(rule=broken, network="203.0.113.9", limit=5, ends=forever)
+    RateLimitOverride.objects.create(network="2001:db8::/32", effect="block", starts=forever.replace(year=1))
+    RateLimitOverride.objects.create(user=User.objects.get(), effect="exempt")
+    key = RateLimitOverride(field="header:X-Key", effect="exempt", label="partner")
+    key.set_value("hush")
+    key.save()
+    RateLimitRule.objects.filter(pk=fits.pk).update(name="renamed")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {APP}_ratelimitrule SET groups = '5', methods = '{{}}', unit = 'y' WHERE name = 'broken'"
+        )
+        cursor.execute(f"UPDATE {APP}_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'")
+    for declared in (
+        {},
+        {"name": "renamed"},
+        {"name": "x", "rate": [5], "tiers": 5},
+        {"mode": "nonsense", "audience": 5},
+        [1],
+    ):
+        RateLimitChange.objects.create(
+            revision=9, kind="rule", name="odd", action="changed", before=declared, after=declared, object_id=fits.pk
+        )
+    RateLimitChange.objects.create(
+        revision=9, kind="rule", name="taken", action="changed", after=day.declared(), object_id=fits.pk
+    )
+    RateLimitChange.objects.create(revision=10, kind="rule", name="many", action="bulk")
+
+
+ODD = [
+    "",
+    " ",
+    "0",
+    "-1",
+    "1",
+    "2",
+    "abc",
+    "9" * 30,
+    "1e400",
+    "nan",
+    "-inf",
+    "٣",
+    "²",
+    "1_000",
+    "None",
+    "null",
+    "on",
+    "true",
+    "\x00",
+    "a\x00b",
+    "\ud800",
+    "\u2028",
+    "a\nb",
+    "a" * 250,
+    "ö" * 1000,
+    "//[",
+    "/[",
+    "http://[",
+    "%",
+    "%00",
+    "%ff",
+    "../../",
+    "'",
+    '"><b>',
+    "{{ 5 }}",
+    "%(x)s",
+    "{}",
+    str(2**31),
+    str(2**53 + 1),
+    str(2**63),
+    "-" + "9" * 20,
+    "9999-12-31",
+    "0001-01-01",
+    "9999-12-31 23:59:59",
+    "23:59:59.999999",
+    "24:00",
+    "0.0.0.0/0",
+    "::/0",
+    "::ffff:203.0.113.9",
+    "203.0.113.9",
+    "1.2.3",
+    "fe80::1%eth0",
+    "header:" + "a" * 250,
+    "header:x",
+    "a: b",
+    "a" * 250 + ": b",
+    ":",
+    "Cookie: sessionid=\ud800",
+    "Content-Length: x",
+    "Host: [",
+    "X-Forwarded-For: ]",
+    "Content-Type: ;=",
+    "block:nobody",
+    "exempt:",
+    "reset:",
+    "block:site",
+    "session",
+    "user",
+    "ip+session",
+    "os.system",
+    "Mars/Base",
+    "__all__",
+    "_save",
+    "pk__in",
+    "day",
+    "fixed_window",
+    "token_bucket",
+    "3600",
+]
+QUERIES = [
+    "q",
+    "o",
+    "p",
+    "all",
+    "e",
+    "_popup",
+    "_to_field",
+    "_changelist_filters",
+    "active",
+    "effect__exact",
+    "mode__exact",
+    "mode",
+    "audience__exact",
+    "rule__id__exact",
+    "rule__isnull",
+    "at__year",
+    "at__month",
+    "at__day",
+    "at__gte",
+    "at__lt",
+    "kind__exact",
+    "action__exact",
+    "nonsense__x",
+    "network",
+    "rule",
+    "user",
+    "limit",
+    "path",
+    "groups",
+    "starts",
+    "ends",
+]
+
+
+class Fields(HTMLParser):
+    """What a page would send: each field with its values, and each button."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.fields: list[tuple[str, str]] = []
+        self._select = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        name, value = given.get("name") or "", given.get("value") or ""
+        if tag == "select":
+            self._select = name
+        if tag == "option" and self._select:
+            self.fields.append((self._select, value))
+        if tag in ("input", "textarea", "button") and name:
+            self.fields.append((name, value))
+
+
+def pages() -> list[str]:
+    """The pattern of every URL of our part of the admin, with its arguments in angle brackets."""
+    found = []
+    for model, model_admin in admin.site._registry.items():
+        if model._meta.app_label == APP:
+            prefix = reverse(f"admin:{APP}_{model._meta.model_name}_changelist")
+            found += [f"{prefix}{pattern.pattern}" for pattern in model_admin.get_urls()]
+    return found
+
+
+def filled(dice: random.Random, pattern: str) -> str:
+    """The URL with keys of rows for its arguments, or something odd."""
+
+    def argument(match: re.Match[str]) -> str:
+        kind = match[1]
+        if dice.random() < 0.7:
+            return dice.choice(["enforce", "off"]) if kind.startswith("str") else str(dice.randint(1, 12))
+        value = dice.choice(ODD)
+        return (
+            quote(value, safe="", errors="surrogatepass")
+            if not kind.startswith("int")
+            else str(dice.choice([0, 10**5, 2**63, 10**40]))
+        )
+
+    return re.sub(r"<([a-z]+:?[a-z_]*)>", argument, pattern)
+
+
+def sent(dice: random.Random, page: str) -> list[tuple[str, str]]:
+    """A form as nobody fills it in: most fields as they stand in the page, or chosen, some odd, missing or repeated."""
+    by_name: dict[str, list[str]] = {}
+    for name, value in Fields(page).fields:
+        by_name.setdefault(name, []).append(value)
+    given: list[tuple[str, str]] = []
+    buttons = [name for name in by_name if name.startswith("_") or name == "action"]
+    oddly = dice.choice([0.02, 0.1, 0.3])
+    for name, values in by_name.items():
+        if name in buttons and dice.random() < 0.6:
+            continue
+        times = dice.choices([0, 1, 2], [oddly, 1, oddly])[0]
+        given += [(name, dice.choice(ODD if dice.random() < oddly else values)) for _ in range(times)]
+    if dice.random() < 0.5:
+        given += [("_selected_action", dice.choice([*ODD, "1", "2", "3"])), ("action", dice.choice(ACTIONS))]
+    if dice.random() < 0.3:
+        given.append(
+            (dice.choice(["action", "subject", "duration", "target"]), dice.choice([*ODD, "address", "header", "user"]))
+        )
+    dice.shuffle(given)
+    return given
+
+
+ACTIONS = [
+    "end_now",
+    "enforce",
+    "shadow",
+    "switch_off",
+    "delete_selected",
+    "nonsense",
+    "block",
+    "exempt",
+    "reset",
+    "block:nobody",
+    "exempt:renamed",
+    "reset:renamed",
+]
+
+
+def asked(client: Client, dice: random.Random, patterns: Sequence[str]) -> Iterator[tuple[str, str, Any, int]]:
+    """Odd requests: (method, URL, what was sent, status)."""
+    while True:
+        url = filled(dice, dice.choice(patterns))
+        query = [(dice.choice(QUERIES), dice.choice(ODD)) for _ in range(dice.choice([0, 0, 1, 2]))]
+        if query:
+            url = f"{url}?{urlencode(query, errors='surrogatepass')}"
+        response = client.get(url)
+        yield "GET", url, None, response.status_code
+        source = (
+            url
+            if response.status_code == 200
+            else dice.choice([f"{RULES}add/", f"{RULES}1/change/", f"{OVERRIDES}add/", reverse(f"admin:{APP}_inspect")])
+        )
+        page = (response if source == url else client.get(source)).content.decode()
+        target = url if dice.random() < 0.6 else filled(dice, dice.choice(patterns))
+        fields = sent(dice, page)
+        body = urlencode(fields, errors="surrogatepass")
+        response = client.post(target, body, content_type="application/x-www-form-urlencoded")
+        yield "POST", target, fields, response.status_code
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati"])
+def test_every_page_and_button_answers(
+    seed: int, zone: str, operator: Client, rows: None, settings: Any, caplog: Any
+) -> None:
+    """Forms, actions, queries and addresses with odd values: pages, redirects, refusals, never a failure."""
+    settings.TIME_ZONE = zone
+    dice = random.Random(seed)
+    patterns = pages()
+    assert len(patterns) > 15
+    requests = asked(operator, dice, patterns)
+    for _ in range(REQUESTS):
+        caplog.clear()
+        method, url, fields, status = next(requests)
+        failures = [
+            record.exc_text or str(record.exc_info and record.exc_info[1])
+            for record in caplog.records
+            if record.name == "django.request"
+        ]
+        assert status < 500, (method, url, fields, failures[-1:])
+
+
+def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) -> None:
+    """Rules by session, paths that are no part of a URL, call sites that need what only a real request has."""
+    url = reverse(f"admin:{APP}_inspect")
+    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
+    for odd in ("/ok", "//[", "/[", "/%ff%00", "/ok?q=[#"):
+        page = operator.post(url, {**asked, "path": odd})
+        assert (page.status_code, "by session" in page.content.decode()) == (200, True)
+    page = operator.post(url, {**asked, "path": "/search"}).content.decode()
+    assert "Cannot be applied to this request: tenant: AttributeError" in page
+    assert "search:*:ip:5/m" in page
+    for user in ("²", "9" * 40, "nobody"):
+        assert "Nobody has that name" in operator.post(url, {**asked, "user": user}).content.decode()
+    assert "by session" in said("explain", "--path", "//[")
+    assert "cannot be applied to this request: tenant" in said("explain", "--path", "/search")
+    with pytest.raises(CommandError, match="nobody has that"):
+        said("explain", "--user", "²")
+
+
+@pytest.mark.parametrize("action", ["block:nobody", "exempt:nobody", "block:admin"])
+def test_an_override_for_a_rule_that_is_not_there_is_an_error(action: str, operator: Client) -> None:
+    """And never one for all rules."""
+    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "subject": "address", "duration": "3600"}
+    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": action}).content.decode()
+    assert "No rule of the admin is called" in page
+    assert not RateLimitOverride.objects.exists()
+
+
+def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
+    """Told on the page."""
+    asked = {"header": "a" * 250 + ": b", "path": "/ok", "method": "GET", "subject": "header", "duration": "3600"}
+    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": "block"})
+    assert (page.status_code, "at most 200 characters" in page.content.decode()) == (200, True)
+    assert not RateLimitOverride.objects.exists()
+
+
+def test_the_preview_tells_what_is_wrong(operator: Client) -> None:
+    """A cost that cannot be; one that is only large is shown as what it is: nothing goes."""
+    form = given(path="/ok", key="ip", limit=60, unit="m", preview_burst=1000, preview_flow=1000, preview_unit="m")
+    for cost in (2**53 + 1, 2**63 - 1, 10**30, -1, "x"):
+        assert "Cost: " in operator.post(f"{RULES}preview/", {**form, "cost": cost}).content.decode()
+    assert "Of 1000 at once, 0 go." in operator.post(f"{RULES}preview/", {**form, "cost": 2**53}).content.decode()
+
+
+def test_a_version_whose_name_is_taken_is_not_restored(operator: Client) -> None:
+    """It says so, and overwrites nobody else's rule; a deleted rule comes back as the row that it was."""
+    one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", limit=5)
+    first = RateLimitChange.objects.get()
+    RateLimitRule.objects.filter(pk=one.pk).update(name="second")
+    other = RateLimitRule.objects.create(name="first", path="/other", key="ip", limit=7)
+    page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
+    assert "another rule has that name by now" in page
+    one.delete()
+    page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
+    assert "another rule has that name by now" in page
+    assert [rule.limit for rule in RateLimitRule.objects.all()] == [7]
+    other.delete()
+    operator.post(f"{RULES}restore/{first.pk}/")
+    assert (RateLimitRule.objects.get().pk, RateLimitRule.objects.get().limit) == (first.object_id, 5)
+
+
+@pytest.mark.parametrize("day", ["9999-12-31", "0001-01-01", "9700-02-28"])
+@pytest.mark.parametrize("field", ["starts", "ends"])
+def test_the_ends_of_the_calendar_are_no_dates(day: str, field: str, operator: Client) -> None:
+    """A form says so; what a script writes is moved to where every time zone can show it."""
+    form = {"network": "203.0.113.9", "effect": "block", "period": 1, "unit": "m", "duration": ""}
+    page = operator.post(f"{OVERRIDES}add/", {**form, f"{field}_0": day, f"{field}_1": "23:59:59"})
+    assert "leave it empty" in errors(page) or "valid date" in errors(page)
+    page = operator.post(
+        f"{OVERRIDES}add/", {**form, "starts_0": "9999-12-31", "starts_1": "23:00", "duration": "604800"}
+    )
+    assert "leave it empty" in errors(page)
+    year = int(day[:4])
+    moment = datetime.datetime(year, 12, 31, 23, 59, tzinfo=datetime.UTC)
+    one = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", **{field: moment})
+    assert 1970 < getattr(one, field).year < 9700
+    RateLimitOverride.objects.update(**{field: moment})
+    one.refresh_from_db()
+    assert 1970 < getattr(one, field).year < 9700
+    assert operator.get(OVERRIDES).status_code == operator.get(f"{OVERRIDES}{one.pk}/change/").status_code == 200
+
+
+def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Client) -> None:
+    """At its field, by the rule as it stands in the form; with both mended, both are saved."""
+    Group.objects.create(name="pro")
+    tier = {
+        **NO_TIERS,
+        "tiers-TOTAL_FORMS": 1,
+        "tiers-0-group": "pro",
+        "tiers-0-limit": 50,
+        "tiers-0-period": 1,
+        "tiers-0-unit": "m",
+    }
+    day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
+    assert "names that period" in errors(operator.post(f"{RULES}add/", {**day, **tier}))
+    assert not RateLimitRule.objects.exists()
+    operator.post(f"{RULES}add/", {**day, **tier, "tiers-0-unit": "d"})
+    saved = RateLimitTier.objects.get()
+    changed = {**tier, "tiers-INITIAL_FORMS": 1, "tiers-0-id": saved.pk, "tiers-0-rule": saved.rule_id}
+    plain = given(path="/ok", key="ip", limit=5, unit="m")
+    operator.post(f"{RULES}{saved.rule_id}/change/", {**plain, **changed})
+    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/m"}]
+    assert "names that period" in errors(operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed}))
+
+
+def test_who_may_not_edit_tiers_cannot_contradict_them(operator: Client) -> None:
+    """Then the rule is held against the tiers that it has."""
+    one = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, unit="m")
+    RateLimitTier.objects.create(rule=one, group="pro", limit=50, unit="m")
+    client = staff("view_ratelimitrule", "change_ratelimitrule")
+    day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
+    assert "names that period" in errors(client.post(f"{RULES}{one.pk}/change/", day))
+    assert client.post(f"{RULES}{one.pk}/change/", given(path="/ok", key="ip", limit=6)).status_code == 302
+
+
+def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, rows: None) -> None:
+    """The others can be changed beside it, and it can be switched off, by the list, by action and by button."""
+    every = list(RateLimitRule.objects.all())
+    form: dict[str, Any] = {"form-TOTAL_FORMS": len(every), "form-INITIAL_FORMS": len(every), "_save": "Save"}
+    for number, rule in enumerate(every):
+        mode = "off" if rule.name == "broken" else rule.mode
+        order = 5 if rule.name == "day" else rule.order
+        form |= {f"form-{number}-id": rule.pk, f"form-{number}-mode": mode, f"form-{number}-order": order}
+    assert operator.post(RULES, form).status_code == 302
+    assert (RateLimitRule.objects.get(name="broken").mode, RateLimitRule.objects.get(name="day").order) == ("off", 5)
+    assert operator.get(f"{RULES}{RateLimitRule.objects.get(name='broken').pk}/change/").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["abc", "9" * 40, "²", "1_2_3", "%00"])
+def test_a_page_of_no_row_is_not_found(key: str, operator: Client) -> None:
+    """Whatever stands in its address."""
+    for page in (f"{RULES}{key}/history/", f"{RULES}restore/{key}/", f"{RULES}{key}/mode/off/"):
+        assert operator.post(page).status_code in (404, 302)
+    assert operator.get(f"{RULES}{key}/history/").status_code == 404
