@@ -21,7 +21,7 @@ from .exceptions import Ratelimited
 from .headers import add_headers
 from .http import message
 from .identity import digest
-from .identity.address import client_address
+from .identity.address import address_as, client_address
 from .identity.keys import Key
 from .limits.algorithms import LONGEST_LOG
 from .limits.call import Charge
@@ -132,9 +132,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return parsed.limit, parsed.period if rest else whole
 
     def get_ident(self, request: Any) -> str:
-        """The client's address: by DRF's NUM_PROXIES if that is set, else by `RATELIMIT_TRUSTED_PROXIES`."""
+        """The client's address, masked as every address is.
+
+        Which one: by DRF's NUM_PROXIES if that is set, else by `RATELIMIT_TRUSTED_PROXIES`.
+        """
         if api_settings.NUM_PROXIES is not None:
-            return str(super().get_ident(request))
+            return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
         return str(client_address(plain(request)).network)
 
     def get_cost(self, request: Any, view: Any) -> int:

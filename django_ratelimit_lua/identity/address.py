@@ -44,15 +44,15 @@ def client_address(request: HttpRequest) -> ClientAddress:
     """
     source = conf.IP_META_KEY
     if callable(source):
-        return _told(source(request), "RATELIMIT_IP_META_KEY says so")
+        return address_as(source(request), "RATELIMIT_IP_META_KEY says so")
     if source is not None:
-        return _told(request.META.get(source), f"it is in {source}, as RATELIMIT_IP_META_KEY says")
+        return address_as(request.META.get(source), f"it is in {source}, as RATELIMIT_IP_META_KEY says")
     peer = request.META.get("REMOTE_ADDR")
     trusted = conf.TRUSTED_PROXIES
     if trusted is None:
         if ("HTTP_X_FORWARDED_FOR" in request.META or "HTTP_FORWARDED" in request.META) and next(_unheard) == 0:
             logger.warning(_UNTRUSTED, peer)
-        return _told(peer, "it is REMOTE_ADDR; no proxy is trusted")
+        return address_as(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
     text = request.headers.get(header)
     if isinstance(trusted, int):
@@ -60,7 +60,12 @@ def client_address(request: HttpRequest) -> ClientAddress:
     return _by_network(peer, text, header, trusted)
 
 
-def _told(text: object, why: str) -> ClientAddress:
+def address_as(text: object, why: str) -> ClientAddress:
+    """An address as somebody has written it: without a port, brackets or a zone, and masked.
+
+    >>> address_as("[2001:db8::1]:4711", "the proxy says so").network, address_as("203.0.113.9:80", "").network
+    ('2001:db8::', '203.0.113.9')
+    """
     if not text:
         return ClientAddress(None, f"{why}, and is empty")
     address = parse_address(str(text))
@@ -74,10 +79,14 @@ def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> Cli
     if hops and text is not None:
         for hop, entry in enumerate(entries(text, header.lower()), start=1):
             if hop == hops:
-                return _told(entry, f"it is entry {hops} from the right of {header}, written by the outermost proxy")
+                return address_as(
+                    entry, f"it is entry {hops} from the right of {header}, written by the outermost proxy"
+                )
     if hops == 0:
-        return _told(peer, "it is REMOTE_ADDR; RATELIMIT_TRUSTED_PROXIES is 0")
-    return _told(peer, f"it is REMOTE_ADDR; {header} has {hop} entries where {hops} proxies would have written {hops}")
+        return address_as(peer, "it is REMOTE_ADDR; RATELIMIT_TRUSTED_PROXIES is 0")
+    return address_as(
+        peer, f"it is REMOTE_ADDR; {header} has {hop} entries where {hops} proxies would have written {hops}"
+    )
 
 
 def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[Network, ...]) -> ClientAddress:
@@ -86,9 +95,9 @@ def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[
 
     nearest = parse_address(peer or "")
     if (nearest is None and peer) or (nearest is not None and not is_trusted(nearest)):
-        return _told(peer, "it is REMOTE_ADDR, which is no trusted proxy")
+        return address_as(peer, "it is REMOTE_ADDR, which is no trusted proxy")
     if nearest is None and not conf.TRUSTS_SOCKET:
-        return _told(
+        return address_as(
             peer, "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix socket"
         )
     believed, why = peer, f"it is REMOTE_ADDR, a trusted proxy that sent no {header}"
@@ -96,12 +105,12 @@ def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[
         for hop, entry in enumerate(entries(text, header.lower()), start=1):
             address = parse_address(entry)
             if address is None:
-                return _told(believed, f"{why}; what stands before it in {header} is no address")
+                return address_as(believed, f"{why}; what stands before it in {header} is no address")
             believed, why = entry, f"it is entry {hop} from the right of {header}"
             if not is_trusted(address):
-                return _told(believed, f"{why}, the first that is no trusted proxy")
+                return address_as(believed, f"{why}, the first that is no trusted proxy")
         why = f"{why}, and all of them are trusted proxies"
-    return _told(believed, why)
+    return address_as(believed, why)
 
 
 @lru_cache(maxsize=4096)

@@ -341,6 +341,49 @@ def test_addresses_behind_proxies(settings: Any) -> None:
         assert answers((one,), 1, **{"X-Forwarded-For": "198.51.100.9, 10.0.0.1"}) == [200]
 
 
+@pytest.mark.parametrize("proxies", [None, 0, 1, 2])
+@pytest.mark.parametrize("throttle", [Anon, User, Scoped])
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"),
+        ("[2001:db8:1:2::1]:4711", "[2001:DB8:1:2::2]", "[2001:db8:1:3::1]:4711"),
+        ("198.51.100.9:4711", "198.51.100.9:4712", "198.51.100.8:4711"),
+        ("::ffff:198.51.100.9", " 198.51.100.9", "::ffff:198.51.100.8"),
+        ("fe80::1%eth0", "fe80::2", "fe80:0:0:1::1%eth0"),
+        ("unknown", "made up", "198.51.100.8"),
+    ],
+)
+def test_one_client_is_one_identity_for_throttles_too(
+    one: str, same: str, other: str, throttle: Any, proxies: int | None, settings: Any
+) -> None:
+    """One /64 however many addresses it uses, without ports, brackets and zones; whoever says where the address is."""
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    settings.REST_FRAMEWORK = {"NUM_PROXIES": proxies}
+    view = SimpleNamespace(throttle_scope="uploads")
+
+    def key(address: str) -> str | None:
+        header = {0: None, 2: f"203.0.113.1, {address}, 10.0.0.1"}.get(proxies, f"203.0.113.1, {address}")
+        peer = address if proxies == 0 else "10.0.0.1"
+        request = APIRequestFactory().get("/", REMOTE_ADDR=peer, **({"HTTP_X_FORWARDED_FOR": header} if header else {}))
+        request.user = None
+        asked = throttle()
+        asked.scope = "uploads"
+        found: str | None = asked.get_cache_key(request, view)
+        return found
+
+    assert key(one) == key(same) != key(other)
+
+
+def test_the_mask_is_that_of_the_settings(settings: Any) -> None:
+    """Also where DRF says which address it is."""
+    settings.REST_FRAMEWORK = {"NUM_PROXIES": 0}
+    request = APIRequestFactory().get("/", REMOTE_ADDR="2001:db8:1:2::1")
+    for mask, network in ((64, "2001:db8:1:2::"), (48, "2001:db8:1::"), (128, "2001:db8:1:2::1")):
+        settings.RATELIMIT_IPV6_MASK = mask
+        assert Anon().get_ident(request) == network
+
+
 def test_switched_off_nothing_is_throttled(settings: Any) -> None:
     """`RATELIMIT_ENABLE = False`."""
     settings.RATELIMIT_ENABLE = False
