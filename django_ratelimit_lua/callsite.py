@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import ModuleType
@@ -155,6 +155,11 @@ class Site:
         """Whether it can only be decided when the user is known."""
         return self.key.needs_user or bool(self.tiers) or "everyone" not in self.audience
 
+    @property
+    def lumps_strangers(self) -> bool:
+        """Whether it meets people who are not logged in, and counts them as one."""
+        return lumps_strangers(self.key, self.audience)
+
     def applies_to(self, request: HttpRequest) -> bool:
         """Whether this request's method is one of those to be counted."""
         return self.methods is None or request.method in self.methods
@@ -196,6 +201,16 @@ def method_name(name: object) -> str:
     meant = get_close_matches(upper, METHODS, n=1)
     hint = f"; did you mean {meant[0]!r}?" if meant else "."
     raise LimitError(f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method")
+
+
+def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
+    """Whether all who are not logged in share one count because the key goes by a user that they are not.
+
+    >>> lumps_strangers(compile_key("user"), ["everyone"]), lumps_strangers(compile_key("user_or_ip"), ["everyone"])
+    (True, False)
+    """
+    meets_them = not {"everyone", "anonymous"}.isdisjoint(audience)
+    return meets_them and key.needs_user and key.lumps_strangers
 
 
 def _methods(method: Any) -> frozenset[str] | None:

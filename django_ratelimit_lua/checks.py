@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.mixins import AccessMixin
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+from django.urls import URLResolver, get_resolver
 
 from . import dotted
-from .callsite import method_name
+from .callsite import Site, group_of, method_name
 from .conf import NAMES, conf
 from .limits.rate import LimitError, Rate
+from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
 
@@ -22,8 +26,12 @@ BAD_RULE = "django_ratelimit_lua.E004"
 BAD_THROTTLE_RATE = "django_ratelimit_lua.E006"
 NO_USER = "django_ratelimit_lua.E005"
 UNUSED_RULES = "django_ratelimit_lua.W002"
+ONE_FOR_ALL = "django_ratelimit_lua.W010"
+NO_SESSION = "django_ratelimit_lua.W011"
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 UNKNOWN_SETTING = "django_ratelimit_lua.W001"
 NO_PROXIES = "django_ratelimit_lua.W008"
 SCRIPT_NAME = "django_ratelimit_lua.W009"
@@ -73,7 +81,74 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
     if needs_user and AUTHENTICATION not in middleware:
         hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
         return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]
+    return _by_session(rules, middleware) + _by_user(rules)
+
+
+def _by_session(rules: Sequence[Rule], middleware: Sequence[str]) -> list[CheckMessage]:
+    names = ", ".join(rule.name for rule in rules if rule.site and rule.mode != "off" and rule.site.key.needs_session)
+    if not names:
+        return []
+    said = "they count by the client's address"
+    if SESSIONS not in middleware:
+        hint = f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
+        return [Warning(f"Rules go by the session, and there is none: {said}: {names}.", hint=hint, id=NO_SESSION)]
+    if settings.SESSION_ENGINE.endswith(".signed_cookies"):
+        hint = "Use the key 'user_or_ip', or sessions that are kept on the server."
+        problem = "Rules go by the session, which the client keeps itself and can have as often as it likes"
+        return [Warning(f"{problem}: {said}: {names}.", hint=hint, id=NO_SESSION)]
     return []
+
+
+def _by_user(rules: Sequence[Rule]) -> list[CheckMessage]:
+    return [
+        _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
+        for rule in rules
+        if rule.site is not None and rule.mode != "off" and rule.site.lumps_strangers
+    ]
+
+
+def _one_for_all(what: str, otherwise: str) -> CheckMessage:
+    hint = f"Use the key 'user_or_ip', {otherwise}."
+    return Warning(
+        f"{what} counts all who are not logged in as one: its key goes by the user.", hint=hint, id=ONE_FOR_ALL
+    )
+
+
+@register(Tags.urls)
+def check_views(**kwargs: Any) -> list[CheckMessage]:
+    """No view that anybody may ask counts all who are not logged in as one."""
+    if not getattr(settings, "ROOT_URLCONF", None) or LOGIN_REQUIRED in getattr(settings, "MIDDLEWARE", ()):
+        return []
+    found: dict[str, CheckMessage] = {}
+    for view in _views(get_resolver().url_patterns):
+        for name, sites in _limited(view):
+            if any(site.lumps_strangers for site in sites):
+                found[name] = _one_for_all(f"@ratelimit on {name}", "or put login_required around it")
+    return list(found.values())
+
+
+def _views(patterns: Sequence[Any]) -> Iterator[Any]:
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _views(pattern.url_patterns)
+        else:
+            yield pattern.callback
+
+
+def _limited(view: Any) -> Iterator[tuple[str, Sequence[Site]]]:
+    """The call sites of a view that are asked before somebody has to be logged in."""
+    cls = getattr(view, "view_class", None)
+    methods = [] if cls is None else [getattr(cls, name, None) for name in ("dispatch", *cls.http_method_names)]
+    # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
+    is_closed = hasattr(view, "login_url")
+    # Others ask in `dispatch`, before the methods.
+    is_gated = cls is not None and (is_closed or issubclass(cls, AccessMixin) or hasattr(cls, "permission_classes"))
+    for function in (view, *methods):
+        stack = getattr(function, "_ratelimits", None)
+        is_method = function is not view and getattr(function, "__name__", "") != "dispatch"
+        if stack is None or (is_closed and not hasattr(stack.checker, "login_url")) or (is_gated and is_method):
+            continue
+        yield group_of(view), stack.sites
 
 
 @register(Tags.caches)

@@ -28,6 +28,22 @@ _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 
 
+_MAPPED = 96  # Leading bits of an IPv6 address that may say that the rest is an IPv4 address.
+
+
+def unmapped(network: Network) -> Network:
+    """The same network, as IPv4 if it is an IPv4-mapped one: every client address is read so.
+
+    >>> unmapped(ipaddress.ip_network("::ffff:203.0.113.0/120"))
+    IPv4Network('203.0.113.0/24')
+    """
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED:
+        address = network.network_address.ipv4_mapped
+        if address is not None:
+            return ipaddress.IPv4Network((address, network.prefixlen - _MAPPED))
+    return network
+
+
 def _bad(name: str, value: object, right: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"RATELIMIT_{name} is {value!r}: {right}")
 
@@ -135,6 +151,14 @@ class Conf:
         return float(value)
 
     @cached_property
+    def BODY_BYTES(self) -> int:
+        """The largest body that keys and overrides by a field of it look at; 0: none."""
+        value = getattr(settings, "RATELIMIT_BODY_BYTES", 64 * 1024)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise _bad("BODY_BYTES", value, "must be a number of bytes from 0, such as 65536")
+        return value
+
+    @cached_property
     def KEY_SECRET(self) -> str | bytes:
         """What the digests of identities are keyed with."""
         return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)
@@ -174,7 +198,7 @@ class Conf:
         if not isinstance(value, (list, tuple)):
             raise _bad("TRUSTED_PROXIES", value, right)
         try:
-            return tuple(ipaddress.ip_network(network) for network in value if network != "unix")
+            return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != "unix")
         except ValueError as error:
             raise _bad("TRUSTED_PROXIES", value, f"{right}; {error}") from None
 

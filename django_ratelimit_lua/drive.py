@@ -10,11 +10,12 @@ from django.http import HttpRequest
 
 from .check import acheck, aforget, arules, check, forget, rules
 from .conf import conf
+from .identity.session import aload
 from .limits.call import Call, StaleRules
 from .limits.decision import Decision
 from .signals import limit_exceeded
 from .steps import Exceeded, Forget, Steps, WantsRules
-from .wanted import WantsGroups, WantsUser
+from .wanted import WantsGroups, WantsSession, WantsUser
 
 
 def _has_groups(user: Any) -> bool:
@@ -42,6 +43,8 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
                 value = rules(step.stale, until)
             elif isinstance(step, WantsUser):
                 value = getattr(request, "user", None)
+            elif isinstance(step, WantsSession):
+                pass  # It is loaded when it is read.
             elif isinstance(step, Forget):
                 forget(step.call)
             elif isinstance(step, WantsGroups):
@@ -78,6 +81,8 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
                 value = await arules(step.stale, until)
             elif isinstance(step, WantsUser):
                 value = await request.auser() if hasattr(request, "auser") else None
+            elif isinstance(step, WantsSession):
+                await aload(request)
             elif isinstance(step, Forget):
                 await aforget(step.call)
             elif isinstance(step, WantsGroups):

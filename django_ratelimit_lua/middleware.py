@@ -28,8 +28,8 @@ class RateLimitMiddleware:
     """Limits requests by the rules of `RATELIMIT_RULES` and of the admin, before anything else is done for them.
 
     Where the middleware stands behind `AuthenticationMiddleware`, all rules are decided together, in one call. Where it
-    stands in front, those that need the user wait until the user is known, just before the view. Paths that lead
-    nowhere are limited too.
+    stands in front, those that need the user or the session wait until these are known, just before the view. Paths
+    that lead nowhere are limited too.
 
     Works in synchronous and asynchronous stacks, without a thread in between. Raises nothing of its own, unless
     `RATELIMIT_EXCEPTION_CLASS` is set.
@@ -60,7 +60,7 @@ class RateLimitMiddleware:
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        """The rules that had to wait until the user was known, and those of a view that was not foreseen."""
+        """The rules that had to wait until user and session were known, and those of a view that was not foreseen."""
         return self._refused(request, _later) if _waits(request) else None
 
     async def _aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
@@ -122,11 +122,11 @@ def _sites(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
 
 
 def _now(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
-    """The limits that can be decided now: all, or those that do not need a user who is not known yet."""
+    """The limits that can be decided now: all, or those that do not need a user or session not known yet."""
     sites = _sites(request, ruleset)
-    if sites is None or hasattr(request, "user"):
+    if sites is None or (hasattr(request, "user") and hasattr(request, "session")):
         return sites
-    now = [site for site in sites if not site.needs_user]
+    now = [site for site in sites if not _needs_more(site, request)]
     vars(request)["_ratelimit_waits"] = len(now) < len(sites)
     return now
 
@@ -137,13 +137,20 @@ def _waits(request: HttpRequest) -> bool:
 
 
 def _later(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
-    """The limits that had to wait until the user was known.
+    """The limits that had to wait until user and session were known.
 
     All, where Django found another view than was foreseen, as a later middleware chose another URLconf or language:
     rules for that one were not asked yet, and identities that are of the route were others.
     """
     sites = _sites(request, ruleset)
     if not sites or was_foreseen(request):
-        return sites and [site for site in sites if site.needs_user]
+        return sites and [site for site in sites if site.needs_user or site.key.needs_session]
     counted(request).difference_update(str(site.group) for site in sites if site.key.needs_route)
     return sites
+
+
+def _needs_more(site: Site, request: HttpRequest) -> bool:
+    """Whether a middleware further inside has yet to find what a site needs."""
+    return (site.needs_user and not hasattr(request, "user")) or (
+        site.key.needs_session and not hasattr(request, "session")
+    )

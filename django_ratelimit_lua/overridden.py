@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from .check import now_us
 from .identity import digest
 from .identity.address import client_address
-from .identity.keys import compile_key
+from .identity.keys import EXACT, read_field
 from .limits.decision import Decision, LimitState
 from .routes import resolved
 from .rules.overrides import USER, Asked, Known, Override, network_digest
@@ -70,11 +70,10 @@ def asked_of(
 
 
 def _field(request: HttpRequest, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
-    key = compile_key(kind)
-    if key.needs_route:
+    if kind.removeprefix(EXACT).startswith("kwarg:"):
         resolved(request)
-    identity = key.read("", request, None)
-    return [] if identity[-1] is None else [digest(identity, secret) for secret in secrets]
+    identity = read_field(kind, request)
+    return [] if identity is None else [digest(identity, secret) for secret in secrets]
 
 
 def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:

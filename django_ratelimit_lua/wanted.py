@@ -48,7 +48,12 @@ class WantsGroups:
     user: Any
 
 
+class WantsSession:
+    """A step that asks for the request's session to be loaded."""
+
+
 WANTS_USER = WantsUser()
+WANTS_SESSION = WantsSession()
 
 
 Taken = set[tuple[bytes, bytes]]
@@ -113,6 +118,8 @@ def _wanted_by_one(
     cost = (yield from called(site.cost, name, request)) if callable(site.cost) else site.cost
     cost = whole_cost(cost, f"{name}: cost is")
     user = (yield from _user()) if site.key.needs_user else None
+    if site.key.needs_session:
+        yield WANTS_SESSION
     who = digest((yield from called(site.key.read, name, request, user)))
     wanted: list[Wanted] = []
     for rate in rates:

@@ -22,10 +22,17 @@ from django_ratelimit_lua.identity.address import client_address
 logger = logging.getLogger(__name__)
 
 # 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour. The office next door
-#    has another address, and Grace, in the same office, another name.
+#    has another address, and Grace, in the same office, another name. One who tries one password at many names is
+#    stopped by the address, one who guesses from many addresses by the name. All three are one decision.
+
+guesses = [
+    ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST"),
+    ratelimit(key="ip", rate="30/15m", method="POST"),
+    ratelimit(key="post:username", rate="50/h", method="POST"),
+]
 
 
-@method_decorator(ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST"), name="dispatch")
+@method_decorator(guesses, name="dispatch")
 class Login(LoginView):
     template_name = "login.html"
 

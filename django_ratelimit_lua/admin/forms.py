@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..identity.address import client_address
+from ..identity.forwarded import parse_address, parse_network
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rule import METHODS
 from .surprises import surprises
@@ -177,8 +177,9 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
 def covers(network: str, address: str) -> bool:
     """Whether an address is in a network, both as text; False for what is neither."""
+    found = parse_address(address)
     try:
-        return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+        return found is not None and found in parse_network(network)
     except ValueError:
         return False
 

@@ -7,7 +7,9 @@ from typing import Any
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.translation import gettext_lazy as _
 
-from ..callsite import named
+from ..callsite import lumps_strangers, named
+from ..identity.keys import compile_key
+from ..limits.rate import LimitError
 
 
 def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -25,6 +27,11 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
             found.append(("path", problem % {"path": path}))
     if given.get("limit") == 0:
         found.append(("limit", _("A limit of 0 refuses every request it is about.")))
+    if _is_one_for_all(given):
+        problem = _(
+            "All who are not logged in would share one count. Count by user_or_ip, or choose “who is logged in”."
+        )
+        found.append(("key", problem))
     if given.get("route") and given["route"] not in route_names():
         found.append(("route", _("No URL pattern is called so, so the rule would match nothing.")))
     if (
@@ -36,6 +43,14 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
         problem = _("The rule names no path and no route, and nothing in the code is called so: it would do nothing.")
         found.append(("name", problem))
     return found
+
+
+def _is_one_for_all(given: dict[str, Any]) -> bool:
+    try:
+        key = compile_key(tuple(part.strip() for part in given.get("key", "").split("+")))
+    except LimitError:
+        return False  # There is none, or it is refused anyway.
+    return not given.get("exempt") and lumps_strangers(key, [given.get("audience", "everyone")])
 
 
 def route_names() -> set[str]:

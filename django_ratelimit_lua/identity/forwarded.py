@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ..conf import Network, unmapped
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MOST_HOPS = 32
@@ -46,6 +48,17 @@ def parse_address(text: str) -> Address | None:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         return address.ipv4_mapped
     return address
+
+
+def parse_network(text: str) -> Network:
+    """A network, or an address as one, as people write it. Raises `ValueError`.
+
+    IPv4-mapped IPv6 is the IPv4 network, as clients of it are IPv4 clients.
+
+    >>> parse_network("::ffff:203.0.113.9"), parse_network("::ffff:203.0.113.0/120"), parse_network("2001:db8::7/48")
+    (IPv4Network('203.0.113.9/32'), IPv4Network('203.0.113.0/24'), IPv6Network('2001:db8::/48'))
+    """
+    return unmapped(ipaddress.ip_network(text, strict=False))
 
 
 def entries(header: str, kind: str) -> Iterator[str]:

@@ -1,14 +1,15 @@
 """What a `key` means: how an identity is read from a request.
 
-A value that is not there (no such header, nobody logged in) is an identity of its own, apart from the empty value and
-from every other key's; all who lack it share it.
+A value that is not there (no such header, nobody logged in) is an identity of its own, apart from every other key's;
+all who lack it share it. What cannot be known (a body that is not looked at, a session that does not exist) counts as
+the client's address: so nobody gains a count by it, and nobody uses up everybody's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union, cast
+from typing import Any, Union
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -18,14 +19,17 @@ from ..limits.rate import LimitError
 from ..routes import known_match
 from . import Identity
 from .address import client_address
-from .body import data_field, json_field
+from .body import UNREAD, Unread, data_field, form_field, json_field
+from .session import session_key
+from .text import normalised
 
 KeyFunction = Callable[[str, HttpRequest], Identity | Awaitable[Identity]]
 KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
 
 ACCEPTED = (
     "ip, user, user_or_ip, session, path, route, get:NAME, post:NAME, header:NAME, cookie:NAME, json:NAME, data:NAME, "
-    "kwarg:NAME, a callable (group, request), its dotted path, or a tuple of these"
+    "kwarg:NAME (with exact: in front: letter by letter), a callable (group, request), its dotted path, or a tuple of "
+    "these"
 )
 
 
@@ -34,23 +38,16 @@ class Key:
     """A way to read an identity from a request.
 
     `read(group, request, user)` returns an identity or an awaitable of one; `user` is given where `needs_user` is true,
-    and the request is resolved where `needs_route` is.
+    the session is loaded where `needs_session` is, and the request is resolved where `needs_route` is.
+    `lumps_strangers`: it has one identity for all who are not logged in.
     """
 
     name: str
     read: Callable[[str, HttpRequest, Any], Any]
     needs_user: bool = False
+    needs_session: bool = False
     needs_route: bool = False
-
-
-def _session(request: HttpRequest) -> str | None:
-    session = getattr(request, "session", None)
-    if session is None:
-        raise ImproperlyConfigured(
-            "The key 'session' needs request.session: add "
-            "django.contrib.sessions.middleware.SessionMiddleware to MIDDLEWARE"
-        )
-    return cast("str | None", session.session_key)
+    lumps_strangers: bool = False
 
 
 def _route(request: HttpRequest) -> str | None:
@@ -72,36 +69,88 @@ def _ip(group: str, request: HttpRequest, user: Any) -> Identity:
     return ("ip", client_address(request).network)
 
 
+def _session(group: str, request: HttpRequest, user: Any) -> Identity:
+    key = session_key(request)
+    return _ip(group, request, user) if key is None else ("session", key)
+
+
 def _user_or_ip(group: str, request: HttpRequest, user: Any) -> Identity:
     return _user(group, request, user) if user.is_authenticated else _ip(group, request, user)
 
 
 _SIMPLE = {
     "ip": Key("ip", _ip),
-    "user": Key("user", _user, needs_user=True),
+    "user": Key("user", _user, needs_user=True, lumps_strangers=True),
     "user_or_ip": Key("user_or_ip", _user_or_ip, needs_user=True),
-    "session": Key("session", lambda group, request, user: ("session", _session(request))),
-    "path": Key("path", lambda group, request, user: ("path", request.path_info)),
-    "route": Key("route", lambda group, request, user: ("route", _route(request)), needs_route=True),
+    "session": Key("session", _session, needs_session=True),
+    "path": Key("path", lambda group, request, user: ("path", request.path_info), lumps_strangers=True),
+    "route": Key(
+        "route", lambda group, request, user: ("route", _route(request)), needs_route=True, lumps_strangers=True
+    ),
 }
-_FIELDS: dict[str, Callable[[HttpRequest, str], str | None]] = {
-    "get": lambda request, name: request.GET.get(name),
-    "post": lambda request, name: request.POST.get(name),
+_FIELDS: dict[str, Callable[[HttpRequest, str], str | Unread | None]] = {
     "header": lambda request, name: request.headers.get(name),
     "cookie": lambda request, name: request.COOKIES.get(name),
+    "get": lambda request, name: request.GET.get(name),
+    "post": form_field,
     "json": json_field,
     "data": data_field,
     "kwarg": lambda request, name: _kwarg(request, name),
 }
 
 
-def _field(kind: str, name: str) -> Key:
+EXACT = "exact:"
+"""In front of a field: its value counts letter by letter."""
+FIELD_KINDS = tuple(_FIELDS)
+_ALWAYS_EXACT = ("cookie",)  # What the site itself has written, and only it can read.
+
+
+def split_field(field: str) -> tuple[str, str, bool] | None:
+    """Kind, name and whether the value counts letter by letter; None for what is no field.
+
+    >>> split_field("header:X-API-Key"), split_field("exact:post:name"), split_field("ip")
+    (('header', 'X-API-Key', False), ('post', 'name', True), None)
+    """
+    kind, _, name = field.removeprefix(EXACT).partition(":")
+    if kind not in _FIELDS or not name:
+        return None
+    return kind, name, field.startswith(EXACT) or kind in _ALWAYS_EXACT
+
+
+def field_identity(field: str, value: str | None) -> tuple[str, str, str | None]:
+    """The identity of who sends a value in a field. Raises `LimitError` for what is no field.
+
+    >>> field_identity("post:name", " Ada ") == field_identity("post:name", "ada") == ("post", "name", "ada")
+    True
+    """
+    parts = split_field(field)
+    if parts is None:
+        raise LimitError(f"Unknown field {field!r}; use {', '.join(f'{kind}:NAME' for kind in _FIELDS)}", "field")
+    kind, name, is_exact = parts
+    if is_exact or value is None:
+        return (kind, name, value)
+    return (kind, name, normalised(value) or None)
+
+
+def _field(field: str, kind: str, name: str) -> Key:
     get = _FIELDS[kind]
-    return Key(
-        f"{kind}:{name}",
-        lambda group, request, user: (kind, name, get(request, name)),
-        needs_route=kind == "kwarg",
-    )
+
+    def read(group: str, request: HttpRequest, user: Any) -> Identity:
+        value = get(request, name)
+        return _ip(group, request, user) if value is UNREAD else field_identity(field, value)
+
+    return Key(field, read, needs_route=kind == "kwarg", lumps_strangers=kind == "kwarg")
+
+
+def read_field(field: str, request: HttpRequest) -> Identity | None:
+    """The identity of who sends a request, by a field; None where it is not there, or not looked at.
+
+    Raises `LimitError` for what is no field.
+    """
+    parts = split_field(field)
+    value = None if parts is None else _FIELDS[parts[0]](request, parts[1])
+    identity = field_identity(field, None if value is UNREAD else value)
+    return None if identity[-1] is None else identity
 
 
 def _called(function: Callable[..., Any], name: str) -> Key:
@@ -121,7 +170,9 @@ def _joined(keys: tuple[Key, ...]) -> Key:
         "+".join(key.name for key in keys),
         read,
         needs_user=any(key.needs_user for key in keys),
+        needs_session=any(key.needs_session for key in keys),
         needs_route=any(key.needs_route for key in keys),
+        lumps_strangers=all(key.lumps_strangers for key in keys),
     )
 
 
@@ -141,10 +192,10 @@ def compile_key(key: KeyLike) -> Key:
     if isinstance(key, str):
         if key in _SIMPLE:
             return _SIMPLE[key]
-        kind, colon, name = key.partition(":")
-        if colon and kind in _FIELDS and name:
-            return _field(kind, name)
-        if not colon and "." in key:
+        field = split_field(key)
+        if field is not None:
+            return _field(key, field[0], field[1])
+        if ":" not in key and "." in key:
             return _called(lazily(key, "Key"), key)
     elif isinstance(key, (tuple, list)) and key:
         return _joined(tuple(map(compile_key, key)))

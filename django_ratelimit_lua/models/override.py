@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,9 +15,10 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, key_id, secrets_by_id
-from ..identity.keys import compile_key
+from ..identity.forwarded import parse_network
+from ..identity.keys import FIELD_KINDS, field_identity, split_field
 from ..limits.rate import LimitError, Rate
-from ..rules.overrides import FIELD_KINDS, USER, Effect, Override, network_identity, network_kind
+from ..rules.overrides import USER, Effect, Override, network_identity, network_kind
 from ..rules.rule import RuleError
 from .change import RateLimitChange
 from .numbers import Numbers
@@ -104,16 +104,20 @@ class RateLimitOverride(Numbers, Tracked):
         return self.network or f"{self.field} ({self.label or self.subject[:8]})"
 
     def set_value(self, value: str) -> None:
-        """Keep the digest of a field's value."""
-        kind, _colon, name = self.field.partition(":")
-        self.subject, self.digested_by = digest((kind, name, value)).decode(), key_id()
+        """Keep the digest of a field's value, in the one spelling that requests are compared in.
+
+        There is none where nothing is left of the value, or the field is none; `clean` says which.
+        """
+        identity = field_identity(self.field, value) if split_field(self.field) is not None else (None,)
+        self.subject = "" if identity[-1] is None else digest(identity).decode()
+        self.digested_by = key_id()
 
     def prepare(self) -> bool:
         """The kind and the digest follow from whom it is about; times are such that every time zone can show them."""
         known = self.prepared()
         self.starts, self.ends = within(self.starts), within(self.ends)
         if self.network and self.user_id is None:
-            network = ipaddress.ip_network(self.network, strict=False)
+            network = parse_network(self.network)
             single = network.prefixlen == network.max_prefixlen
             self.network = str(network.network_address) if single else str(network)
             self.kind = network_kind(network.version, network.prefixlen)
@@ -136,7 +140,7 @@ class RateLimitOverride(Numbers, Tracked):
         if self.user_id is not None:
             return (USER, str(self.user_id))
         if self.network:
-            network = ipaddress.ip_network(self.network, strict=False)
+            network = parse_network(self.network)
             return network_identity(network.network_address, network_kind(network.version, network.prefixlen))
         return None
 
@@ -204,19 +208,16 @@ class RateLimitOverride(Numbers, Tracked):
         problems: dict[str, Any] = {}
         if self.network:
             try:
-                ipaddress.ip_network(self.network, strict=False)
+                parse_network(self.network)
             except ValueError:
                 problems["network"] = _("Write an address or network, such as 203.0.113.9 or 203.0.113.0/24.")
         if self.field:
-            kind, _colon, name = self.field.partition(":")
-            if kind not in FIELD_KINDS or not name:
+            if split_field(self.field) is None:
                 problems["field"] = _("Write one of %(kinds)s, a colon and a name, such as header:X-API-Key.") % {
                     "kinds": ", ".join(FIELD_KINDS)
                 }
-            else:
-                compile_key(self.field)
-                if not self.subject:
-                    problems["field"] = _("The value is missing.")
+            elif not self.subject:
+                problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
             problems |= self._problems_of_numbers()
         for field in ("starts", "ends"):

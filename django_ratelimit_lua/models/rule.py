@@ -66,7 +66,8 @@ class RateLimitRule(Numbers, Tracked):
         _("counted by"), max_length=300, blank=True,
         help_text=_(
             "ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, "
-            "data:NAME or kwarg:NAME, or several joined by +. Empty: as the call site of this name counts."
+            "data:NAME or kwarg:NAME, or several joined by +. With exact: in front, a value counts letter by letter. "
+            "Empty: as the call site of this name counts."
         ),
     )  # fmt: skip
     algorithm = models.CharField(

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
+from ..identity.keys import split_field
 from ..limits.call import Subject
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
@@ -31,7 +32,6 @@ Effect = Literal["limit", "exempt", "block"]
 EFFECTS: tuple[Effect, ...] = ("block", "exempt", "limit")
 _REMEMBERED = 10_000
 USER = "user"
-FIELD_KINDS = ("header", "cookie", "get", "post", "json", "data", "kwarg")
 _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 
@@ -221,14 +221,14 @@ def read(written: bytes) -> tuple[Override, ...]:
 
 def is_field(kind: str) -> bool:
     """Whether a kind of subject is the value of a field."""
-    return kind.partition(":")[0] in FIELD_KINDS and bool(kind.partition(":")[2])
+    return split_field(kind) is not None
 
 
 def is_kind(kind: object) -> bool:
     """Whether that is a kind of subject: user, a network, or a field that a key can name.
 
-    >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("os.system"), is_kind("ip4/99")
-    (True, True, False, False)
+    >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("exact:get:q"), is_kind("os.system"), is_kind("ip4/99")
+    (True, True, True, False, False)
     """
     if kind == USER:
         return True

@@ -129,6 +129,8 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
         ({"path": "/" + "a*" * 600}, "of at most 1000 characters"),
         ({"route": "nowhere"}, "No URL pattern is called so"),
         ({"path": "", "name": "nothing"}, "it would do nothing"),
+        ({"key": "user"}, "All who are not logged in would share one count"),
+        ({"key": "user + path", "audience": "anonymous"}, "Count by user_or_ip"),
         ({"audience": "groups"}, "Choose at least one group"),
         ({"algorithm": "sliding_log", "burst": 5}, "no option &#x27;burst&#x27;"),
         ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "Unknown time zone"),
@@ -149,10 +151,28 @@ def test_a_rule_that_surprises_or_makes_no_sense_is_refused(
     assert not RateLimitRule.objects.exists()
 
 
-@pytest.mark.parametrize("fields", [{"limit": 0}, {"path": "/"}, {"route": "nowhere"}, {"path": "", "name": "nothing"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"limit": 0}, {"path": "/"}, {"route": "nowhere"}, {"path": "", "name": "nothing"}, {"key": "user"}],
+)
 def test_what_is_surprising_can_be_meant(fields: dict[str, Any], operator: Client) -> None:
     """By a tick."""
     operator.post(f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, "confirm": "on", **fields}))
+    assert RateLimitRule.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"key": "user", "audience": "authenticated"},
+        {"key": "user_or_ip"},
+        {"key": "user+ip"},
+        {"key": "exact:header:X-API-Key"},
+    ],
+)
+def test_what_tells_strangers_apart_surprises_nobody(fields: dict[str, Any], operator: Client) -> None:
+    """Or does not meet them."""
+    operator.post(f"{RULES}add/", given(**{"path": "/ok", "limit": 2, **fields}))
     assert RateLimitRule.objects.exists()
 
 
@@ -252,6 +272,10 @@ def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> Non
         ({"value": "x"}, "Say of which field"),
         ({"network": "203.0.113.9", "effect": "limit"}, "Another limit needs a number"),
         ({"network": f"{OPERATOR}/24"}, "you would lock yourself out"),
+        ({"network": f"::ffff:{OPERATOR}"}, "you would lock yourself out"),
+        ({"network": f"::ffff:{OPERATOR}/104"}, "you would lock yourself out"),
+        ({"field": "post:username", "value": " \u3000"}, "The value is missing"),
+        ({"field": "exact:ip", "value": "x"}, "Write one of header"),
     ],
 )
 def test_an_override_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str, operator: Client) -> None:

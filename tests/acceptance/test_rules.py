@@ -560,6 +560,33 @@ def test_what_an_override_says_of_a_user_and_of_the_value_of_a_header(direct: re
     assert RateLimitOverride.objects.count() == 1
 
 
+@pytest.mark.parametrize(
+    ("network", "kept"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("::ffff:cb00:7109", "203.0.113.9"),
+        ("::ffff:203.0.113.9/128", "203.0.113.9"),
+        ("::ffff:203.0.113.77/120", "203.0.113.0/24"),
+        ("::ffff:0:0/96", "0.0.0.0/0"),
+    ],
+)
+def test_an_address_is_met_however_it_is_written(network: str, kept: str, settings: Any) -> None:
+    """IPv4 that is written as IPv6 is the IPv4 client: in overrides, where it asks from, and behind proxies."""
+    rule(limit=1000)
+    block = RateLimitOverride(network=network, effect="block")
+    block.full_clean(exclude=["subject", "kind"])
+    block.save()
+    assert block.network == kept
+    for client in ("203.0.113.9", "::ffff:203.0.113.9", "[::ffff:203.0.113.9]:4711"):
+        assert get(REMOTE_ADDR=client) == [429]
+    assert get(REMOTE_ADDR="2001:db8::1") == [200]
+    settings.RATELIMIT_TRUSTED_PROXIES = ["::ffff:10.0.0.0/104"]
+    assert get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR="2001:db8::1") == [200]
+    for proxy in ("10.0.0.1", "::ffff:10.0.0.1"):
+        assert get(REMOTE_ADDR=proxy, HTTP_X_FORWARDED_FOR="::ffff:203.0.113.9") == [429]
+
+
 def test_overrides_that_know_each_other_cost_one_call(direct: redis.Redis) -> None:
     """The first request of a process that meets one asks twice; the next ones once."""
     rule(limit=1000)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import dotted, ratelimit
 from django_ratelimit_lua.conf import NAMES, conf
@@ -44,6 +53,7 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("IP_META_KEY", 7, "must be callable"),
         ("IP_META_KEY", "nowhere.address", "cannot be imported"),
         ("IP_META_KEY", "X-Real-IP", "such as 'HTTP_X_REAL_IP'"),
+        ("BODY_BYTES", -1, "from 0"),
         ("IPV4_MASK", 33, "from 0 to 32"),
         ("IPV6_MASK", True, "from 0 to 128"),
         ("EXCEPTION_CLASS", "nowhere.Error", "cannot be imported"),
@@ -176,7 +186,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
         if str(value).startswith("django_ratelimit_lua.") and name.isupper()
     ]
     ids = [getattr(checks, name) for name in names if name != "MIDDLEWARE"]
-    assert len(ids) == len(set(ids)) == 10
+    assert len(ids) == len(set(ids)) == 12
     assert text.count("id=") == text.count("hint=")
 
 
@@ -198,3 +208,101 @@ def test_every_setting_has_a_default(settings: Any) -> None:
         if hasattr(settings, f"RATELIMIT_{name}"):
             delattr(settings, f"RATELIMIT_{name}")
         getattr(conf, name)
+
+
+def anybody(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+by_user = ratelimit(key="user", rate="5/m")
+
+
+@method_decorator(by_user, name="dispatch")
+class Dispatched(LoginRequiredMixin, View):
+    pass
+
+
+class Gated(LoginRequiredMixin, View):
+    @method_decorator(by_user)
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+class Open(View):
+    @method_decorator(by_user)
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+@pytest.mark.parametrize(
+    ("view", "is_said"),
+    [
+        (by_user(anybody), True),
+        (never_cache(by_user(anybody)), True),
+        (by_user(login_required(anybody)), True),
+        (login_required(by_user(anybody)), False),
+        (never_cache(login_required(never_cache(by_user(anybody)))), False),
+        (Dispatched.as_view(), True),
+        (Gated.as_view(), False),
+        (Open.as_view(), True),
+        (by_user(Open.as_view()), True),
+        (login_required(Open.as_view()), False),
+        (login_required(Dispatched.as_view()), False),
+        (ratelimit(key=("user", "path"), rate="5/m")(anybody), True),
+        (ratelimit(key=("user", "ip"), rate="5/m")(anybody), False),
+        (ratelimit(key=("user", "post:name"), rate="5/m")(anybody), False),
+        (ratelimit(key=("user", lambda group, request: "x"), rate="5/m")(anybody), False),
+        (ratelimit(key="user_or_ip", rate="5/m")(anybody), False),
+        (ratelimit(key="path", rate="5/m")(anybody), False),
+    ],
+)
+def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
+    view: Any, is_said: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless somebody has to be logged in before its limit is asked; `user_or_ip` is proposed."""
+    urls = ModuleType("urls")
+    urls.urlpatterns = [path("deep/", include([path("view", view)]))]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "urls_of_a_check", urls)
+    settings.ROOT_URLCONF = "urls_of_a_check"
+    warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+    assert len(warnings) == is_said
+    assert all("'user_or_ip'" in str(message.hint) for message in warnings)
+    settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
+    assert not [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+
+
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        ({}, True),
+        ({"audience": "anonymous"}, True),
+        ({"audience": ["staff", "anonymous"]}, True),
+        ({"audience": "authenticated"}, False),
+        ({"audience": "group:pro"}, False),
+        ({"mode": "off"}, False),
+        ({"key": ["user", "route"]}, True),
+        ({"key": ["user", "header:x"]}, False),
+        ({"key": "user_or_ip"}, False),
+    ],
+)
+def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said: bool, settings: Any) -> None:
+    """Where it meets people who are not logged in."""
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    settings.RATELIMIT_RULES = [{"name": "all", "key": "user", "rate": "5/m", **more}]
+    said = "The rule 'all' counts all who are not logged in as one: its key goes by the user."
+    assert found() == ([("W010", said)] if is_said else [])
+
+
+def test_a_rule_by_session_without_sessions_of_the_servers_is_a_warning(settings: Any) -> None:
+    """It goes by the address then."""
+    settings.RATELIMIT_RULES = [{"name": "all", "key": ["session", "path"], "rate": "5/m"}]
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    assert [(identifier, "there is none" in text) for identifier, text in found()] == [("W011", True)]
+    settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware", *settings.MIDDLEWARE]
+    assert found() == []
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    assert [(identifier, "keeps itself" in text) for identifier, text in found()] == [("W011", True)]

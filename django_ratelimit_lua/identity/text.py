@@ -1,0 +1,34 @@
+"""One spelling for text that clients write, so that nobody gains a count of their own by another spelling.
+
+A login form takes a name with a space behind it, in full-width letters or in capitals for the same user: Django's
+`UsernameField` strips and applies NFKC, and many user models compare without case. What is counted must not be finer
+than what the view takes for the same.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+LONGEST = 1024
+"""Characters beyond which text that is not ASCII is only stripped: NFKC takes quadratic time for some of it."""
+_ROUNDS = 10
+
+
+def normalised(text: str) -> str:
+    """The one spelling of a text: without white space around it, NFKC, without case. A fixed point.
+
+    >>> normalised(" Ada\\u3000") == normalised("\\uff21\\uff44\\uff41") == "ada"
+    True
+    """
+    text = text.strip()
+    if text.isascii():
+        return text.lower()
+    if len(text) > LONGEST:
+        return text
+    for _ in range(_ROUNDS):  # Two are enough for every single character; folding may make what NFKC joins, and so on.
+        # Through capitals, because some databases compare capitals: the dotless i has no other form in common with i.
+        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).upper().casefold()).strip()
+        if folded == text:
+            break
+        text = folded
+    return text

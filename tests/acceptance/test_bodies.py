@@ -1,0 +1,317 @@
+"""Keys by a field of the body: read where it is small, never taken from the view, no way to a count of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.wsgi import WSGIRequest
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.identity.body import UNREAD, data_field, form_field, json_field
+from django_ratelimit_lua.identity.keys import compile_key
+from django_ratelimit_lua.models import RateLimitOverride
+from tests.bodies_site import TAKES
+from tests.demo import free_port
+
+ROOT = Path(__file__).parents[2]
+FORM = "application/x-www-form-urlencoded"
+LARGE = "x" * 70_000
+RULES = [
+    {"name": "body", "path": "/", "key": ["post:name", "data:name", "json:user.name"], "rate": "1000000/h"},
+    {"name": "exact", "path": "/", "key": "exact:post:name", "rate": "1000000/h"},
+]
+
+
+def multipart(**fields: Any) -> bytes:
+    return encode_multipart(BOUNDARY, fields)
+
+
+def file(size: int) -> SimpleUploadedFile:
+    return SimpleUploadedFile("a.bin", b"\x00\r\n-" * (size // 4))
+
+
+BODIES: dict[str, tuple[bytes, str]] = {
+    "form": (b"name=ada&name=Ada+&x=%ff%41", FORM),
+    "form in another charset": (b"name=ada", FORM + "; charset=latin-1"),
+    "large form": (b"name=ada&x=" + LARGE.encode(), FORM),
+    "too many fields": (b"a=&" * 2000 + b"name=ada", FORM),
+    "multipart": (multipart(name="ada", x="\u00e4"), MULTIPART_CONTENT),
+    "multipart with a small file": (multipart(name="ada", f=file(400)), MULTIPART_CONTENT),
+    "upload": (multipart(name="ada", f=file(70_000)), MULTIPART_CONTENT),
+    "broken multipart": (multipart(name="ada")[:-20], MULTIPART_CONTENT),
+    "multipart without a boundary": (multipart(name="ada"), "multipart/form-data"),
+    "json": (b'{"name": "ada", "user": {"name": "ada"}}', "application/json"),
+    "broken json": (b'{"name": ', "application/json"),
+    "deep json": (b"[" * 20_000, "application/json"),
+    "large json": (json.dumps({"name": LARGE}).encode(), "application/json"),
+    "text": (b"name=ada\nline\nline", "text/plain"),
+    "no kind": (b"name=ada", ""),
+    "empty form": (b"", FORM),
+    "empty": (b"", "application/json"),
+}
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.bodies_site"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = RULES
+
+
+def answer(method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+    if not path.startswith("/async"):
+        response = Client(raise_request_exception=False).generic(method, path, body, kind)
+    else:
+        client = AsyncClient(raise_request_exception=False)
+        response = asyncio.run(client.generic(method, path, body, kind))  # type: ignore[arg-type]
+    return response.status_code, b"" if response.status_code >= 400 else response.content
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_view_finds_the_body_as_it_would_without_us(name: str, way: str) -> None:
+    """However it takes it, for every kind of body and method, under both handlers. (Where it would have met an error
+    because it reads the stream twice, it may find the body instead.)"""
+    asked = [(method, f"/{way}/{take.__name__}") for method in ("POST", "PUT", "GET") for take in TAKES]
+    with override_settings(RATELIMIT_ENABLE=False):
+        without = [answer(*one, *BODIES[name]) for one in asked]
+    for one, expected in zip(asked, without, strict=True):
+        found = answer(*one, *BODIES[name])
+        if b"RawPostDataException" in expected[1] or one[1].endswith("/partly"):
+            assert found[0] == 200
+        else:
+            assert found == expected, one
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+@pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json", "upload"])
+def test_drf_finds_the_body_as_it_would_without_us(method: str, name: str) -> None:
+    """Its parsers read the stream that Django kept."""
+    with override_settings(RATELIMIT_ENABLE=False):
+        without = answer(method, "/echo", *BODIES[name])
+    assert without[0] == 200
+    assert answer(method, "/echo", *BODIES[name]) == without
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json"])
+def test_a_small_body_is_looked_at_whatever_the_method(method: str, name: str, rf: RequestFactory) -> None:
+    """As DRF parses it."""
+    body, kind = BODIES[name]
+    read = [compile_key(key).read("", rf.generic(method, "/", body, kind), None) for key in ("data:name", "json:name")]
+    assert read == [("data", "name", "ada"), ("json", "name", "ada" if name == "json" else None)]
+    if name != "json":
+        assert compile_key("post:name").read("", rf.generic(method, "/", body, kind), None) == ("post", "name", "ada")
+
+
+UNKNOWN = ["large form", "too many fields", "upload", "multipart without a boundary"]
+
+
+@pytest.mark.parametrize("key", ["post:name", "data:name", "exact:post:name", ("post:name",)])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_body_that_is_not_looked_at_counts_as_the_address(name: str, key: Any, rf: RequestFactory) -> None:
+    """So nobody uses up everybody's count, and nobody gains one."""
+    body, kind = BODIES[name]
+    address = ("ip", "127.0.0.1")
+    assert compile_key(key).read("", rf.generic("POST", "/", body, kind), None) in (address, (address,))
+
+
+def test_what_was_parsed_already_is_used_whatever_its_size(rf: RequestFactory) -> None:
+    """Django's CSRF check has parsed what is posted to most views, uploads as well."""
+    for name in ("large form", "upload"):
+        request = rf.generic("POST", "/", *BODIES[name])
+        assert request.POST["name"] == "ada"
+        assert compile_key("post:name").read("", request, None) == ("post", "name", "ada")
+
+
+def test_the_bound_is_a_setting(settings: Any, rf: RequestFactory) -> None:
+    """A body of exactly that many bytes is looked at; with 0, none."""
+    for bound, is_read in ((8, True), (7, False), (0, False)):
+        settings.RATELIMIT_BODY_BYTES = bound
+        value = form_field(rf.generic("POST", "/", b"name=ada", FORM), "name")
+        assert value == ("ada" if is_read else UNREAD)
+    settings.RATELIMIT_BODY_BYTES = 10**9
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100  # Django refuses it, when the view reads it.
+    assert form_field(rf.generic("POST", "/", *BODIES["large form"]), "name") is UNREAD
+
+
+class Untouched(io.RawIOBase):
+    """A stream that nobody may read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        raise AssertionError("it was read")
+
+
+@pytest.mark.parametrize(
+    "kind", [FORM, MULTIPART_CONTENT, "application/json", "text/plain", "application/octet-stream"]
+)
+def test_an_upload_is_not_read_at_all(kind: str) -> None:
+    """Not a byte of a large one, under both handlers, nor of a small one of another kind."""
+    size = 4000 if kind.startswith(("text", "application/octet")) else 400 * 2**20
+    environment = RequestFactory()._base_environ(
+        REQUEST_METHOD="POST", CONTENT_TYPE=kind, CONTENT_LENGTH=str(size), **{"wsgi.input": Untouched()}
+    )
+    requests: list[Any] = [WSGIRequest(environment)]
+    upload = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    upload.truncate(size)
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [], "client": ["::1", 0]}
+    for length in ([(b"content-length", str(size).encode())], []):
+        headers = [(b"content-type", kind.encode()), *length]
+        requests.append(ASGIRequest({**scope, "headers": headers}, upload))
+    for request in requests:
+        for key in ("post:name", "data:name", "json:name"):
+            compile_key(key).read("", request, None)
+            assert upload.tell() == 0
+        assert not request._read_started
+    upload.close()
+
+
+def test_a_client_that_hangs_up_is_not_a_failure(rf: RequestFactory) -> None:
+    """Nor is a stream that somebody has closed."""
+
+    class Gone(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            raise ConnectionResetError
+
+    environment = rf._base_environ(
+        REQUEST_METHOD="POST", CONTENT_TYPE=FORM, CONTENT_LENGTH="8", **{"wsgi.input": Gone()}
+    )
+    assert form_field(WSGIRequest(environment), "name") is UNREAD
+    request = rf.generic("POST", "/", b"{}", "application/json")
+    _ = request.body
+    request._stream.close()
+    assert json_field(request, "name") in (None, UNREAD)
+
+
+@given(body=st.binary(max_size=300), kind=st.sampled_from([*{kind for _, kind in BODIES.values()}, "\x00", "a/b+json"]))
+def test_no_body_is_a_failure(body: bytes, kind: str) -> None:
+    """Whatever it holds, and whatever it says that it is."""
+    for method in ("POST", "PUT"):
+        request = RequestFactory().generic(method, "/", body, kind)
+        for field in (form_field, json_field, data_field):
+            found = field(request, "name")
+            assert found is None or found is UNREAD or isinstance(found, str)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_override_by_a_field_of_the_body_leaves_uploads_alone() -> None:
+    """It looks at small bodies; of others nobody knows whose they are, and no override is about them."""
+    override = RateLimitOverride(field="post:name", effect="block", label="ada")
+    override.set_value("Ada")
+    override.full_clean(exclude=["subject", "kind"])
+    override.save()
+    codes = {name: answer("POST", "/sync/handlers", *BODIES[name])[0] for name in ("form", "multipart", "upload")}
+    assert codes == {"form": 429, "multipart": 429, "upload": 200}
+    assert answer("PUT", "/async/nothing", *BODIES["form"])[0] == 429
+
+
+def test_a_decorator_leaves_the_body_alone_as_well(rf: RequestFactory) -> None:
+    """On a view that sets upload handlers of its own, forms are counted by name and uploads by address."""
+    from tests.bodies_site import handlers
+
+    view = ratelimit(key="post:name", rate="2/h")(lambda request: handlers(request))
+    for name, address in (("form", "192.0.2.1"), ("multipart with a small file", "192.0.2.2"), ("form", "192.0.2.3")):
+        last = view(rf.generic("POST", "/", *BODIES[name], REMOTE_ADDR=address))
+    assert last.status_code == 429
+    uploads = [view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.1")) for _ in range(3)]
+    assert uploads[0][1][0][1][0][0] == "own-a.bin"
+    assert uploads[2].status_code == 429
+    assert isinstance(view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.2")), list)
+
+
+COMMANDS = {
+    "wsgi": ["gunicorn", "tests.bodies_site:application", "--log-level=error", "--bind"],
+    "asgi": ["uvicorn", "tests.bodies_site:asgi", "--log-level=error", "--host=127.0.0.1", "--port"],
+}
+
+
+@pytest.fixture(params=COMMANDS)
+def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
+    """A real server: its kind and its port."""
+    port = free_port()
+    where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    process = subprocess.Popen([sys.executable, "-m", *COMMANDS[request.param], where], cwd=ROOT, env=environment)
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield request.param, port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def send(port: int, path: str, body: Any, kind: str = FORM, method: str = "POST") -> tuple[int, Any]:
+    """Send a body, in chunks and without a length where it is an iterator."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body, {"Content-Type": kind}, encode_chunked=not isinstance(body, bytes))
+        response = connection.getresponse()
+        content = response.read()
+    except ConnectionError:
+        return 0, None  # The server has answered, and hung up before it had read all.
+    finally:
+        connection.close()
+    return response.status, json.loads(content) if response.status == 200 else None
+
+
+def test_real_servers(server: tuple[str, int]) -> None:
+    """A name is counted with a length and in chunks; an upload passes, its stream untouched, and counts as the address;
+    a view that reads the server's own stream finds all of it."""
+    way, port = server
+    view = "/sync/" if way == "wsgi" else "/async/"
+    assert send(port, f"{view}servers_own", b"name=grace")[1]["took"] == (
+        [[10, _digest(b"name=grace")]] if way == "wsgi" else []
+    )
+    assert send(port, f"{view}read", b"name=ada")[0] == 200
+    if way == "asgi":  # Under WSGI Django gives nobody a body that does not say its length.
+        found = send(port, f"{view}body", iter([b"na", b"me=A", b"da"]))
+        assert found == (200, {"took": [[8, _digest(b"name=Ada")]] * 2})
+        assert send(port, f"{view}body", iter([b"name=ada"]))[0] == 429
+    else:
+        assert send(port, f"{view}body", b"name=Ada", method="PUT")[0] == 200
+    assert send(port, f"{view}body", b"name=%20ada", method="PATCH")[0] == 429
+    upload = multipart(name="ada", f=file(2**24))
+    for _ in range(2):
+        status, took = send(port, f"{view}handlers", upload, MULTIPART_CONTENT)
+        assert status == 200
+        assert took["took"][0] == {"name": ["ada"]}
+        assert took["took"][1][0][1][0][1][0] == 2**24
+    # The address, where the body is not looked at.
+    assert send(port, f"{view}handlers", upload, MULTIPART_CONTENT)[0] in (429, 0)
+    assert send(port, f"{view}body", b"name=eve")[0] == 200
+
+
+def _digest(data: bytes) -> str:
+    from tests.bodies_site import _sum
+
+    return str(_sum(data)[1])

@@ -1,0 +1,215 @@
+"""`key="session"`: only a session that its store knows, and that the client has brought, has a count of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import string
+from typing import Any
+
+import pytest
+from django.contrib.sessions.backends.base import SessionBase
+from django.contrib.sessions.models import Session
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.identity.keys import compile_key
+from django_ratelimit_lua.identity.session import session_key
+
+SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+BACKENDS = ["db", "cache", "cached_db", "file", "signed_cookies"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def visits(request: HttpRequest) -> HttpResponse:
+    """Writes its session, as a page does that greets those who come again."""
+    request.session["visits"] = request.session.get("visits", 0) + 1
+    return HttpResponse("ok")
+
+
+async def avisits(request: HttpRequest) -> HttpResponse:
+    await request.session.aset("visits", await request.session.aget("visits", 0) + 1)
+    return HttpResponse("ok")
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+limited = ratelimit(group="limited", key="session", rate="2/h")
+urlpatterns = [
+    path("start", visits),
+    path("plain", limited(ok)),
+    path("aplain", limited(aok)),
+    path("visits", limited(visits)),
+    path("avisits", limited(avisits)),
+    path("ruled/ok", ok),
+    path("ruled/aok", aok),
+]
+RULES = [{"name": "ruled", "path": "/ruled/", "key": "session", "rate": "2/h"}]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, tmp_path: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [SESSIONS, OURS]
+    settings.RATELIMIT_RULES = RULES
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    settings.SESSION_FILE_PATH = str(tmp_path)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: Any, settings: Any) -> str:
+    settings.SESSION_ENGINE = f"django.contrib.sessions.backends.{request.param}"
+    return str(request.param)
+
+
+def get(url: str, cookie: str | None = None, address: str = "192.0.2.1") -> Any:
+    """One request, in the way of its view."""
+    is_async, headers = "/a" in url, {"x-forwarded-for": address}
+
+    async def ask() -> Any:
+        client = AsyncClient()
+        if cookie is not None:
+            client.cookies["sessionid"] = cookie
+        return await client.get(url, headers=headers)
+
+    if is_async:
+        return asyncio.run(ask())
+    client = Client()
+    if cookie is not None:
+        client.cookies["sessionid"] = cookie
+    return client.get(url, headers=headers)
+
+
+def started() -> str:
+    """The cookie of a session that the site has begun."""
+    return str(get("/start").cookies["sessionid"].value)
+
+
+def made_up() -> str:
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(32))
+
+
+URLS = ["/plain", "/aplain", "/ruled/ok", "/ruled/aok"]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
+def test_a_made_up_cookie_buys_no_count(url: str, order: list[str], backend: str, settings: Any) -> None:
+    """All of one address share one, with any cookie and without; no session is made of it; others are apart."""
+    settings.MIDDLEWARE = order
+    cookies = [made_up(), None, made_up(), "", "x", "a:b:c", made_up() + "\u00e4"]
+    answers = [get(url, cookie) for cookie in cookies]
+    assert [answer.status_code for answer in answers] == [200] * 2 + [429] * 5
+    assert Session.objects.count() == 0
+    kept = [answer.cookies.get("sessionid") for answer in answers]
+    assert not [cookie for cookie in kept if cookie is not None and cookie.value]
+    assert get(url, made_up(), "192.0.2.2").status_code == 200
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
+def test_a_session_that_exists_has_a_count_of_its_own(url: str, order: list[str], backend: str, settings: Any) -> None:
+    """Wherever it comes from. Where sessions are kept in cookies, whose keys do not last, the address counts."""
+    settings.MIDDLEWARE = order
+    one, other = started(), started()
+    found = [get(url, one, f"192.0.2.{number}").status_code for number in range(1, 4)]
+    assert found == ([200, 200, 200] if backend == "signed_cookies" else [200, 200, 429])
+    assert get(url, other, "192.0.2.1").status_code == 200
+    assert get(url, None, "192.0.2.4").status_code == 200
+
+
+@pytest.mark.parametrize("url", ["/visits", "/avisits"])
+def test_a_visitor_whose_session_changes_with_every_request_is_limited(url: str, backend: str) -> None:
+    """One who keeps the cookies, and one who drops them or brings back the oldest."""
+    newest: Any = None
+    codes = []
+    for _ in range(6):
+        answer = get(url, newest, "192.0.2.7")
+        newest = answer.cookies["sessionid"].value if "sessionid" in answer.cookies else newest
+        codes.append(answer.status_code)
+    assert codes.count(200) <= 4  # Two as an address, before there was a session; two as a session.
+    assert codes[-1] == 429
+    assert [get(url, None, "192.0.2.8").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_session_that_was_flushed_is_none(backend: str, rf: RequestFactory) -> None:
+    """Nor is one that is empty, or that an earlier middleware has begun for whoever comes without."""
+    from importlib import import_module
+
+    from django.conf import settings
+
+    store: type[SessionBase] = import_module(settings.SESSION_ENGINE).SessionStore
+    old = store()
+    old["visits"] = 1
+    old.save()
+    request = rf.get("/")
+    for session, cookie in ((store(old.session_key), old.session_key), (old, None), (old, made_up())):
+        request.session = session
+        request.COOKIES = {} if cookie is None else {"sessionid": cookie}
+        is_own = cookie == old.session_key and backend != "signed_cookies"
+        assert session_key(request) == (old.session_key if is_own else None)
+    request.COOKIES = {"sessionid": old.session_key}
+    if backend != "signed_cookies":
+        old.delete()
+        request.session = store(old.session_key)
+        assert session_key(request) is None
+        request.session = store()
+        request.session.create()
+        request.COOKIES = {"sessionid": request.session.session_key}
+        assert session_key(request) is None
+
+
+@given(cookie=st.text(max_size=300))
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_no_cookie_is_a_failure(cookie: str, backend: str) -> None:
+    """Whatever it holds: the address counts."""
+    from importlib import import_module
+
+    from django.conf import settings
+
+    request = RequestFactory().get("/")
+    request.COOKIES["sessionid"] = cookie
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(cookie)
+    assert compile_key("session").read("", request, None) == ("ip", "127.0.0.1")
+    assert not request.session.modified
+
+
+def test_without_sessions_the_address_counts(settings: Any, rf: RequestFactory) -> None:
+    """No request fails, and the check says what is missing, for rules and for views."""
+    settings.MIDDLEWARE = [OURS]
+    assert [get("/ruled/ok", made_up()).status_code for _ in range(3)] == [200, 200, 429]
+    assert [get("/aplain", made_up()).status_code for _ in range(3)] == [200, 200, 429]
+    found = [message for message in run_checks(tags=["caches"]) if "SessionMiddleware" in str(message.hint)]
+    assert "ruled" in found[0].msg
+    settings.MIDDLEWARE = [SESSIONS, OURS]
+    assert not [message for message in run_checks(tags=["caches"]) if "session" in message.msg]
+
+
+def test_the_session_is_loaded_once(settings: Any, django_assert_num_queries: Any) -> None:
+    """The one time that the view would load it anyway; and not at all for who brings no cookie."""
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.db"
+    cookie = started()
+    with django_assert_num_queries(1):
+        get("/plain", cookie)
+    with django_assert_num_queries(0):
+        get("/plain")
+
+
+def test_explaining_a_rule_by_session(settings: Any, capsys: Any) -> None:
+    """A request that is only imagined has no session: it is explained as one of its address."""
+    call_command("ratelimit_rules", "explain", "--path", "/ruled/ok", "--ip", "192.0.2.1")
+    assert "ruled (settings)" in capsys.readouterr().out
