@@ -143,6 +143,16 @@ class Conf:
         return float(value)
 
     @cached_property
+    def HISTORY_DAYS(self) -> float | None:
+        """Days that the history of rules and overrides that have ended are kept in the database; None: for good."""
+        value = getattr(settings, "RATELIMIT_HISTORY_DAYS", 365)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 36_500:
+            raise _bad("HISTORY_DAYS", value, "must be a number of days above 0, such as 365, or None")
+        return float(value)
+
+    @cached_property
     def DENY_CACHE_SECONDS(self) -> float:
         """Seconds that a refusal may be repeated without asking Redis; 0: never."""
         value = getattr(settings, "RATELIMIT_DENY_CACHE_SECONDS", 1.0)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import groupby, islice
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import DatabaseError, connections, router, transaction
+from django.utils import timezone
 
 from . import lua
 from .deny import denials
@@ -32,7 +35,9 @@ from .models.override import OverrideQuerySet
 from .rules import current
 from .rules.overrides import Override, is_field, record
 from .rules.ruleset import EVERY_RULE
+from .rules.understood import FORMAT
 from .store import PATIENCE, get_store
+from .sweeping import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
 SCRIPT = lua.source("publish").encode()
@@ -41,30 +46,44 @@ MOST_SUBJECTS = 5000
 """Changed subjects that are written one by one; where there are more, all are written anew."""
 BATCH = 1000
 STAGED_SECONDS = 600
+SWEPT = b"swept"
+"""The field that says until when what has ended was taken away, in microseconds since 1970."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_IS_TIME = re.compile(rb"[0-9]{1,16}")
 BESIDE_SECONDS = 7 * 86_400
 """What is published beside another's goes away after so long without a site that looks after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is published under a key: its revision, the id of its database (empty: none is named), and the ids of the
-    keys that subjects were digested with."""
+    """What is published under a key: its revision, the id of its database (empty: none is named), the ids of the keys
+    that subjects were digested with, its format, and until when what has ended was taken away (None: not known)."""
 
     key: bytes
     revision: Revision = NO_RULES
     database: str = ""
     keys: str = ""
+    format: int = FORMAT
+    swept: datetime | None = None
+
+
+class NewerFormatError(StoreError):
+    """A newer version of this package has published, in a format that this one cannot write; it is left alone."""
 
 
 def published_at(key: bytes) -> Published:
     """What is published under that key. Raises `StoreError`."""
-    fields = (current.REVISION, current.DATABASE, current.KEYS)
-    revision, database, keys = get_store(patient=True).ask(b"HMGET", key, *fields)
+    fields = (current.REVISION, current.DATABASE, current.KEYS, current.FORMAT, SWEPT)
+    revision, database, keys, form, swept = get_store(patient=True).ask(b"HMGET", key, *fields)
     try:
         found = Revision.read(revision or b"0")
     except ValueError:
         found = Revision(0, revision)  # Somebody wrote there by hand: it is replaced.
-    return Published(key, found, (database or b"").decode(), (keys or b"").decode())
+    return Published(
+        key, found, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
+        int(form) if form is not None and form.isdigit() else FORMAT,
+        _EPOCH + timedelta(microseconds=int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
+    )  # fmt: skip
 
 
 def published_for(database: str, *, take_over: bool = False) -> Published:
@@ -120,12 +139,18 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             row = RateLimitRevision.read(using)
             if row.database != current.database:
                 continue
+            if published.format > FORMAT and not take_over and row.text != published.revision.text:
+                raise NewerFormatError(
+                    f"a newer version of django_ratelimit_lua has published them, in the format {published.format}; "
+                    f"this one writes {FORMAT}. A process of the newer version will publish what was saved"
+                )
             if _has_to_rise(row, published, rebuild):
                 RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
                 continue
             if row.text == published.revision.text:
                 return row.number
-            changed = None if rebuild else _changed_since(using, row, published)
+            moment = timezone.now()
+            changed = None if rebuild else _changed_since(using, row, published, moment)
             if changed is None:
                 _digest_anew(using)
             snapshot = _snapshot(using, row)
@@ -135,10 +160,19 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             else:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [who for who in changed if who.encode() not in written]
+            written[SWEPT] = b"%d" % ((moment - _EPOCH) // timedelta(microseconds=1))
         if send(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             denials.clear()
+            _sweep(using)
             return row.number
     raise StoreError("rules are being changed too fast to be published")
+
+
+def _sweep(using: str) -> None:
+    try:
+        sweep(using)
+    except DatabaseError as error:  # The rules are published all the same, and the next publication sweeps.
+        logger.warning("What has ended is still in the database: %s", error)
 
 
 def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
@@ -189,7 +223,7 @@ def send(
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
         published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
-        b"%d" % lifetime, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
+        b"%d" % lifetime, b"%d" % FORMAT, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
     ]  # fmt: skip
     reply: bytes = get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
     return reply
@@ -208,6 +242,7 @@ def _snapshot(using: str, row: Risen) -> bytes:
         if is_field(kind):
             field_keys.setdefault(kind, []).append(key)
     snapshot = {
+        "format": FORMAT,
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
@@ -240,8 +275,9 @@ def _one(using: str, pk: int) -> list[dict[str, Any]]:
         return []
 
 
-def _changed_since(using: str, row: Risen, published: Published) -> list[str] | None:
-    """The digests of subjects whose overrides have changed since what is published; None where that is not known.
+def _changed_since(using: str, row: Risen, published: Published, moment: datetime) -> list[str] | None:
+    """The digests of subjects whose overrides have changed since what is published, or have ended by that moment; None
+    where that is not known.
 
     It is known only if what is published is of the history that this database has had, and if whoever noted the changes
     had the keys that subjects are digested with.
@@ -256,8 +292,12 @@ def _changed_since(using: str, row: Risen, published: Published) -> list[str] | 
     noted = changes.filter(revision__gt=number).exclude(subjects="")
     if noted.exclude(digested_by=published.keys).exists():
         return None
-    found = sorted({who for subjects in noted.values_list("subjects", flat=True) for who in subjects.split(",")})
-    return found if len(found) <= MOST_SUBJECTS else None
+    over = None if published.swept is None else ended(using, published.swept, moment)
+    if over is None:
+        return None
+    found = {who for subjects in noted.values_list("subjects", flat=True) for who in subjects.split(",")}
+    found |= {who for override in over for who in override.digests()}
+    return sorted(found) if len(found) <= MOST_SUBJECTS else None
 
 
 def _by_forgotten_keys(using: str) -> Any:

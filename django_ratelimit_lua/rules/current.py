@@ -23,10 +23,10 @@ from ..limits.call import Revision, StaleRules
 from ..process import renew_after_fork
 from ..store import get_store
 from .problems import problems
-from .ruleset import Ruleset, admin_rule, revision_of, settings_rules
+from .ruleset import Ruleset, revision_of, settings_rules
 
 logger = logging.getLogger("django_ratelimit_lua")
-REVISION, SNAPSHOT, DATABASE, KEYS = b"revision", b"rules", b"database", b"keys"
+REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are requests."""
 
@@ -153,7 +153,7 @@ def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset
             snapshot = {}
             if known is not None and known.fence is not None:
                 fence, snapshot = known.fence, known.snapshot
-        _ruleset = Ruleset(declared, snapshot, fence)
+        _ruleset = Ruleset(declared, snapshot, fence, known)
         denials.clear()
         return _ruleset
     finally:
@@ -225,7 +225,6 @@ def _settings_changed(*, setting: str, **kwargs: object) -> None:
     elif setting.startswith("RATELIMIT_") or setting in ("SECRET_KEY", "SECRET_KEY_FALLBACKS"):
         _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
         _ruleset = None
-        admin_rule.cache_clear()
 
 
 setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.rules")

@@ -172,7 +172,7 @@ class Memory:
                 if record is None:
                     self._known.pop(who, None)
                     continue
-                self._known[who] = (record[: Subject.TAG_SIZE], read(record))
+                self._known[who] = (record[: Subject.TAG_SIZE], read(record, self._known.get(who, self.NOTHING)[1]))
                 self._known.move_to_end(who)
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
@@ -199,24 +199,60 @@ def record(overrides: Sequence[Override]) -> bytes:
     return hashlib.blake2b(text, digest_size=Subject.TAG_SIZE // 2).hexdigest().encode() + text
 
 
-def read(written: bytes) -> tuple[Override, ...]:
-    """The overrides of a record; those that cannot be understood are skipped, and the log says so."""
+def read(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
+    """The overrides of a record, as far as this version understands them.
+
+    Of one that it does not, what was known `before` goes on; else it is skipped, and the log says so. A block with
+    unknown words is a block all the same; what lifts or changes limits may have been meant for less than that.
+    """
+    known = {override.pk: override for override in before}
     try:
         declared = json.loads(written[Subject.TAG_SIZE :])
-    except ValueError:
-        declared = [None]
+        if not isinstance(declared, list):
+            raise ValueError("not a list")
+    except (ValueError, RecursionError) as error:
+        _report(bool(known), error, written)
+        return tuple(before)
     found = []
     for one in declared:
         try:
-            rate = None if one["rate"] is None else Rate(*one["rate"])
-            if one["effect"] not in EFFECTS:
-                raise ValueError(f"effect is {one['effect']!r}")
-            found.append(
-                Override(int(one["id"]), one["rule"], one["effect"], rate, one["burst"], one["starts"], one["ends"])
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            logger.error("An override is skipped: %s: %r", error, written[:200])
+            found.append(_read(one))
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+            goes_on = known.get(one["id"]) if isinstance(one, dict) and isinstance(one.get("id"), int) else None
+            _report(goes_on is not None, error, one)
+            if goes_on is not None:
+                found.append(goes_on)
     return tuple(found)
+
+
+def _report(goes_on: bool, error: Exception, written: object) -> None:
+    what = "goes on as it was" if goes_on else "is skipped"
+    logger.error("An override %s: %s: %s", what, error, str(written)[:200])
+
+
+_WORDS = {"id", "rule", "effect", "rate", "burst", "starts", "ends"}
+
+
+def _read(one: Any) -> Override:
+    if one["effect"] not in EFFECTS:
+        raise ValueError(f"effect is {one['effect']!r}")
+    if unknown := set(one) - _WORDS:
+        if one["effect"] != "block":
+            raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+        logger.warning("Ignored in a block, because this version does not know it: %s", ", ".join(sorted(unknown)))
+    numbers = [one[word] for word in ("rule", "burst", "starts", "ends")]
+    if not all(number is None or _is_whole(number) for number in numbers) or not _is_whole(one["id"]):
+        raise ValueError("not a whole number")
+    if one["burst"] is not None and one["burst"] < 1:
+        raise ValueError(f"burst is {one['burst']!r}")
+    rate = None if one["rate"] is None else Rate(*one["rate"])
+    if rate is not None and not all(map(_is_whole, one["rate"])):
+        raise ValueError(f"rate is {one['rate']!r}")
+    return Override(one["id"], one["rule"], one["effect"], rate, one["burst"], one["starts"], one["ends"])
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def is_field(kind: str) -> bool:

@@ -41,6 +41,7 @@ class RuleError(ImproperlyConfigured):
 
     def __init__(self, where: str, field: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
+        self.where = where
         self.field = field
         self.problem = problem
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -18,7 +16,8 @@ from ..limits.call import NO_RULES, Revision
 from .index import Index
 from .overrides import is_kind
 from .problems import problems
-from .rule import Rule, RuleError, compile_rule, limit_names
+from .rule import Rule, compile_rule, limit_names
+from .understood import read_rule, row_of, shaped
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -41,16 +40,12 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     return rules
 
 
-@lru_cache(maxsize=20_000)
-def admin_rule(text: str) -> Rule | RuleError:
-    # By its text, so that an edit compiles again only the rule that changed.
-    where = "Rules of the admin"
-    try:
-        return compile_rule(json.loads(text), plain=True, strict=False, where=where)
-    except RuleError as error:
-        return error
-    except Exception as error:  # Whatever somebody wrote by hand.
-        return RuleError(where, "", f"{text[:200]}: {type(error).__name__}: {error}")
+class _Read(NamedTuple):
+    """A rule as it was declared, what was understood of it, and what was not."""
+
+    given: Any
+    rule: Rule | None
+    problems: Sequence[str]
 
 
 def revision_of(snapshot: Mapping[str, Any]) -> Revision:
@@ -67,37 +62,61 @@ class Ruleset:
 
     - `revision`: counts the changes, with a random tag; 0: there never was one;
     - `database`: the id of the database they are of;
-    - `rules`: as declared, each with the `id` of its row; one that cannot be understood is skipped, and so is a tier
-      that contradicts its rule, as the log says;
+    - `rules`: as declared, each with the `id` of its row. What is made of those that are not understood as a whole,
+      `understood` says, and the log;
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
       `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
+
+    `before`: the rules that these come after. What has not changed is not read again, and what cannot be understood
+    goes on as it was.
     """
 
     def __init__(
-        self, declared: Sequence[Rule], snapshot: Mapping[str, Any] | None = None, fence: bytes | None = None
+        self,
+        declared: Sequence[Rule],
+        snapshot: Mapping[str, Any] | None = None,
+        fence: bytes | None = None,
+        before: Ruleset | None = None,
     ) -> None:
         self.fence = fence
-        self.snapshot: Mapping[str, Any] = snapshot or {}
+        parts, problems_met = shaped(snapshot or {}, {} if before is None else before.snapshot)
+        self.snapshot: Mapping[str, Any] = parts
+        self.problems: list[str] = problems_met
         self.revision = revision_of(self.snapshot)
-        self.problems: list[str] = []
         self._secrets: dict[str, Sequence[str | bytes]] = {}
         kinds: Mapping[str, Sequence[str]] = self.snapshot.get("kinds", {})
         self.kinds: Mapping[str, Sequence[str]] = {name: self._understood(of) for name, of in kinds.items()}
         self.blocks: Sequence[str] = self._understood(self.snapshot.get("blocks", ()))
         by_name = {rule.name: rule for rule in declared}
+        self._read: dict[int, _Read] = {}
         for given in self.snapshot.get("rules", ()):
-            rule = admin_rule(json.dumps(given, sort_keys=True))
-            if isinstance(rule, RuleError):
-                self.problems.append(str(rule))
-            else:
-                self.problems += rule.problems
-                by_name[rule.name] = rule
+            read = self._rule(given, {} if before is None else before._read)
+            self.problems += read.problems
+            if read.rule is not None:
+                by_name[read.rule.name] = read.rule
         if self.snapshot:
             problems.in_force({name: rule.given for name, rule in by_name.items()}, self.problems)
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=lambda rule: rule.order))
+
+    def _rule(self, given: Any, before: Mapping[int, _Read]) -> _Read:
+        """A rule as it is understood. One that is declared as before is not read again; of one that cannot be
+        understood, what was understood last goes on."""
+        pk = row_of(given)
+        known = None if pk is None else before.get(pk)
+        if known is None or known.given != given:
+            rule = read_rule(given)
+            if isinstance(rule, Rule):
+                known = _Read(given, rule, rule.problems)
+            elif known is None or known.rule is None:
+                known = _Read(given, None, (str(rule),))
+            else:
+                known = _Read(given, known.rule, (f"{rule}; what was understood last goes on",))
+        if pk is not None:
+            self._read[pk] = known
+        return known
 
     def _understood(self, kinds: Sequence[str]) -> Sequence[str]:
         self.problems += [f"overrides of the kind {kind!r}, which is none" for kind in kinds if not is_kind(kind)]

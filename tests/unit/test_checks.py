@@ -44,6 +44,7 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("ALGORITHM", "lucky", "choose one of: token_bucket"),
         ("TIMEOUT", 0, "above 0"),
         ("RULES_MAX_AGE", -1, "from 0"),
+        ("HISTORY_DAYS", 0, "above 0"),
         ("INSTANCE_WEIGHT", 0, "above 0"),
         ("LOCAL_FLOOR", -1, "from 0"),
         ("DENY_CACHE_SECONDS", "1", "from 0"),

@@ -47,6 +47,7 @@ ROOMS = [
     "spectacular",
     "models",
     "migrations",
+    "sweeping",
     "publish",
     "healing",
     "explain code preview",

@@ -1,0 +1,129 @@
+"""What is made of published rules that this version of the package does not understand as a whole.
+
+While a new version is rolled out, the older one has to live with what the newer publishes; and rows are also written by
+hand. No request may fail of that, and no limit may be lifted by it:
+
+- a word that is not known is ignored where that leaves a limit, at a place that is said: it may hold for more requests
+  than was meant, until the newer version is everywhere. So is a value that is not known of a word with a fixed choice
+  of values, which then has its default; without a mode, a rule enforces;
+- a rule that lifts limits (`exempt`, `mode: "off"`), refuses everybody (a rate of 0) or does not say in known words
+  where it applies would do harm beyond what was meant, and one with an unknown key counts nobody. Of these, and of
+  rules that are wrong, what was understood last goes on; where this process has understood none, they are left out.
+
+A snapshot of a higher `FORMAT`, or one that is none, is not read at all: see `current`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..limits.limit import OPTIONS
+from ..limits.rate import Rate
+from .rule import FIELDS, TIER_FIELDS, Rule, RuleError, compile_rule
+
+FORMAT = 1
+"""The shape of what is published. Raised only where versions that know the one before could not read it."""
+CHOICES = ("mode", "algorithm", "audience", "align", "split", "on_store_error")
+"""Words whose values a newer version may have more of."""
+WHERE = "Rules of the admin"
+
+
+class UnreadableError(ValueError):
+    """What is published cannot be read by this version."""
+
+
+def read_rule(given: Any) -> Rule | RuleError:
+    """The rule as far as it is understood; what had to be ignored is in its `problems`."""
+    rule = _compiled(given)
+    if isinstance(rule, Rule) or not isinstance(given, Mapping):
+        return rule
+    return _without_unknown(given, rule) or rule
+
+
+def _compiled(given: Any) -> Rule | RuleError:
+    try:
+        rule = compile_rule(given, plain=True, strict=False, where=WHERE)
+    except RuleError as error:
+        return error
+    except Exception as error:  # Whatever somebody wrote by hand.
+        return RuleError(WHERE, "", f"{str(given)[:200]}: {type(error).__name__}: {error}")
+    return rule if row_of(given) is not None else RuleError(f"{WHERE}: rule {rule.name!r}", "id", "of no row")
+
+
+def row_of(given: Any) -> int | None:
+    """The row that a rule is of."""
+    pk = given.get("id") if isinstance(given, Mapping) else None
+    return pk if isinstance(pk, int) and not isinstance(pk, bool) else None
+
+
+def _without_unknown(given: Mapping[str, Any], problem: RuleError) -> Rule | None:
+    words, ignored = _known_words(given)
+    choices: Sequence[str] = CHOICES
+    while isinstance(rule := _compiled(words), RuleError):
+        if rule.field not in choices or rule.field not in words:
+            return None
+        ignored.append(f"{rule.field} {words.pop(rule.field)!r}")
+        choices = (*CHOICES, *OPTIONS)  # What else was said may belong to it, as the burst to a token bucket.
+    if not ignored or not _may_be_widened(rule):
+        return None
+    told = f"ignored in the {problem.where}, because this version does not know it: {', '.join(ignored)}"
+    return replace(rule, problems=(*rule.problems, told))
+
+
+def _known_words(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The words of a rule and of its tiers that are known, and the others."""
+    words = {word: value for word, value in given.items() if word in FIELDS or word == "id"}
+    ignored = [f"{word!r}" for word in given if word not in words]
+    tiers = words.get("tiers")
+    if isinstance(tiers, list) and all(isinstance(tier, Mapping) for tier in tiers):
+        words["tiers"] = [{word: tier[word] for word in TIER_FIELDS if word in tier} for tier in tiers]
+        ignored += sorted({f"{word!r} of a tier" for tier in tiers for word in tier if word not in TIER_FIELDS})
+    return words, ignored
+
+
+def _may_be_widened(rule: Rule) -> bool:
+    """Whether no harm comes of a rule that holds for more requests than it was meant for."""
+    if rule.site is None or rule.mode == "off" or not (rule.paths or rule.route or rule.group):
+        return False
+    return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.site.rates)
+
+
+def shaped(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """A snapshot whose parts have the shape they must have, and what is wrong with it. Of a part that has not, the one
+    of the snapshot `before` goes on."""
+    parts = dict(snapshot)
+    problems = []
+    for name, is_right in _SHAPES.items():
+        if name in parts and not is_right(parts[name]):
+            problems.append(f"what is published as {name!r} cannot be understood: {str(parts[name])[:100]}")
+            parts.pop(name)
+            if name in before:
+                parts[name] = before[name]
+    return parts, problems
+
+
+def check_format(snapshot: Any) -> Mapping[str, Any]:
+    """The snapshot, if it is one of ours. Raises `UnreadableError`."""
+    if not isinstance(snapshot, Mapping):
+        raise UnreadableError(f"not a snapshot of rules: {str(snapshot)[:100]}")
+    form = snapshot.get("format", FORMAT)
+    if isinstance(form, bool) or not isinstance(form, int) or not 1 <= form <= FORMAT:
+        raise UnreadableError(f"a snapshot of the format {form!r}; this version reads {FORMAT}")
+    return snapshot
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_named_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_are_texts, value.values()))
+
+
+_SHAPES: Mapping[str, Callable[[Any], bool]] = {
+    "rules": lambda value: isinstance(value, list),
+    "kinds": _are_named_texts,
+    "blocks": _are_texts,
+}

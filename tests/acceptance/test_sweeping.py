@@ -1,0 +1,147 @@
+"""However many blocks come and go, nothing grows without bound; and what is swept away is missed by nobody."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratelimit_lua import sweeping
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision
+from django_ratelimit_lua.publish import publish
+from tests.acceptance.test_rules import get, rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+FIELDS = {b"revision", b"rules", b"database", b"keys", b"format", b"swept"}
+
+
+class Clock:
+    """The time of the database's rows, which is moved instead of waited for."""
+
+    def __init__(self) -> None:
+        self.now = timezone.now()
+
+    def __call__(self) -> datetime.datetime:
+        return self.now
+
+    def pass_(self, **span: float) -> None:
+        """Let so much time pass."""
+        self.now += datetime.timedelta(**span)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(timezone, "now", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.acceptance.test_rules"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def block(clock: Clock, network: str, **span: float) -> RateLimitOverride:
+    ends = clock() + datetime.timedelta(**(span or {"seconds": 1}))
+    return RateLimitOverride.objects.create(network=network, effect="block", ends=ends)
+
+
+def test_five_hundred_short_blocks_leave_no_more_than_the_last_of_them(
+    clock: Clock, direct: redis.Redis, prefix: str, settings: Any
+) -> None:
+    """One a day, each of a second: in Redis the latest, in the database those of the days that are kept."""
+    settings.RATELIMIT_HISTORY_DAYS = 30
+    key = f"{prefix}{{rules}}"
+    block(clock, "203.0.113.99", days=1000)
+    most = [0, 0, 0]
+    for number in range(500):
+        block(clock, f"10.0.{number >> 8}.{number & 255}")
+        clock.pass_(days=1)
+        kept = (direct.hlen(key), RateLimitOverride.objects.count(), RateLimitChange.objects.count())
+        most = [max(pair) for pair in zip(most, kept, strict=True)]
+    assert most[0] <= len(FIELDS) + 2
+    assert most[1] <= 33
+    assert most[2] <= 33
+    assert get(REMOTE_ADDR="203.0.113.99") == [429]
+
+
+def test_what_is_swept_is_what_has_ended(clock: Clock, direct: redis.Redis, prefix: str, settings: Any) -> None:
+    """A subject that has another override keeps it; one whose override was prolonged or begins later is kept."""
+    key = f"{prefix}{{rules}}"
+
+    def subjects() -> set[bytes]:
+        return set(direct.hkeys(key)) - FIELDS
+
+    short = block(clock, "203.0.113.1")
+    again = block(clock, "203.0.113.1", days=2)
+    prolonged = block(clock, "203.0.113.2")
+    later = RateLimitOverride.objects.create(
+        network="203.0.113.3", effect="block", starts=clock() + datetime.timedelta(days=1)
+    )
+    clock.pass_(minutes=1)
+    RateLimitOverride.objects.filter(pk=prolonged.pk).update(ends=clock() + datetime.timedelta(days=2))
+    alive = {one.subject.encode() for one in (again, prolonged, later)}
+    assert subjects() == alive == {short.subject.encode(), *alive}
+    clock.pass_(days=3)
+    other = block(clock, "203.0.113.4", days=1)
+    assert subjects() == {later.subject.encode(), other.subject.encode()}
+    clock.pass_(days=3)
+    publish(rebuild=True)
+    assert subjects() == {later.subject.encode()}
+    assert RateLimitOverride.objects.count() == 5
+
+
+def test_many_that_end_at_once_are_swept_together(clock: Clock, direct: redis.Redis, prefix: str) -> None:
+    """More than are told one by one."""
+    ends = clock() + datetime.timedelta(seconds=1)
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(network=f"10.0.{number >> 8}.{number & 255}", effect="block", ends=ends)
+        for number in range(sweeping.BATCH + 500)
+    )
+    assert direct.hlen(f"{prefix}{{rules}}") == sweeping.BATCH + 500 + len(FIELDS)
+    clock.pass_(days=1)
+    rule(limit=100)
+    assert direct.hlen(f"{prefix}{{rules}}") == len(FIELDS)
+    assert get() == [200]
+
+
+def test_history_is_kept_for_as_long_as_the_settings_say(clock: Clock, settings: Any) -> None:
+    """A year if they say nothing, for good with None; sweeping is no change, and costs a few statements."""
+    for number in range(5):
+        block(clock, f"203.0.113.{number}")
+    clock.pass_(days=364)
+    rule()
+    assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (5, 6)
+    settings.RATELIMIT_HISTORY_DAYS = None
+    clock.pass_(days=3000)
+    rule("other")
+    assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (5, 7)
+    settings.RATELIMIT_HISTORY_DAYS = 365
+    with CaptureQueriesContext(connection) as captured:
+        rule("third")
+    assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (0, 2)
+    assert RateLimitRevision.read("default").number == 8
+    with CaptureQueriesContext(connection) as again:
+        rule("fourth")
+    assert len(captured) <= len(again) + 4
+    assert get() == [200]
+
+
+def test_an_edit_after_a_long_silence_is_published_as_a_whole(clock: Clock, settings: Any) -> None:
+    """Where the history of what is published is not there any more."""
+    settings.RATELIMIT_HISTORY_DAYS = 1
+    kept = RateLimitOverride.objects.create(network="203.0.113.7", effect="block")
+    clock.pass_(days=9)
+    rule(limit=100)
+    clock.pass_(days=9)
+    RateLimitOverride.objects.filter(pk=kept.pk).update(network="203.0.113.8")
+    assert RateLimitChange.objects.count() == 1
+    assert get(REMOTE_ADDR="203.0.113.8") == [429]
+    assert get(REMOTE_ADDR="203.0.113.7") == [200]
