@@ -14,7 +14,9 @@ from django.urls import URLResolver, get_resolver
 from . import dotted
 from .callsite import Site, group_of, method_name
 from .conf import NAMES, conf
+from .healing import migration_problem
 from .limits.rate import LimitError, Rate
+from .publish import primary
 from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
@@ -34,6 +36,7 @@ SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 UNKNOWN_SETTING = "django_ratelimit_lua.W001"
 NO_PROXIES = "django_ratelimit_lua.W008"
+NOT_MIGRATED = "django_ratelimit_lua.W012"
 SCRIPT_NAME = "django_ratelimit_lua.W009"
 
 
@@ -208,3 +211,13 @@ def check_script_name(**kwargs: Any) -> list[CheckMessage]:
     hint = f"Write the paths as the URLconf has them, without {script}."
     message = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
     return [Warning(message, hint=hint, id=SCRIPT_NAME)]
+
+
+@register(Tags.database)
+def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """The tables of rules are there. As every check that asks a database, only where one is named: `--database`."""
+    if not databases or primary() not in databases or not (problem := migration_problem()):
+        return []
+    return [
+        Warning(problem, hint="Without the app in INSTALLED_APPS, only rules of the settings apply.", id=NOT_MIGRATED)
+    ]

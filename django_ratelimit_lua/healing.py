@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
+from django.db.migrations.loader import MigrationLoader
 
 from .exceptions import StoreError
 from .models import RateLimitOverride, RateLimitRevision
@@ -26,12 +27,17 @@ from .publish import (
     stage,
 )
 from .rules import current
+from .rules.problems import problems
 from .rules.ruleset import revision_of
 from .signals import rules_changed
 from .store import get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+UNMIGRATED = (
+    "django_ratelimit_lua is installed, but not migrated: no rules can be edited, and requests go by those of the "
+    "settings and of Redis. Run `manage.py migrate`."
+)
 
 
 def heal(snapshot: Mapping[str, Any] | None, patience: float) -> bool:
@@ -65,9 +71,10 @@ def _heal(snapshot: Mapping[str, Any] | None) -> bool:
     try:
         publish()
     except Exception as error:
-        _warn("The rules in the database cannot be read or published: %s", error)
+        again = _failed("The rules in the database cannot be read or published: %s", error)
         _publish_memory(snapshot)
-        soon()
+        if again:
+            soon()
         return False
     _mended()
     return True
@@ -80,6 +87,8 @@ def look() -> None:
     the last edits, and where what was published is lost or old and no process remembers better. Of all processes, one
     looks.
     """
+    if problems.database:
+        return  # There is nothing to see before it is migrated.
     if _looking.acquire(blocking=False):
         threading.Thread(target=_look, name="ratelimit-look", daemon=True).start()
 
@@ -93,7 +102,7 @@ def _look() -> None:
                 get_store(patient=True).ask(b"EXPIRE", current.beside_key(current.database), b"%d" % BESIDE_SECONDS)
         _mended()
     except Exception as error:
-        _warn("It cannot be seen whether the rules that are published are those of the database: %s", error)
+        _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
     finally:
         connections[primary()].close()
         _looking.release()
@@ -122,6 +131,7 @@ def after_migration(using: str) -> None:
         if _is_there(using):
             if RateLimitRevision.read(using).number:
                 publish(rebuild=True)
+            _mended()
             return
         published = published_at(current.fence_key())
         if published.revision.number and published.database in ("", current.database):
@@ -165,9 +175,6 @@ def _renew() -> None:
     _retrying, _healing, _looking = threading.Lock(), threading.Lock(), threading.Lock()
 
 
-# , _healing = threading.Lock(), threading.Lock(), threading.Lock()
-
-
 def _warn(message: str, error: Exception) -> None:
     """Say it once, until it was mended."""
     global _warned
@@ -176,8 +183,31 @@ def _warn(message: str, error: Exception) -> None:
         logger.warning(message, error)
 
 
+def migration_problem() -> str:
+    """What to do where the app is installed, but not migrated; empty where it is, or where the database is away."""
+    try:
+        loader = MigrationLoader(connections[primary()])
+    except Exception:
+        return ""
+    wanted = loader.graph.leaf_nodes(RateLimitRevision._meta.app_label)
+    return UNMIGRATED if any(node not in loader.applied_migrations for node in wanted) else ""
+
+
+def _failed(message: str, error: Exception) -> bool:
+    """Say what failed, and tell whether it is worth another try: not before somebody has migrated the app."""
+    problem = migration_problem()
+    if not problem:
+        _warn(message, error)
+        return True
+    if not problems.database:
+        problems.database = problem
+        logger.error("%s", problem)
+    return False
+
+
 def _mended() -> None:
     global _warned
+    problems.database = ""
     if _warned:
         _warned = False
         logger.info("The rules are published again")
@@ -199,7 +229,8 @@ def _retry() -> None:
             try:
                 publish(rebuild=True)
             except Exception as error:
-                _warn("The rules cannot be published: %s", error)
+                if not _failed("The rules cannot be published: %s", error):
+                    return
             else:
                 _mended()
                 return
@@ -214,6 +245,8 @@ def _publish_committed() -> None:
     except Exception as error:
         logger.error("A change of the rules is saved, but not published yet: %s", error)
         soon()
+    else:
+        problems.database = ""
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ...conf import conf
 from ...exceptions import StoreError
+from ...healing import migration_problem
 from ...health import health
 from ...publish import published_at
 from ...rules import current
@@ -35,5 +36,5 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         rules = f"rules of revision {revision} are published" if revision else "no rules are published"
         self.stdout.write(f"a decision takes {found.seconds * 1000:.2f} ms; {rules}")
-        for problem in problems.found():
+        for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
             self.stderr.write(self.style.WARNING(f"left out: {problem}"))

@@ -9,11 +9,13 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from ... import code
 from ...exceeded import FAILED, exceeded
 from ...exceptions import StoreError
 from ...explain import explain, find_user, imagine
+from ...healing import migration_problem
 from ...models import RateLimitRule
 from ...models.tracked import acting
 from ...publish import publish
@@ -57,6 +59,8 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except ValidationError as error:
             raise CommandError("; ".join(error.messages)) from error
+        except DatabaseError as error:
+            raise CommandError(migration_problem() or f"the database cannot be asked: {error}") from error
 
     def _list(self, **options: Any) -> None:
         ruleset = current.reload()
@@ -119,7 +123,7 @@ class Command(BaseCommand):
             count = len(code.load(_read(file)))
         else:
             ruleset = current.reload()
-            found = [*problems.found(), *_failures()]
+            found = [*dict.fromkeys(filter(None, (migration_problem(), *problems.found()))), *_failures()]
             if found:
                 raise CommandError("\n".join(found))
             count = len(ruleset.rules)

@@ -1,0 +1,102 @@
+"""The app is installed, and nobody has migrated yet: said once, with the remedy, and nothing goes on trying."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import healing
+from django_ratelimit_lua.health import health
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.rules import current
+from tests.acceptance.test_command import said
+from tests.acceptance.test_rules import GO_ON_TRYING, another_process
+
+pytestmark = pytest.mark.django_db(transaction=True)
+urlpatterns = [path("ok", lambda request: HttpResponse("ok"))]
+REMEDY = "manage.py migrate"
+
+
+@pytest.fixture
+def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A process that has just started, on a database without our tables; how often it asks that."""
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "2/h"}]
+    call_command("migrate", "django_ratelimit_lua", "zero", verbosity=0)
+    asked: list[int] = []
+    publish = healing.publish
+
+    def counting(**options: Any) -> int:
+        asked.append(1)
+        return publish(**options)
+
+    monkeypatch.setattr(healing, "publish", counting)
+    monkeypatch.setattr(healing, "soon", GO_ON_TRYING)
+    monkeypatch.setattr(healing, "_warned", False)
+    monkeypatch.setattr(healing, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(healing, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(current, "COMPARE_SECONDS", 0.0)
+    current.problems.clear()
+    another_process()
+    try:
+        yield asked
+    finally:
+        call_command("migrate", "django_ratelimit_lua", verbosity=0)
+
+
+def get() -> int:
+    return Client().get("/ok").status_code
+
+
+def test_it_is_said_once_and_not_tried_for_ever(unmigrated: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    """Requests go by the rules of the settings; after `migrate`, the next edit holds, and health is well again."""
+    assert [get() for _ in range(20)] == [200, 200] + [429] * 18
+    threading.Event().wait(0.2)
+    assert len(unmigrated) <= 2
+    assert [record.message for record in caplog.records if REMEDY in record.message] == [healing.UNMIGRATED]
+    assert not [record for record in caplog.records if "cannot be read" in record.message]
+    assert not [thread for thread in threading.enumerate() if thread.name == "ratelimit-publish"]
+    assert REMEDY in health().problems[0]
+    call_command("migrate", "django_ratelimit_lua", verbosity=0)
+    RateLimitRule.objects.create(name="all", path="/ok", key="path", limit=0)
+    assert get() == 429
+    assert current.load().by_name["all"].source == "admin"
+    assert health().problems == ()
+
+
+def test_another_process_that_migrates_is_heard_of(unmigrated: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its first edit."""
+    assert get() == 200
+    known = current.problems.database
+    call_command("migrate", "django_ratelimit_lua", verbosity=0)
+    current.problems.database = known  # As if it had not happened here.
+    rules = current.load()
+    RateLimitRule.objects.create(name="all", path="/ok", key="path", limit=0)
+    current.problems.database, current._ruleset, current.database = known, rules, None
+    assert get() == 429
+    assert health().problems == ()
+
+
+def test_commands_and_checks_name_the_remedy(unmigrated: list[int]) -> None:
+    """And never show a traceback."""
+    (found,) = [one for one in run_checks(tags=["database"], databases=["default"]) if "ratelimit" in str(one.id)]
+    assert REMEDY in found.msg
+    assert run_checks(tags=["database"], databases=[]) == []
+    for command in ("check", "export", "publish", "mode site off"):
+        with pytest.raises(CommandError, match=REMEDY):
+            said(*command.split())
+    output = io.StringIO()
+    call_command("ratelimit_health", stdout=output, stderr=output)
+    assert REMEDY in output.getvalue()
+    assert "a decision takes" in output.getvalue()
+    assert "site: 2 per hour" in said("list")
