@@ -7,16 +7,21 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.mixins import AccessMixin
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
 from django.urls import URLResolver, get_resolver
 
 from . import dotted
 from .callsite import Site, group_of, method_name
 from .conf import NAMES, conf
+from .exceptions import StoreError
 from .healing import migration_problem
+from .identity import secrets_by_id
 from .limits.rate import LimitError, Rate
-from .publish import primary
+from .models import RateLimitRevision
+from .publish import primary, published_at, values_by_key
+from .rules import current
 from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
@@ -35,6 +40,9 @@ AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 UNKNOWN_SETTING = "django_ratelimit_lua.W001"
+OTHER_SITE = "django_ratelimit_lua.W013"
+LOST_VALUES = "django_ratelimit_lua.W014"
+EARLIER_KEY = "django_ratelimit_lua.I015"
 NO_PROXIES = "django_ratelimit_lua.W008"
 NOT_MIGRATED = "django_ratelimit_lua.W012"
 SCRIPT_NAME = "django_ratelimit_lua.W009"
@@ -221,3 +229,37 @@ def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
     return [
         Warning(problem, hint="Without the app in INSTALLED_APPS, only rules of the settings apply.", id=NOT_MIGRATED)
     ]
+
+
+@register(Tags.database)
+def check_published(databases: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """What is published is of this database, and whoever overrides are about is found by the keys that are known.
+
+    With `manage.py check --database default`, and before migrations. Says nothing where a server does not answer.
+    """
+    using = primary()
+    if using not in (databases or ()):
+        return []
+    found: list[CheckMessage] = []
+    try:
+        own = RateLimitRevision.read(using).database
+        by_key = values_by_key(using)
+        owner = published_at(current.fence_key()).database
+    except (DatabaseError, StoreError, ImproperlyConfigured):
+        return []  # Not migrated yet, or not there: others say so.
+    if owner not in ("", own):
+        prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
+        message = f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}."
+        found.append(Warning(message, hint=current.REMEDY, id=OTHER_SITE))
+    known = secrets_by_id()
+    lost = sum(count for key, count in by_key.items() if key not in known)
+    if lost:
+        message = f"{lost} overrides for values of fields find nobody: the key of their digests is not known any more."
+        hint = "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
+        found.append(Warning(message, hint=hint, id=LOST_VALUES))
+    earlier = sum(count for key, count in by_key.items() if key in known)
+    if earlier:
+        message = f"{earlier} overrides for values of fields are found by an earlier key alone."
+        hint = "Enter their values anew before it is taken out of the fallbacks."
+        found.append(Info(message, hint=hint, id=EARLIER_KEY))
+    return found

@@ -220,6 +220,7 @@ def soon() -> None:
 
 
 def _retry() -> None:
+    global unpublished
     pause = FIRST_PAUSE
     try:
         while True:
@@ -233,16 +234,24 @@ def _retry() -> None:
                     return
             else:
                 _mended()
+                unpublished = ""
                 return
     finally:
         connections.close_all()
         _retrying.release()
 
 
+unpublished = ""
+"""Why the last change that this process has made is not live yet; empty: it is."""
+
+
 def _publish_committed() -> None:
+    global unpublished
     try:
         publish()
+        unpublished = ""
     except Exception as error:
+        unpublished = str(error)
         logger.error("A change of the rules is saved, but not published yet: %s", error)
         soon()
     else:

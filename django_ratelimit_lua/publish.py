@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby, islice
 from typing import Any
 
-from django.db import DatabaseError, connections, router, transaction
+from django.db import DatabaseError, connections, models, router, transaction
 from django.utils import timezone
 
 from . import lua
@@ -298,6 +298,14 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
     found = {who for subjects in noted.values_list("subjects", flat=True) for who in subjects.split(",")}
     found |= {who for override in over for who in override.digests()}
     return sorted(found) if len(found) <= MOST_SUBJECTS else None
+
+
+def values_by_key(using: str) -> dict[str, int]:
+    """How many overrides there are for values of fields whose digest was not made with the key in force, by the id of
+    the key that it was made with."""
+    overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
+    counted = overrides.exclude(digested_by=next(iter(secrets_by_id()))).values_list("digested_by")
+    return dict(counted.annotate(models.Count("pk")))
 
 
 def _by_forgotten_keys(using: str) -> Any:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
+import time
 import traceback
 from typing import Any
 
+import redis
 from django.conf import settings
 
 GIVEN = json.loads(os.environ["RATELIMIT_TEST_SITE"])
@@ -79,6 +82,7 @@ logging.getLogger("django_ratelimit_lua").addHandler(Kept())
 logging.getLogger("django_ratelimit_lua").propagate = False
 
 from django.contrib.auth.models import AnonymousUser, Group, User
+from django.core import checks
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
@@ -86,6 +90,7 @@ from django.test import RequestFactory
 from django.urls import path
 
 from django_ratelimit_lua import code, healing
+from django_ratelimit_lua import publish as publishing
 from django_ratelimit_lua.admin.history import restore
 from django_ratelimit_lua.health import health
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -98,6 +103,7 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.publish import publish
 from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.store import get_store
 
 current.COMPARE_SECONDS = GIVEN["compare_seconds"]
 
@@ -134,6 +140,43 @@ def block(key: str | None = None, **fields: Any) -> int:
 
 def edit(limit: int, name: str = "site") -> int:
     return RateLimitRule.objects.filter(name=name).update(limit=limit)
+
+
+direct = redis.Redis.from_url(GIVEN["url"])
+
+
+def empty_redis() -> None:
+    """As after a restart without persistence."""
+    direct.delete(*direct.keys(f"{GIVEN['prefix']}*"))
+
+
+def in_a_transaction(limit: int, *, commits: bool) -> Any:
+    """What requests meet in the middle of one that edits, while Redis is emptied."""
+    with transaction.atomic():
+        edit(limit)
+        empty_redis()
+        publish()
+        met = [ask(), ask()]
+        transaction.set_rollback(not commits)
+    return met
+
+
+def publish_with(emptied_at: int) -> None:
+    """Publish all anew, in small parts; Redis is emptied in front of that command."""
+    commands = itertools.count(1)
+    store = type(get_store(patient=True))
+    original = store.ask
+
+    def ask_or_empty(self: Any, *parts: bytes, **options: Any) -> Any:
+        if next(commands) == emptied_at:
+            empty_redis()
+        return original(self, *parts, **options)
+
+    store.ask = ask_or_empty
+    try:
+        publish(rebuild=True)
+    finally:
+        store.ask = original
 
 
 def run(line: str) -> Any:

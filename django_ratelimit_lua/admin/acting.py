@@ -12,8 +12,10 @@ from django.db.models import DateTimeField, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
+from .. import healing
 from ..models.override import within
 from ..models.tracked import acting
+from ..rules.problems import problems
 
 
 def is_key(field: Any, value: Any) -> bool:
@@ -43,17 +45,18 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Adding and changing."""
         with acting(request.user):
-            return super().changeform_view(request, *args, **kwargs)
+            return _told(request, super().changeform_view(request, *args, **kwargs))
 
     def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Changing in the list, and actions."""
         with acting(request.user):
-            return super().changelist_view(request, *args, **kwargs)
+            return _told(request, super().changelist_view(request, *args, **kwargs))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Deleting."""
         with acting(request.user):
-            return super().delete_view(request, object_id, extra_context)
+            response: HttpResponse = _told(request, super().delete_view(request, object_id, extra_context))
+            return response
 
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any) -> Any:
         """Actions, on rows."""
@@ -79,3 +82,16 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if db_field.name in self.get_autocomplete_fields(request):
             kwargs.setdefault("widget", Autocomplete(db_field, self.admin_site, using=kwargs.get("using")))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+
+def _told(request: HttpRequest, response: Any) -> Any:
+    """The response, with a message where what was saved is not live, or is published beside another site's rules."""
+    if request.method == "POST" and getattr(response, "status_code", 0) == 302:
+        if healing.unpublished:
+            messages.warning(request, _("Saved, but not live yet: %s") % healing.unpublished)
+        if problems.place:
+            messages.warning(
+                request,
+                _("Another site keeps its rules under the same prefix. Give each site a RATELIMIT_CACHE_PREFIX."),
+            )
+    return response

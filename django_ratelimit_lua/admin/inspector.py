@@ -16,6 +16,7 @@ from ..exceptions import StoreError
 from ..explain import Explanation, explain, find_user, imagine, reset
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.tracked import acting, who
+from ..publish import primary
 from .forms import DURATIONS, InspectForm, covers, own_address
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
@@ -128,7 +129,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             return
         whose = {met.charge.digest.decode() for met in found.met}
         RateLimitChange.objects.create(
-            revision=RateLimitRevision.objects.values_list("revision", flat=True).first() or 0,
+            revision=RateLimitRevision.read(primary()).revision,
             by=who(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
             name=", ".join(names)[:300], after={"digests": sorted(whose)},
         )  # fmt: skip

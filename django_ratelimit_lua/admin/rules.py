@@ -20,7 +20,7 @@ from ..exceeded import FAILED, exceeded
 from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.tracked import acting
-from ..publish import publish
+from ..publish import primary, publish
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..rules.words import reading
@@ -219,7 +219,7 @@ class RuleAdmin(ActingAdmin):
             raise Http404
         if not self.has_view_or_change_permission(request, rule):
             raise PermissionDenied
-        changes = RateLimitChange.objects.filter(kind=RateLimitChange.Kind.RULE, object_id=rule.pk)
+        changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, object_id=rule.pk)
         context = {
             "versions": versions(changes),
             "may_restore": self.has_change_permission(request, rule),
@@ -229,7 +229,7 @@ class RuleAdmin(ActingAdmin):
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Make a rule what it was after (or, if it was deleted then, before) a change."""
-        change = get_object_or_404(RateLimitChange, pk=pk, kind=RateLimitChange.Kind.RULE)
+        change = get_object_or_404(RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE)
         if request.method != "POST" or not (self.has_change_permission(request) and self.has_add_permission(request)):
             raise PermissionDenied
         try:

@@ -11,7 +11,6 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import key_ids
 from ..limits.call import NO_RULES, Revision
-from .primary import PrimaryQuerySet
 
 
 def new_tag() -> str:
@@ -59,8 +58,6 @@ class RateLimitRevision(models.Model):
     rebuilt = models.BigIntegerField(_("revision before which all overrides have to be published anew"), default=0)
     rebuilt_tag = models.CharField(_("tag of that revision"), max_length=16, blank=True)
     database = models.CharField(_("id of the database"), max_length=32, default=new_database)
-
-    objects = PrimaryQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("revision")
@@ -135,8 +132,6 @@ class RateLimitChange(models.Model):
     digested_by = models.CharField(
         _("ids of the keys of these digests"), max_length=200, default=key_ids, editable=False
     )  # fmt: skip
-
-    objects = PrimaryQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("change")

@@ -48,13 +48,13 @@ EDITS = [
     ("RateLimitOverride.objects.filter(rule__name='other').delete()", {"site": 51, "other": 500}),
     ("RateLimitRule.objects.filter(name='other').delete()", {"site": 51}),
     ("text = code.export() ;; code.apply(text.replace('51', '52'))", {"site": 52}),
+    ("restore(RateLimitChange.objects.using('default').filter(name='site', after__rate='40/h').first())", {"site": 40}),
     ("RateLimitRule.objects.all().delete() ;; code.apply(text)", {"site": 51}),
     ("call_command('ratelimit_rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
     ("call_command('ratelimit_rules', 'mode', 'site', 'enforce', verbosity=0, stdout=open(os.devnull, 'w'))",
      {"site": 51}),
-    ("restore(RateLimitChange.objects.filter(name='site', after__rate='40/h').first())", {"site": 40}),
     ("RateLimitRule.objects.bulk_create([RateLimitRule(name='new', path='/', key='ip', limit=300, unit='h')])",
-     {"site": 40, "new": 300}),
+     {"site": 51, "new": 300}),
 ]  # fmt: skip
 
 
@@ -73,3 +73,151 @@ def test_every_edit_is_published_where_reads_go_to_a_replica(
         assert editor("ask(user='ada')") == met, edit
         assert other("ask(user='ada')") == met, edit
     assert editor("[RateLimitRule.objects.using('replica').count(), said]") == [0, []]
+
+
+def site(tmp_path: Path, empty: Path, name: str = "site") -> dict[str, Path]:
+    """A database that is nobody's copy."""
+    databases = {"default": copy(empty, tmp_path / f"{name}.sqlite3")}
+    with Worker(f"{name}:", databases) as worker:
+        worker("call_command('ratelimit_rules', 'new-id', stdout=open(os.devnull, 'w'))")
+    return databases
+
+
+MANY = {"site": 1000}
+
+
+def test_two_sites_on_one_redis_go_by_their_own_rules(
+    empty: Path, tmp_path: Path, prefix: str, started: Any, direct: Any
+) -> None:
+    """Under one prefix too: the second site's rules are published beside the first's, its edits hold for each of its
+    processes at once, and it is told; until it takes the place, after which it is the other way round."""
+    first, second = site(tmp_path, empty, "first"), site(tmp_path, empty, "second")
+    here, there, too = started(prefix, first), started(prefix, second), started(prefix, second)
+    here("rule(limit=1000) ;; block(network='203.0.113.1')")
+    assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1000}, {}, {}]
+    assert [worker("ask('203.0.113.1')") for worker in (here, there)] == ["refused", {}]
+    for limit in (2001, 2002):
+        there(f"rule(limit={limit})" if limit == 2001 else f"edit({limit})")
+        assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1000}, {"site": limit}, {"site": limit}]
+    there("block(network='203.0.113.2')")
+    here("edit(1001)")
+    assert [worker("ask('203.0.113.2')") for worker in (here, there, too)] == [{"site": 1001}, "refused", "refused"]
+    assert len([line for line in too("said") if "another site's rules" in line]) == 1
+    assert "--take-over" in too("health().problems[0]")
+    assert here("[said, list(health().problems)]") == [[], []]
+    found = "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
+    assert [there(found), here(found)] == [["django_ratelimit_lua.W013"], []]
+    assert direct.ttl(f"{prefix}{{rules}}:{there('current.database')}") > 86_400
+    there("call_command('ratelimit_rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
+    for _ in range(2):
+        assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1001}, {"site": 2002}, {"site": 2002}]
+    assert [worker("ask('203.0.113.2')") for worker in (here, there, too)] == [{"site": 1001}, "refused", "refused"]
+    there("edit(2003)")
+    here("edit(1002)")
+    assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1002}, {"site": 2003}, {"site": 2003}]
+    direct.delete(*direct.keys(f"{prefix}*"))
+    for _ in range(2):
+        assert [worker("ask()") for worker in (too, here, there)] == [{"site": 2003}, {"site": 1002}, {"site": 2003}]
+
+
+def test_a_site_whose_database_cannot_be_read_goes_by_what_is_published(
+    empty: Path, tmp_path: Path, prefix: str, started: Any
+) -> None:
+    """And by its own as soon as it can, if that turns out to be another's."""
+    first, second = site(tmp_path, empty, "first"), site(tmp_path, empty, "second")
+    started(prefix, first)("rule(limit=1000)")
+    with Worker(prefix, second) as before:
+        before("rule(limit=2000)")
+    away = tmp_path / "away.sqlite3"
+    second["default"].rename(away)
+    second["default"].mkdir()  # No database can be opened there.
+    late = started(prefix, second, compare_seconds=0.1)
+    assert late("ask()") == {"site": 1000}
+    second["default"].rmdir()
+    away.rename(second["default"])
+    assert late("[time.sleep(0.2), ask(), time.sleep(1), ask()][-1]") == {"site": 2000}
+
+
+def test_what_may_be_rolled_back_is_never_published(
+    empty: Path, tmp_path: Path, prefix: str, started: Any, direct: Any
+) -> None:
+    """Redis is emptied in the middle of a transaction that asks for decisions: what it has changed is seen by nobody,
+    whether it is rolled back then or committed."""
+    databases = site(tmp_path, empty)
+    one, other = started(prefix, databases), started(prefix, databases)
+    one("rule(limit=1000)")
+    assert [one("ask()"), other("ask()")] == [MANY, MANY]
+    assert one("in_a_transaction(5, commits=False)") == [MANY, MANY]
+    assert [one("ask()"), other("ask()")] == [MANY, MANY]
+    assert one("in_a_transaction(5, commits=True)") == [MANY, MANY]
+    assert [other("ask()"), one("ask()")] == [{"site": 5}, {"site": 5}]
+    one("edit(6)")
+    assert [other("ask()"), one("ask()")] == [{"site": 6}, {"site": 6}]
+
+
+def test_no_override_is_lost_where_redis_is_emptied_while_they_are_published(
+    empty: Path, tmp_path: Path, prefix: str, started: Any
+) -> None:
+    """Before, between and after the parts in which they are written."""
+    databases = site(tmp_path, empty)
+    one = started(prefix, databases)
+    one("rule(limit=1000) ;; [block(network=f'203.0.113.{number}') for number in range(5)]")
+    one("publishing.BATCH = 2")
+    for emptied_at in range(1, 14):
+        one(f"publish_with({emptied_at})")
+        assert one("[ask(f'203.0.113.{number}') for number in range(6)]") == ["refused"] * 5 + [MANY], emptied_at
+
+
+ADA = "{'key': 'secret'}, {'user': 'ada'}, {'address': '203.0.113.9'}, {'address': '198.51.100.7'}"
+"""Whom the test of rotated keys blocks: the value of a field, a user, an address and a network."""
+
+
+@pytest.mark.parametrize("setting", ["SECRET_KEY", "RATELIMIT_KEY_SECRET"])
+def test_rotating_the_key_lifts_no_block(setting: str, empty: Path, tmp_path: Path, prefix: str, started: Any) -> None:
+    """Neither while old and new processes serve side by side, whoever edits, nor after that; and a check says which
+    values of fields find nobody when the last key that knew them has gone."""
+    databases, fallbacks = site(tmp_path, empty), f"{setting}_FALLBACKS"
+    blocked = f"[ask(**one) for one in ({ADA}, {{'key': 'new'}}, {{}})]"
+    refused = ["refused"] * 5 + [MANY]
+    counted = "{one.id: one.msg[:2] for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])}"
+    old = started(prefix, databases, **{setting: "old"})
+    old("User.objects.create(username='ada') ;; rule(limit=1000) ;; block(key='secret')")
+    old("block(user=User.objects.get()) ;; block(network='203.0.113.9') ;; block(network='198.51.100.0/24')")
+    assert old(blocked) == ["refused"] * 4 + [MANY] * 2
+    assert old(counted) == {}
+    new = started(prefix, databases, **{setting: "new", fallbacks: ["old"]})
+    assert new(blocked) == old(blocked) == ["refused"] * 4 + [MANY] * 2
+    new("block(key='new')")
+    assert new(blocked) == refused
+    assert old(blocked)[:4] == ["refused"] * 4
+    for editor in (old, new, old):
+        editor("RateLimitOverride.objects.filter(network='203.0.113.9').delete()")
+        assert [worker("ask('203.0.113.9')") for worker in (old, new)] == [MANY, MANY]
+        editor("block(network='203.0.113.9')")
+        assert new(blocked) == refused
+        assert old(blocked)[:4] == ["refused"] * 4
+    assert new(counted) == {"django_ratelimit_lua.I015": "1 "}
+    newest = started(prefix, databases, **{setting: "newest", fallbacks: ["new", "old"]})
+    assert newest(blocked) == refused
+    last = started(prefix, databases, **{setting: "newest", fallbacks: ["new"]})
+    assert last(blocked) == [MANY, *refused[1:]]
+    assert last(counted) == {"django_ratelimit_lua.W014": "1 ", "django_ratelimit_lua.I015": "1 "}
+    last("RateLimitOverride.objects.filter(network='203.0.113.9').delete()")
+    assert last("ask('203.0.113.9')") == MANY
+
+
+def test_a_key_that_is_rotated_without_fallbacks_still_finds_users_and_networks(
+    empty: Path, tmp_path: Path, prefix: str, started: Any
+) -> None:
+    """They are digested anew when the first process with the new key starts, without an edit."""
+    databases = site(tmp_path, empty)
+    with Worker(prefix, databases, SECRET_KEY="old") as old:
+        old("User.objects.create(username='ada') ;; rule(limit=1000) ;; block(user=User.objects.get())")
+        old("block(network='203.0.113.0/24') ;; block(key='secret')")
+    new = started(prefix, databases, SECRET_KEY="new")
+    assert new("[ask(user='ada'), ask('203.0.113.9'), ask(key='secret')]") == ["refused", "refused", MANY]
+    new("RateLimitOverride.objects.filter(network='203.0.113.0/24').delete()")
+    new(
+        "block(user=User.objects.get(), rule=RateLimitRule.objects.get()) ;; RateLimitOverride.objects.first().delete()"
+    )
+    assert new("[ask(user='ada'), ask('203.0.113.9')]") == ["refused", MANY]

@@ -187,7 +187,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
         if str(value).startswith("django_ratelimit_lua.") and name.isupper()
     ]
     ids = [getattr(checks, name) for name in names if name != "MIDDLEWARE"]
-    assert len(ids) == len(set(ids)) == 13
+    assert len(ids) == len(set(ids)) == 16
     assert text.count("id=") == text.count("hint=")
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, transaction
 
 from ... import code
 from ...exceeded import FAILED, exceeded
 from ...exceptions import StoreError
 from ...explain import explain, find_user, imagine
 from ...healing import migration_problem
-from ...models import RateLimitRule
+from ...models import RateLimitRevision, RateLimitRule
 from ...models.tracked import acting
-from ...publish import publish
+from ...publish import primary, publish
 from ...rules import current
 from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
@@ -26,7 +26,7 @@ from ...rules.words import reading
 
 
 class Command(BaseCommand):
-    """`list`, `explain`, `mode`, `export`, `import`, `check`, `publish`."""
+    """`list`, `explain`, `mode`, `export`, `import`, `check`, `publish`, `new-id`."""
 
     help = "Shows the rate limit rules in force, explains what a request would meet, and keeps rules as code."
 
@@ -49,12 +49,17 @@ class Command(BaseCommand):
         imported.add_argument("--dry-run", action="store_true", help="only say what would be done")
         checked = commands.add_parser("check", help="say what is wrong with the rules, or with those of a file")
         checked.add_argument("file", nargs="?")
-        commands.add_parser("publish", help="publish the rules anew, after changes by raw SQL")
+        published = commands.add_parser("publish", help="publish the rules anew, after changes by raw SQL")
+        published.add_argument(
+            "--take-over", action="store_true",
+            help="also where another database's rules are published under RATELIMIT_CACHE_PREFIX, and put ours there",
+        )  # fmt: skip
+        commands.add_parser("new-id", help="give the database an id of its own, if it is a copy of another site's")
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         """Run a subcommand."""
         try:
-            getattr(self, f"_{subcommand}")(**options)
+            getattr(self, f"_{subcommand.replace('-', '_')}")(**options)
         except (StoreError, RuleError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
         except ValidationError as error:
@@ -129,8 +134,16 @@ class Command(BaseCommand):
             count = len(ruleset.rules)
         self.stdout.write(f"{count} rule{'' if count == 1 else 's'}: no problem found")
 
-    def _publish(self, **options: Any) -> None:
-        self.stdout.write(f"published revision {publish(rebuild=True)}")
+    def _publish(self, take_over: bool, **options: Any) -> None:
+        self.stdout.write(f"published revision {publish(rebuild=True, take_over=take_over)}")
+
+    def _new_id(self, **options: Any) -> None:
+        using = primary()
+        with transaction.atomic(using):
+            name = RateLimitRevision.rename(using)
+        self.stdout.write(f"the database is {name} from now on; published revision {publish()}")
+        if problems.place:
+            self.stderr.write(self.style.WARNING(problems.place))
 
 
 def _failures() -> list[str]:
