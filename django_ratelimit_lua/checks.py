@@ -83,8 +83,9 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), hint="See the middleware page of the documentation.", id=BAD_RULE)]
     middleware = list(getattr(settings, "MIDDLEWARE", ()))
+    found = _by_session(rules) + _by_user(rules)
     if all(rule.group is not None for rule in rules):
-        return []  # There are none, or call sites apply them.
+        return found  # There are none, or call sites apply them.
     if MIDDLEWARE not in middleware:
         hint = f"Add '{MIDDLEWARE}' to MIDDLEWARE."
         return [Warning("RATELIMIT_RULES has rules, but nothing applies them.", hint=hint, id=UNUSED_RULES)]
@@ -92,22 +93,25 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
     if needs_user and AUTHENTICATION not in middleware:
         hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
         return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]
-    return _by_session(rules, middleware) + _by_user(rules)
+    return found
 
 
-def _by_session(rules: Sequence[Rule], middleware: Sequence[str]) -> list[CheckMessage]:
+def _by_session(rules: Sequence[Rule]) -> list[CheckMessage]:
     names = ", ".join(rule.name for rule in rules if rule.site and rule.mode != "off" and rule.site.key.needs_session)
-    if not names:
-        return []
-    said = "they count by the client's address"
-    if SESSIONS not in middleware:
-        hint = f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
-        return [Warning(f"Rules go by the session, and there is none: {said}: {names}.", hint=hint, id=NO_SESSION)]
-    if settings.SESSION_ENGINE.endswith(".signed_cookies"):
+    return _no_session(f"Rules: {names}") if names else []
+
+
+def _no_session(what: str) -> list[CheckMessage]:
+    """What is wrong with whatever goes by the session, in this project."""
+    if SESSIONS not in getattr(settings, "MIDDLEWARE", ()):
+        problem, hint = "of which there is none", f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
+    elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
+        problem = "which clients keep themselves here and can have as often as they like"
         hint = "Use the key 'user_or_ip', or sessions that are kept on the server."
-        problem = "Rules go by the session, which the client keeps itself and can have as often as it likes"
-        return [Warning(f"{problem}: {said}: {names}.", hint=hint, id=NO_SESSION)]
-    return []
+    else:
+        return []
+    text = f"{what}: the key goes by the session, {problem}, so it counts by the client's address."
+    return [Warning(text, hint=hint, id=NO_SESSION)]
 
 
 def _by_user(rules: Sequence[Rule]) -> list[CheckMessage]:
@@ -127,15 +131,18 @@ def _one_for_all(what: str, otherwise: str) -> CheckMessage:
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> list[CheckMessage]:
-    """No view that anybody may ask counts all who are not logged in as one."""
-    if not getattr(settings, "ROOT_URLCONF", None) or LOGIN_REQUIRED in getattr(settings, "MIDDLEWARE", ()):
+    """No view that anybody may ask counts all who are not logged in as one, and none goes by sessions there are not."""
+    if not getattr(settings, "ROOT_URLCONF", None):
         return []
-    found: dict[str, CheckMessage] = {}
+    found: dict[tuple[str, str], list[CheckMessage]] = {}
     for view in _views(get_resolver().url_patterns):
-        for name, sites in _limited(view):
-            if any(site.lumps_strangers for site in sites):
-                found[name] = _one_for_all(f"@ratelimit on {name}", "or put login_required around it")
-    return list(found.values())
+        for sites, is_open in _limited(view):
+            name = f"@ratelimit on {group_of(view)}"
+            if is_open and any(site.lumps_strangers for site in sites):
+                found[name, "user"] = [_one_for_all(name, "or put login_required around it")]
+            if any(site.key.needs_session for site in sites):
+                found[name, "session"] = _no_session(name)
+    return [message for messages in found.values() for message in messages]
 
 
 def _views(patterns: Sequence[Any]) -> Iterator[Any]:
@@ -146,20 +153,21 @@ def _views(patterns: Sequence[Any]) -> Iterator[Any]:
             yield pattern.callback
 
 
-def _limited(view: Any) -> Iterator[tuple[str, Sequence[Site]]]:
-    """The call sites of a view that are asked before somebody has to be logged in."""
+def _limited(view: Any) -> Iterator[tuple[Sequence[Site], bool]]:
+    """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     cls = getattr(view, "view_class", None)
     methods = [] if cls is None else [getattr(cls, name, None) for name in ("dispatch", *cls.http_method_names)]
+    is_for_users = LOGIN_REQUIRED in getattr(settings, "MIDDLEWARE", ()) and getattr(view, "login_required", True)
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
     is_closed = hasattr(view, "login_url")
     # Others ask in `dispatch`, before the methods.
     is_gated = cls is not None and (is_closed or issubclass(cls, AccessMixin) or hasattr(cls, "permission_classes"))
     for function in (view, *methods):
         stack = getattr(function, "_ratelimits", None)
-        is_method = function is not view and getattr(function, "__name__", "") != "dispatch"
-        if stack is None or (is_closed and not hasattr(stack.checker, "login_url")) or (is_gated and is_method):
-            continue
-        yield group_of(view), stack.sites
+        if stack is not None:
+            is_inside = is_closed and not hasattr(stack.checker, "login_url")
+            is_method = function is not view and function.__name__ != "dispatch"
+            yield stack.sites, not (is_for_users or is_inside or (is_gated and is_method))
 
 
 @register(Tags.caches)

@@ -14,6 +14,7 @@ import json
 from enum import Enum
 from typing import Any, Final, Literal
 
+from django.conf import settings
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.http import HttpRequest, QueryDict, RawPostDataException, UnreadablePostError
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
@@ -85,7 +86,7 @@ def _parsed(request: HttpRequest) -> Any:
 def _read(request: HttpRequest) -> bytes | Unread:
     """A small body as a whole."""
     try:
-        if _length(request) > conf.BODY_BYTES:
+        if _length(request) > _bound():
             return UNREAD
         body = request.body
     except (ValueError, RawPostDataException, UnreadablePostError, RequestDataTooBig):
@@ -93,6 +94,12 @@ def _read(request: HttpRequest) -> bytes | Unread:
     if "wsgi.input" in request.META:  # For views that go past Django to the server's own stream.
         request.META["wsgi.input"] = io.BytesIO(body)
     return body
+
+
+def _bound() -> int:
+    """Not more than Django would read: where it refuses a body, it may leave the stream at its end."""
+    largest = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return conf.BODY_BYTES if largest is None else min(conf.BODY_BYTES, largest)
 
 
 def _length(request: HttpRequest) -> int:

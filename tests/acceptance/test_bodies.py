@@ -154,6 +154,28 @@ def test_the_bound_is_a_setting(settings: Any, rf: RequestFactory) -> None:
     assert form_field(rf.generic("POST", "/", *BODIES["large form"]), "name") is UNREAD
 
 
+@pytest.mark.parametrize("path", ["/sync/read", "/async/read", "/async/handlers", "/sync/body", "/async/body"])
+def test_what_django_would_refuse_is_left_alone(path: str, settings: Any) -> None:
+    """A project that allows less than the bound: the view finds the whole stream, or Django's own refusal."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    body = multipart(name="a" * 30)
+    with override_settings(RATELIMIT_ENABLE=False):
+        without = answer("PUT", path, body, MULTIPART_CONTENT)
+    assert answer("PUT", path, body, MULTIPART_CONTENT) == without
+
+
+def test_a_chunked_body_that_django_would_refuse_is_left_alone(settings: Any) -> None:
+    """Which does not say how long it is."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", FORM.encode())]}
+    with tempfile.SpooledTemporaryFile() as stream:
+        stream.write(b"name=" + b"a" * 30)
+        stream.seek(0)
+        request = ASGIRequest({**scope, "query_string": b""}, stream)
+        assert form_field(request, "name") is UNREAD
+        assert len(request.read()) == 35
+
+
 class Untouched(io.RawIOBase):
     """A stream that nobody may read."""
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import path
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.address import client_address
-from django_ratelimit_lua.identity.keys import compile_key
+from django_ratelimit_lua.identity.keys import FIELD_KINDS, compile_key
 
 
 def identity(key: Any, request: HttpRequest) -> Any:
@@ -156,11 +162,11 @@ def test_users(rf: RequestFactory) -> None:
     assert identity("user", request) == ("user", None)
 
 
-def ok(request: HttpRequest) -> HttpResponse:
+def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
     return HttpResponse("ok")
 
 
-async def aok(request: HttpRequest) -> HttpResponse:
+async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
     return HttpResponse("ok")
 
 
@@ -186,3 +192,84 @@ def test_asynchronous_keys_in_a_tuple_are_awaited(rf: RequestFactory) -> None:
 
     view = ratelimit(key=("ip", key), rate="1/m")(ok)
     assert [view(rf.get("/")).status_code for _ in range(2)] == [200, 429]
+
+
+KEYS = [
+    "ip", "user", "user_or_ip", "session", "path", "route",
+    *(f"{exact}{kind}:name" for kind in FIELD_KINDS for exact in ("", "exact:")),
+]  # fmt: skip
+NASTY = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(
+        ["", " ", "\x00", "\ud800", "\u3000", "a" * 70_000, "%00%ff%", "[" * 2000, '{"name": [1, {"a": null}]}']
+    ),
+)
+LATIN = st.text(st.characters(min_codepoint=1, max_codepoint=255, exclude_characters="\r\n"), max_size=40)
+SITE = {
+    "ROOT_URLCONF": __name__,
+    "MIDDLEWARE": [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ],
+    "SESSION_ENGINE": "django.contrib.sessions.backends.cache",
+    "RATELIMIT_RULES": [{"name": key, "path": "/", "key": key, "rate": "1000000/h"} for key in KEYS],
+}
+urlpatterns = [path("ok/<str:name>", ok), path("aok/<path:name>", aok)]
+
+
+@pytest.fixture
+def odd_site() -> Iterator[None]:
+    with override_settings(**SITE):
+        yield
+
+
+@pytest.mark.parametrize("way", ["ok", "aok"])
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]),
+    name=NASTY,
+    body=st.one_of(st.binary(max_size=200), NASTY.map(lambda text: text.encode(errors="surrogatepass"))),
+    kind=st.one_of(
+        st.sampled_from(
+            ["application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "a/b+json", ""]
+        ),
+        st.text(st.characters(min_codepoint=1, max_codepoint=126, exclude_characters="\r\n"), max_size=20),
+    ),
+    header=LATIN,
+    cookie=LATIN,
+    forwarded=LATIN,
+)
+@example(
+    method="POST", name="ada", body=b"name=ada", kind="application/x-www-form-urlencoded", header="x", cookie="y",
+    forwarded="z",
+)  # fmt: skip
+@example(
+    method="PUT", name="\x00\ud800", body=b'{"name": {"name": 1}}', kind="application/json", header="\x80",
+    cookie="\xff", forwarded="::ffff:192.0.2.1",
+)  # fmt: skip
+def test_no_request_is_too_odd_for_any_key(
+    way: str,
+    method: str,
+    name: str,
+    body: bytes,
+    kind: str,
+    header: str,
+    cookie: str,
+    forwarded: str,
+    odd_site: None,
+) -> None:
+    """All keys at once, as rules in front of a view, under both handlers: an answer of Django's, and never a 500."""
+    quoted = quote(name.encode(errors="surrogatepass"))[:3000]
+    url = f"/{way}/{quoted}?name={quoted}"
+    headers = {"name": header, "cookie": f"name={cookie}; sessionid={cookie}", "x-forwarded-for": forwarded}
+    if way == "ok":
+        response = Client().generic(method, url, body, kind, headers=headers)
+    else:
+        response = asyncio.run(AsyncClient().generic(method, url, body, kind, headers=headers))  # type: ignore[arg-type]
+    assert response.status_code in (200, 404, 400)
+    if response.status_code == 200:
+        assert (
+            len(response.asgi_request.ratelimit.limits if way == "aok" else response.wsgi_request.ratelimit.limits)
+            >= 10
+        )

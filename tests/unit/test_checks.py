@@ -270,6 +270,10 @@ def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
     assert all("'user_or_ip'" in str(message.hint) for message in warnings)
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
     assert not [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+    view.login_required = False
+    warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W010"]
+    del view.login_required
+    assert len(warnings) == is_said
 
 
 @pytest.mark.parametrize(
@@ -284,6 +288,7 @@ def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
         ({"key": ["user", "route"]}, True),
         ({"key": ["user", "header:x"]}, False),
         ({"key": "user_or_ip"}, False),
+        ({"group": "search"}, True),
     ],
 )
 def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said: bool, settings: Any) -> None:
@@ -298,12 +303,23 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said
     assert found() == ([("W010", said)] if is_said else [])
 
 
-def test_a_rule_by_session_without_sessions_of_the_servers_is_a_warning(settings: Any) -> None:
-    """It goes by the address then."""
+@ratelimit(key=("session", "path"), rate="5/m")
+def by_session(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [path("by-session", by_session)]
+
+
+def test_a_key_by_session_without_sessions_of_the_servers_is_a_warning(settings: Any) -> None:
+    """In a rule or on a view: it goes by the address then."""
+    settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_RULES = [{"name": "all", "key": ["session", "path"], "rate": "5/m"}]
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     assert [(identifier, "there is none" in text) for identifier, text in found()] == [("W011", True)]
+    warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W011"]
+    assert [message.msg.partition(":")[0] for message in warnings] == [f"@ratelimit on {__name__}.by_session"]
     settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware", *settings.MIDDLEWARE]
     assert found() == []
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
-    assert [(identifier, "keeps itself" in text) for identifier, text in found()] == [("W011", True)]
+    assert [(identifier, "keep themselves" in text) for identifier, text in found()] == [("W011", True)]
