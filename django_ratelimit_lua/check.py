@@ -20,7 +20,7 @@ from .limits.decision import Decision
 from .local import local
 from .rules.current import current, load
 from .rules.ruleset import Ruleset
-from .store import get_store
+from .store import Patience, get_store
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
@@ -61,41 +61,39 @@ def now_us() -> int:
     return time.time_ns() // 1000 if clock is None else clock()
 
 
-def check(call: Call, until: float | None = None) -> Decision:
+def check(call: Call, patience: Patience | None = None) -> Decision:
     """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter.
 
-    `until`: the moment of the monotonic clock by which it has to be decided, where that is not `RATELIMIT_TIMEOUT` from
-    now. Raises `StaleRules` where the call goes by rules that are not the current ones.
+    `patience`: how long Redis may take, where that is not `RATELIMIT_TIMEOUT`. Raises `StaleRules` where the call goes
+    by rules that are not the current ones.
     """
-    began, steps = time.monotonic(), _deciding(call)
+    steps = _deciding(call)
     try:
         step = next(steps)
+        patience = patience or Patience(conf.TIMEOUT)
         while True:
             try:
-                decision = get_store().run(step, until)
+                decision = get_store().run(step, patience)
             except (StoreError, StaleRules) as error:
-                until = until or began + conf.TIMEOUT
                 step = steps.throw(error)
             else:
-                until = until or began + conf.TIMEOUT
                 step = steps.send(decision)
     except StopIteration as finished:
         return cast(Decision, finished.value)
 
 
-async def acheck(call: Call, until: float | None = None) -> Decision:
+async def acheck(call: Call, patience: Patience | None = None) -> Decision:
     """`check`, without blocking the event loop."""
-    began, steps = time.monotonic(), _deciding(call)
+    steps = _deciding(call)
     try:
         step = next(steps)
+        patience = patience or Patience(conf.TIMEOUT)
         while True:
             try:
-                decision = await get_store().arun(step, until)
+                decision = await get_store().arun(step, patience)
             except (StoreError, StaleRules) as error:
-                until = until or began + conf.TIMEOUT
                 step = steps.throw(error)
             else:
-                until = until or began + conf.TIMEOUT
                 step = steps.send(decision)
     except StopIteration as finished:
         return cast(Decision, finished.value)
@@ -119,6 +117,7 @@ def _deciding(call: Call) -> Steps:
         raise
     except StoreError:
         give_back(share)
+        local.was_cut_off()
         return fallback(call)
     if not decision.allowed:
         give_back(share)
@@ -149,44 +148,45 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
 
 def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
     """Decide the call that the current rules make of something."""
-    began, until = time.monotonic(), None
-    ruleset = rules()
+    patience = Patience(conf.TIMEOUT)
+    ruleset = rules(None, patience)
     for _ in range(FENCED_ATTEMPTS):
         try:
-            return check(describe_by(ruleset), until)
+            return check(describe_by(ruleset), patience)
         except StaleRules as stale:
-            until = began + conf.TIMEOUT
-            known, ruleset = ruleset, load(stale, until)
+            known, ruleset = ruleset, load(stale, patience)
             if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
                 break  # Nobody knows newer ones.
-    return replace(check(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision.number)
+    decision = check(replace(describe_by(ruleset), revision=None), patience)
+    return replace(decision, revision=ruleset.revision.number)
 
 
 async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
     """`check_current`, without blocking the event loop."""
-    began, until = time.monotonic(), None
-    ruleset = await arules()
+    patience = Patience(conf.TIMEOUT)
+    ruleset = await arules(None, patience)
     for _ in range(FENCED_ATTEMPTS):
         try:
-            return await acheck(describe_by(ruleset), until)
+            return await acheck(describe_by(ruleset), patience)
         except StaleRules as stale:
-            until = began + conf.TIMEOUT
-            known, ruleset = ruleset, await arules(stale, until)
+            known, ruleset = ruleset, await arules(stale, patience)
             if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
                 break  # Nobody knows newer ones.
-    return replace(await acheck(replace(describe_by(ruleset), revision=None), until), revision=ruleset.revision.number)
+    return replace(
+        await acheck(replace(describe_by(ruleset), revision=None), patience), revision=ruleset.revision.number
+    )
 
 
-def rules(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:
+def rules(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
     """The rules to go by; loaded where there are none yet, or they are stale. Raises `ImproperlyConfigured`."""
     ruleset = current()
-    return load(stale, until) if ruleset is None or stale is not None else ruleset
+    return load(stale, patience) if ruleset is None or stale is not None else ruleset
 
 
-async def arules(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:
-    """`rules`, without blocking the event loop."""
+async def arules(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
+    """`rules`, without blocking the event loop. Waiting for a thread does not count."""
     ruleset = current()
-    return await sync_to_async(load)(stale, until) if ruleset is None or stale is not None else ruleset
+    return await sync_to_async(load)(stale, patience) if ruleset is None or stale is not None else ruleset
 
 
 def forget(call: Call, *, strict: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync
@@ -11,10 +10,11 @@ from django.http import HttpRequest
 from .check import acheck, aforget, arules, check, forget, rules
 from .conf import conf
 from .identity.session import aload
-from .limits.call import Call, StaleRules
+from .limits.call import Call
 from .limits.decision import Decision
 from .signals import limit_exceeded
 from .steps import Exceeded, Forget, Steps, WantsRules
+from .store import Patience
 from .wanted import WantsGroups, WantsSession, WantsUser
 
 
@@ -29,7 +29,7 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
     """
     value: Any = None
     error: Exception | None = None
-    began, until = time.monotonic(), None
+    patience = Patience(conf.TIMEOUT)
     while True:
         try:
             step = steps.send(value) if error is None else steps.throw(error)
@@ -38,9 +38,9 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
         value = error = None
         try:
             if isinstance(step, Call):
-                value = check(step, until)
+                value = check(step, patience)
             elif isinstance(step, WantsRules):
-                value = rules(step.stale, until)
+                value = rules(step.stale, patience)
             elif isinstance(step, WantsUser):
                 value = getattr(request, "user", None)
             elif isinstance(step, WantsSession):
@@ -58,8 +58,6 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
             else:
                 value = async_to_sync(_awaited)(step)
         except Exception as raised:
-            if isinstance(raised, StaleRules):
-                until = began + conf.TIMEOUT
             error = raised
 
 
@@ -67,7 +65,7 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
     """`run`, in a coroutine."""
     value: Any = None
     error: Exception | None = None
-    began, until = time.monotonic(), None
+    patience = Patience(conf.TIMEOUT)
     while True:
         try:
             step = steps.send(value) if error is None else steps.throw(error)
@@ -76,9 +74,9 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
         value = error = None
         try:
             if isinstance(step, Call):
-                value = await acheck(step, until)
+                value = await acheck(step, patience)
             elif isinstance(step, WantsRules):
-                value = await arules(step.stale, until)
+                value = await arules(step.stale, patience)
             elif isinstance(step, WantsUser):
                 value = await request.auser() if hasattr(request, "auser") else None
             elif isinstance(step, WantsSession):
@@ -96,8 +94,6 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
             else:
                 value = await step
         except Exception as raised:
-            if isinstance(raised, StaleRules):
-                until = began + conf.TIMEOUT
             error = raised
 
 

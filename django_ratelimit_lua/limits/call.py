@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from struct import Struct
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from .decision import Decision, LimitState
 from .limit import Limit
@@ -22,6 +23,7 @@ Operation = Literal["hit", "peek", "charge", "refund"]
 _RECORD = Struct("<12d")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
+_VERDICTS = (0.0, 1.0)
 _HEADER = 5
 _PER_LIMIT = 6
 MOST_COST = 2**53
@@ -148,8 +150,8 @@ class Call:
             keys.append(self.fence)
         return keys
 
-    def args(self) -> list[bytes]:
-        """The arguments, as bytes."""
+    def args(self, token: bytes = b"") -> list[bytes]:
+        """The arguments, as bytes; the reply ends with the token, which tells it from every other."""
         args = [
             self.operation.encode(),
             b"" if self.revision is None else self.revision.text,
@@ -167,22 +169,41 @@ class Call:
         if self.subjects:
             args += [subject.digest for subject in self.subjects]
             args += [subject.tag for subject in self.subjects]
+        args.append(token)
         return args
 
-    def read(self, reply: bytes | list[bytes | None]) -> tuple[Decision, int]:
+    def read(self, reply: Any, token: bytes = b"") -> tuple[Decision, int]:
         """The decision, and how many keys of a foreign type had to be cleared. Raises `StaleRules`; and `ValueError`
-        for what says that it is stale, but not behind which revision."""
+        for whatever is not the reply to this very call: of another form or length, with numbers that none is, or
+        without the token that was sent with it."""
         if isinstance(reply, list):
+            if not self.subjects or len(reply) != len(self.subjects) + 1 or reply.pop() != token:
+                raise ValueError("not the reply to this call: another list")
+            if not all(record is None or isinstance(record, bytes) for record in reply):
+                raise ValueError("not the reply to this call: no records")
             raise StaleRules(self.revision or NO_RULES, tuple(reply))
-        if reply.startswith(_STALE):  # No decision begins so: its first double is 0 or 1.
-            raise StaleRules(Revision.read(reply.removeprefix(_STALE)))
-        numbers = _doubles(len(reply) // 8).unpack(reply)
+        if not isinstance(reply, bytes) or not reply.endswith(token):
+            raise ValueError(f"not the reply to this call: {reply!r:.80}")
+        size = len(reply) - len(token)
+        count = _HEADER + _PER_LIMIT * len(self.charges)
+        if self.revision is not None and reply.startswith(_STALE):  # No decision begins so: its first double is 0 or 1.
+            current = Revision.read(reply[len(_STALE) : size])
+            if current == self.revision:
+                raise ValueError("not the reply to this call: these are the rules that it goes by")
+            raise StaleRules(current)
+        if size != 8 * count:
+            raise ValueError(f"not the reply to this call: {size} bytes")
+        numbers = _doubles(count).unpack_from(reply)
         status = numbers[0]
+        if not isfinite(sum(numbers)) or status not in _VERDICTS:
+            raise ValueError("not the reply to this call: no numbers of ours")
         states = []
         at = _HEADER
         for charge in self.charges:
             verdict, used, remaining, retry, reset, wait = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
+            if verdict not in _VERDICTS:
+                raise ValueError("not the reply to this call: no verdict")
             limit = charge.limit
             states.append(
                 LimitState(

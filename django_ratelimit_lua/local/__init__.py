@@ -174,7 +174,7 @@ class Local:
     def __init__(self) -> None:
         self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MOST)
         self._stripes = tuple(Stripe() for _ in range(STRIPES))
-        self._back_at = float("-inf")
+        self._waits_until = float("-inf")
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
@@ -186,8 +186,12 @@ class Local:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other processes may not have come back yet."""
-        return time.monotonic() - self._back_at < BACK_SECONDS
+        """Whether Redis is asked, and may not know yet what was admitted without it."""
+        return time.monotonic() < self._waits_until and not get_store().is_paused
+
+    def was_cut_off(self) -> None:
+        """Redis could not be asked for a decision."""
+        self._waits_until = time.monotonic() + BACK_SECONDS
 
     def hear(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used."""
@@ -200,7 +204,7 @@ class Local:
         for stripe in self._stripes:
             with stripe.lock:
                 stripe.clear()
-        self._back_at = float("-inf")
+        self._waits_until = float("-inf")
 
     def came_back(self) -> list[Call]:
         """Redis answers again. Returns the calls that tell it what was admitted here and counts still."""
@@ -214,7 +218,7 @@ class Local:
                     count.admitted = 0
                     if counted:
                         calls.append(Call([Charge(count.limit, digest, counted)], "charge", prefix, clock))
-        self._back_at = now
+        self._waits_until = now + BACK_SECONDS
         return calls
 
     def went_away(self) -> None:

@@ -14,24 +14,29 @@ ARGV[5..]       for each limit two arguments: the name of its algorithm, and its
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
                 limit, period in microseconds, and six numbers a to f that its algorithm's file explains
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
+ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
 returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
                 of a foreign type were cleared, the wait (of a refusal: what it would have been); then for each limit its verdict (0 or 1), used, remaining,
                 retry_after (below 0: never), reset_after, wait. Times and waits are microseconds.
                 A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
                 so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
+                The token is the end of the string, or the last element of the array.
 ]]
 
-local count = #KEYS
+local count, token = #KEYS, ARGV[#ARGV]
 
 if revision ~= '' then
   count = count - 1
   local first = 5 + 2 * count
-  local subjects = (#ARGV + 1 - first) / 2
+  local subjects = (#ARGV - first) / 2
   local written = rcall('HMGET', KEYS[count + 1], 'revision', spread(ARGV, first, first + subjects - 1))
   local current = table.remove(written, 1) or '0'
-  if current ~= revision then return 'stale ' .. current end
+  if current ~= revision then return 'stale ' .. current .. token end
   for i = 1, subjects do
-    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then return written end
+    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
+      written[subjects + 1] = token
+      return written
+    end
   end
 end
 
@@ -117,4 +122,4 @@ for i = 1, count do
   if charge.departs then wait = charge.departs - now end
   answer = answer .. pack('<dddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait)
 end
-return answer
+return answer .. token

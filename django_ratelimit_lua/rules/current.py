@@ -21,7 +21,7 @@ from ..deny import denials
 from ..exceptions import StoreError
 from ..limits.call import Revision, StaleRules
 from ..process import renew_after_fork
-from ..store import get_store
+from ..store import Patience, get_store
 from .problems import problems
 from .ruleset import Ruleset, revision_of, settings_rules
 
@@ -51,7 +51,7 @@ REMEDY = (
 _ruleset: Ruleset | None = None
 _snapshot: Mapping[str, Any] | None = None
 _lock = Lock()
-_verified_at = float("-inf")
+_verified_at = _unanswered_at = float("-inf")
 _compare_at = float("-inf")
 
 
@@ -121,15 +121,18 @@ def current() -> Ruleset | None:
     return _ruleset
 
 
-def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset:
+def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
     """Load the rules, the first time or because a call went by stale ones; those that are known where that takes
-    longer than to a moment of the monotonic clock (None: as long as a decision may take). Blocks; raises
-    `ImproperlyConfigured` only for the rules of the settings."""
-    global _ruleset
-    until = time.monotonic() + conf.TIMEOUT if until is None else until
+    longer than there is patience for (None: for as long as a decision may take). Blocks; raises `ImproperlyConfigured`
+    only for the rules of the settings."""
+    global _ruleset, _unanswered_at
+    patience = patience or Patience(conf.TIMEOUT)
     # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
-    lock = _lock
-    if not lock.acquire(timeout=max(0.0, until - time.monotonic())):
+    lock, turn, began = _lock, patience.share(2), time.monotonic()
+    has_turn = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
+    if not has_turn or _unanswered_at > began:
+        patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
+    if not has_turn:
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
         known = _ruleset
@@ -141,15 +144,18 @@ def load(stale: StaleRules | None = None, until: float | None = None) -> Ruleset
             _ruleset = Ruleset(declared)
             return _ruleset
         try:
-            fence, snapshot = _fetch(until)
+            fence, snapshot = _fetch(patience)
             if republish is not None and _may_be_wrong(snapshot, known):
                 memory = known.snapshot if known is not None and known.revision.number else None
                 # Half of the time that is left, so that some is left to ask by what is known.
-                is_right = republish(memory, (until - time.monotonic()) / 2)
-                fence, snapshot = _fetch(until)
+                began, most = time.monotonic(), max(0.0, patience.left / 2)
+                is_right = republish(memory, most)
+                patience.spend(began, most)
+                fence, snapshot = _fetch(patience)
                 if not is_right and known is not None and known.fence is not None and not revision_of(snapshot).number:
                     fence, snapshot = known.fence, known.snapshot  # There is no time: go by what is known.
         except StoreError:
+            _unanswered_at = time.monotonic()
             snapshot = {}
             if known is not None and known.fence is not None:
                 fence, snapshot = known.fence, known.snapshot
@@ -196,19 +202,19 @@ def _may_be_wrong(snapshot: Mapping[str, Any], known: Ruleset | None) -> bool:
     return known is not None and revision.number <= known.revision.number and revision != known.revision
 
 
-def _fetch(until: float) -> tuple[bytes, Mapping[str, Any]]:
+def _fetch(patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
     """The snapshot that is published for this process's database, and the key it has. Raises `StoreError`."""
     key = fence_key()
-    snapshot = _snapshot_at(key, until)
+    snapshot = _snapshot_at(key, patience)
     if is_others(str(snapshot.get("database", ""))):
         key = beside_key(database or "")
-        snapshot = _snapshot_at(key, until)
+        snapshot = _snapshot_at(key, patience)
     return key, snapshot
 
 
-def _snapshot_at(key: bytes, until: float) -> Mapping[str, Any]:
+def _snapshot_at(key: bytes, patience: Patience) -> Mapping[str, Any]:
     """The snapshot in Redis; empty where there is none, or none that can be read. Raises `StoreError`."""
-    text = get_store().ask(b"HGET", key, SNAPSHOT, until=until)
+    text = get_store().ask(b"HGET", key, SNAPSHOT, patience=patience)
     try:
         snapshot = json.loads(text or b"{}")
         revision_of(snapshot)

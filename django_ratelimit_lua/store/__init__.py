@@ -8,10 +8,11 @@ from ..conf import conf
 from .alias import Alias, why_unusable
 from .base import Store
 from .factory import ClusterConnectionFactory
+from .patience import Patience
 from .sharded import ShardedStore
 from .single import SingleStore
 
-__all__ = ["ClusterConnectionFactory", "Store", "get_store", "why_unusable"]
+__all__ = ["ClusterConnectionFactory", "Patience", "Store", "get_store", "why_unusable"]
 
 PATIENCE = 5.0
 """Seconds that a command may take which no request waits for."""
@@ -29,7 +30,8 @@ def get_store(patient: bool = False) -> Store:
     if store is None:
         alias = Alias(conf.USE_CACHE)
         kind = ShardedStore if alias.nodes else SingleStore
-        store = _stores[known] = kind(alias, PATIENCE if patient else conf.TIMEOUT, persistent=patient)
+        made = kind(alias, PATIENCE if patient else conf.TIMEOUT, persistent=patient)
+        store = _stores.setdefault(known, made)  # Another thread may have been faster: there is one for all.
     return store
 
 

@@ -17,6 +17,7 @@ from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 from django_redis.client import DefaultClient, SentinelClient
+from redis.credentials import UsernamePasswordCredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
@@ -63,6 +64,28 @@ _MANAGED: list[tuple[Any, Any]] = [
 
 class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
     """Nobody is there to connect to: nothing was sent."""
+
+
+def credentials(connection: Any) -> tuple[str, ...]:
+    """What a connection of redis-py's authenticates with; nothing where it need not."""
+    provider = _provider(connection)
+    return () if provider is None else tuple(provider.get_credentials())
+
+
+async def acredentials(connection: Any) -> tuple[str, ...]:
+    """`credentials`, for coroutines."""
+    provider = _provider(connection)
+    if hasattr(provider, "get_credentials_async"):  # Not before redis-py 5.3.
+        return tuple(await provider.get_credentials_async())
+    return credentials(connection)
+
+
+def _provider(connection: Any) -> Any:
+    if connection.credential_provider is not None:
+        return connection.credential_provider
+    if connection.username or connection.password:
+        return UsernamePasswordCredentialProvider(connection.username, connection.password)
+    return None
 
 
 def why_unusable(alias: str) -> str | None:
@@ -155,15 +178,15 @@ class Alias:
         twins = next(twins for twins in _TWINS if issubclass(first, twins[0]))
         return Sentinels(str(pool.service_name), kwargs, twins)
 
-    def kwargs(self, timeout: float | None) -> dict[str, Any]:
-        """Arguments for a connection; `timeout` in seconds for each of its operations."""
-        return {**self._kwargs, "socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2}
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments for a connection."""
+        return {**self._kwargs, "protocol": 2}
 
     def connect_async(self) -> asynchronous.AbstractConnection:
-        """A new, unconnected asynchronous connection to the same server. Raises `ImproperlyConfigured`."""
+        """What redis-py knows of an asynchronous connection to the same server. Raises `ImproperlyConfigured`."""
         for sync_class, async_class in _TWINS:
             if issubclass(self.connection_class, sync_class):
-                kwargs = self.kwargs(None)
+                kwargs = self.kwargs()
                 unknown = [name for name in kwargs.keys() - _parameters(async_class) if kwargs.pop(name)]
                 if unknown:
                     raise ImproperlyConfigured(

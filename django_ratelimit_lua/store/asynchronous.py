@@ -3,31 +3,249 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
+import threading
 import time
-import weakref
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process import leave_to_parent, renew_after_fork
-from .alias import Alias, Unreachable
-from .sentinel import check_role
+from .alias import Alias, Unreachable, acredentials
+from .exchange import ANSWERS, Exchange, Question, Replies, greet
+from .patience import Patience, Pulse
+from .sentinel import Address, Sentinels
 
 GOODBYE_SECONDS = 0.5
+TICK = 0.005
+"""Seconds between two looks at the clock, while anybody waits."""
+LONGEST_STEP = 0.0075
+"""Seconds that the clock advances at most between two looks: what is more, the loop was busy with something else. So
+within 0.1 s it has listened a dozen times at least."""
+
+
+class _Wait:
+    """Somebody waits for something, until `due`; `renewed`: the seconds that a sign of life is worth."""
+
+    __slots__ = ("due", "future", "is_over", "renewed")
+
+    def __init__(self, future: asyncio.Future[Any], due: float, renewed: float | None) -> None:
+        self.future = future
+        self.due = due
+        self.renewed = renewed
+        self.is_over = False
+
+    def end(self) -> None:
+        """Its time is over, unless it has come to something already."""
+        self.is_over = True
+        if isinstance(self.future, asyncio.Task):
+            self.future.cancel()
+        elif not self.future.done():
+            self.future.set_exception(RedisTimeoutError("no answer within the deadline"))
+
+
+class Watch:
+    """The deadlines of one event loop, by a clock that stands still while the loop is busy with something else."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse) -> None:
+        self._loop = loop
+        self._pulse = pulse
+        self._waits: set[_Wait] = set()
+        self._clock, self._looked_at = 0.0, time.monotonic()
+        self._heard_at = self._heard_clock = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def clock(self) -> float:
+        """Seconds, of no meaning but to each other."""
+        return self._clock + min(time.monotonic() - self._looked_at, LONGEST_STEP)
+
+    async def wait(self, future: asyncio.Future[Any], patience: Patience, *, may_renew: bool = False) -> Any:
+        """What a future comes to. Raises `redis.exceptions.TimeoutError` where the patience ends before.
+
+        `may_renew`: each sign of life of the server gives the patience back.
+        """
+        if self._timer is None:
+            self._looked_at = time.monotonic()
+            self._timer = self._loop.call_later(min(TICK, max(patience.left, 0.001)), self._look)
+        wait = _Wait(future, self.clock() + patience.left, patience.left if may_renew else None)
+        self._waits.add(wait)
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not wait.is_over or (task is not None and task.cancelling() > cancelled):
+                raise  # It is whoever asked that was cancelled.
+            raise RedisTimeoutError("no answer within the deadline") from None
+        finally:
+            self._waits.discard(wait)
+            now = self.clock()
+            if may_renew:
+                self._listen(now)
+                wait.due = max(wait.due, self._heard_clock + (wait.renewed or 0.0))
+            patience.left = wait.due - now
+
+    def _listen(self, now: float) -> None:
+        if self._pulse.heard_at != self._heard_at:
+            self._heard_at, self._heard_clock = self._pulse.heard_at, now
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._clock += min(now - self._looked_at, LONGEST_STEP)
+        self._looked_at = now
+        self._listen(self._clock)
+        nearest = TICK
+        for wait in self._waits:
+            if wait.renewed is not None:
+                wait.due = max(wait.due, self._heard_clock + wait.renewed)
+            nearest = min(nearest, wait.due - self._clock)
+            if wait.due <= self._clock and not wait.is_over:
+                wait.end()
+        self._timer = self._loop.call_later(max(nearest, 0.001), self._look) if self._waits else None
+
+
+class Link(asyncio.Protocol):
+    """One connection of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._replies: Replies | None = None
+        self._answered: asyncio.Future[None] | None = None
+        self._early = b""
+        self._was_used = False
+        self._has_news: Callable[[], bool] = lambda: True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked. Whatever can be read where nothing was asked is the server hanging up, or not meant
+        for us."""
+        return self.is_open and not self._has_news()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def begin(self) -> None:
+        """It is connected."""
+        assert self._transport is not None
+        self._has_news = _has_news(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._replies is None:
+            if self._was_used:
+                self.close()
+            else:
+                self._early += data  # What it says of itself, before anything was asked, is about the first question.
+            return
+        try:
+            is_answered = self._replies.feed(data)
+        except Exception as error:
+            self._fail(error)
+        else:
+            if is_answered and self._answered is not None and not self._answered.done():
+                self._answered.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = None
+        self._fail(RedisConnectionError("the server hung up" if exc is None else f"{type(exc).__name__}: {exc}"))
+
+    def _fail(self, error: Exception) -> None:
+        self.close()
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
+
+    def close(self) -> None:
+        """Close it; it is not used again."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            with suppress(RuntimeError):  # The loop is closed, and its transports with it.
+                transport.abort()
+
+    async def perform(self, exchange: Exchange, patience: Patience, watch: Watch, pulse: Pulse) -> Any:
+        """The answer of an exchange; see `blocking.Link.ask`."""
+        try:
+            to_send, owed = next(exchange)
+            while True:
+                replies = await self._replied(to_send, owed, patience, watch)
+                pulse.heard()
+                to_send, owed = exchange.send(replies)
+        except StopIteration as finished:
+            return finished.value
+        except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
+            self.close()
+            raise
+        except ANSWERS:
+            raise
+        except RedisError:
+            self.close()
+            raise
+        except Exception as error:
+            # A reply that could not be read, or a connection that broke: for whoever asked, there is no answer.
+            self.close()
+            raise RedisConnectionError(f"{type(error).__name__}: {error}") from error
+        except BaseException:  # Cancelled, perhaps: what it was told is for nobody any more.
+            self.close()
+            raise
+
+    async def _replied(self, to_send: bytes, owed: int, patience: Patience, watch: Watch) -> list[Any]:
+        if self._transport is None:
+            raise RedisConnectionError("the server hung up")
+        if patience.is_over:
+            raise RedisTimeoutError("no time is left to ask")
+        self._replies, self._answered = replies, answered = Replies(owed), self._loop.create_future()
+        early, self._early, self._was_used = self._early, b"", True
+        try:
+            self._transport.write(to_send)
+            if early:
+                self.data_received(early)
+            await watch.wait(answered, patience)
+            return replies.found
+        finally:
+            self._replies = self._answered = None
+            answered.cancel()
+            if answered.done() and not answered.cancelled():
+                answered.exception()  # Whoever waited has heard of it, or waits no more.
+
+
+def _has_news(transport: asyncio.Transport) -> Callable[[], bool]:
+    """What tells whether the system has something to read that the loop has not seen yet."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return lambda: False
+    if not hasattr(select, "poll"):  # Windows.
+        return lambda: bool(select.select([sock], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return lambda: bool(poll.poll(0))
 
 
 class LoopConnections:
-    """One event loop's connections to one alias."""
+    """One event loop's connections to one alias. Only ever used in that loop."""
 
-    def __init__(self, alias: Alias, timeout: float) -> None:
+    def __init__(self, alias: Alias, pulse: Pulse, ended: Callable[[asyncio.AbstractEventLoop], object]) -> None:
         self._alias = alias
-        self._timeout = timeout
-        self._idle: list[AbstractConnection] = []
-        self._turns = asyncio.Semaphore(alias.most_connections)
+        self._pulse = pulse
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._watch = Watch(self._loop, pulse)
+        self._dial: Any = alias.connect_async()
+        self._idle: list[Link] = []
+        self._turns = alias.most_connections
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._closer = self._close_with_loop()
 
     async def start(self) -> None:
@@ -39,90 +257,159 @@ class LoopConnections:
         try:
             yield
         finally:
-            await self.close()
+            self._ended(self._loop)
+            self.close()
+            for _ in range(2):  # The sockets are closed by the loop.
+                await asyncio.sleep(0)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connections that are idle."""
-        # Their sockets are closed by the loop: wait until it has done so, but not for a peer that does not answer.
-        closing = [connection.disconnect() for connection in self._idle]
-        self._idle.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                await asyncio.gather(*closing, return_exceptions=True)
+        while self._idle:
+            self._idle.pop().close()
 
-    async def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
-        """See `Connections.exchange`.
-
-        Raises `TimeoutError` when it is time. A connection that was cancelled in the middle of an exchange is closed,
-        never used again half-read.
-        """
-        deadline = time.monotonic() + self._timeout if until is None else until
-        async with asyncio.timeout(deadline - time.monotonic()), self._turns:
-            connection = self._idle.pop() if self._idle else self._alias.connect_async()
-            try:
-                if connection._reader is None or connection._reader.at_eof():
-                    await self._connect(connection, deadline)
-                await connection.send_packed_command([ahead + command], check_health=False)
-                try:
-                    if ahead:
-                        await connection.read_response(disable_decoding=True)
-                    return await connection.read_response(disable_decoding=True)
-                except NoScriptError:
-                    await connection.send_packed_command([load, ahead + command], check_health=False)
-                    if ahead:
-                        await connection.read_response(disable_decoding=True)
-                    await connection.read_response(disable_decoding=True)
-                    return await connection.read_response(disable_decoding=True)
-            except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
-                await connection.disconnect(nowait=True)
-                raise
-            except ResponseError:
-                raise
-            except BaseException:
-                await connection.disconnect(nowait=True)
-                raise
-            finally:
-                self._idle.append(connection)
-
-    async def _connect(self, connection: Any, deadline: float) -> None:
-        await connection.disconnect(nowait=True)
-        sentinels = self._alias.sentinels
-        if sentinels is not None:
-            connection.host, connection.port = await sentinels.amaster(deadline)
+    async def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
+        """See `Connections.exchange`. A connection that was cancelled in the middle of an exchange is closed."""
+        if self._turns > 0:
+            self._turns -= 1
+            waited = False
+        else:
+            await self._turn(patience)
+            waited = True
+        link = None
         try:
-            await connection.connect()
-        except RedisConnectionError as error:
-            raise Unreachable(str(error)) from error
-        if sentinels is not None:
-            await connection.send_command("ROLE")
-            check_role(await connection.read_response(disable_decoding=True))
+            if waited:
+                check()
+            link = self._idle.pop() if self._idle else None
+            if link is None or not link.is_ready:
+                if link is not None:
+                    link.close()
+                link = await self._connected(patience)
+            return await link.perform(question.exchange(), patience, self._watch, self._pulse)
+        finally:
+            if link is not None and link.is_open:
+                self._idle.append(link)
+            elif link is not None:
+                link.close()
+            self._let_go()
+
+    async def _turn(self, patience: Patience) -> None:
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(turn)
+        try:
+            await self._watch.wait(turn, patience, may_renew=True)
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self._let_go()  # It was this one's turn, which it does not take.
+            raise
+
+    def _let_go(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._turns += 1
+
+    async def _connected(self, patience: Patience) -> Link:
+        sentinels = self._alias.sentinels
+        master = await self._master(sentinels, patience) if sentinels is not None else None
+        return await self._dialled(self._dial, patience, master)
+
+    async def _master(self, sentinels: Sentinels, patience: Patience) -> Address:
+        search = sentinels.search(patience)
+        try:
+            kwargs, share = next(search)
+            while True:
+                link = None
+                try:
+                    link = await self._dialled(sentinels.classes[1](**kwargs), share)
+                    found = await link.perform(sentinels.question.exchange(), share, self._watch, Pulse())
+                except (RedisError, OSError) as error:
+                    kwargs, share = search.throw(error)
+                else:
+                    kwargs, share = search.send(found)
+                finally:
+                    if link is not None:
+                        link.close()
+        except StopIteration as finished:
+            return cast(Address, finished.value)
+
+    async def _dialled(self, dial: Any, patience: Patience, master: Address | None = None) -> Link:
+        """A new connection to where one of redis-py's would go, or to a master, which was greeted."""
+        link = Link(self._loop)
+        try:
+            if patience.is_over:
+                raise RedisTimeoutError("no time is left to connect")
+            connecting = self._loop.create_task(_connect(self._loop, dial, link, master))
+            await self._watch.wait(connecting, patience)
+            greeting = greet(await acredentials(dial), dial.db, dial.client_name, needs_master=master is not None)
+            await link.perform(greeting, patience, self._watch, self._pulse)
+            link.begin()
+        except ANSWERS:
+            link.close()
+            raise
+        except Exception as error:
+            link.close()
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+
+async def _connect(loop: asyncio.AbstractEventLoop, dial: Any, link: Link, master: Address | None) -> None:
+    connecting: Awaitable[tuple[asyncio.Transport, Any]]
+    path = getattr(dial, "path", None)
+    if path is not None:
+        connecting = loop.create_unix_connection(lambda: link, path=path)
+    else:
+        arguments = dict(dial._connection_arguments())
+        if master is not None:
+            arguments["host"], arguments["port"] = master
+        connecting = loop.create_connection(lambda: link, **arguments)
+    transport, _ = await connecting
+    sock = transport.get_extra_info("socket")
+    if path is None and sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if dial.socket_keepalive:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (dial.socket_keepalive_options or {}).items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class AsyncConnections:
-    """A process's connections to one alias, for every event loop it runs."""
+    """A process's connections to one alias, for every event loop it runs, in whichever thread."""
 
-    def __init__(self, alias: Alias, timeout: float) -> None:
+    def __init__(self, alias: Alias, pulse: Pulse) -> None:
         self._alias = alias
-        self._timeout = timeout
+        self._pulse = pulse
         self._begin()
         renew_after_fork(self._renew)
 
     def _begin(self) -> None:
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
     def _renew(self) -> None:
         # To close them would take them out of the selector, which a child shares with its parent.
-        leave_to_parent(*self._loops.items())
+        leave_to_parent(self._loops)
         self._begin()
 
-    async def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
+    async def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
         """See `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
         if connections is None:
-            # A connection refers to its loop, so loops that ended are let go by hand.
-            for other in [other for other in self._loops if other.is_closed()]:
-                del self._loops[other]
-            connections = self._loops[loop] = LoopConnections(self._alias, self._timeout)
+            connections = LoopConnections(self._alias, self._pulse, self._ended)
+            with self._lock:
+                # A connection refers to its loop; one that ended without saying so is let go by hand.
+                left = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
+                self._loops[loop] = connections
+            for one in left:
+                one.close()
             await connections.start()
-        return await connections.exchange(command, load, until, ahead)
+        return await connections.exchange(question, patience, check)
+
+    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._loops.pop(loop, None)

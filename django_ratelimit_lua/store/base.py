@@ -3,38 +3,97 @@
 from __future__ import annotations
 
 import logging
-import struct
+import random
+import threading
 import time
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import InvalidResponse
 
 from ..exceptions import StoreError
-from ..limits.call import Call, StaleRules
+from ..limits.call import Call
 from ..limits.decision import Decision
+from ..process import renew_after_fork
 from ..signals import store_down, store_up
+from . import wire
+from .exchange import Question
+from .patience import Patience
 
 logger = logging.getLogger("django_ratelimit_lua")
 
 
-def check_time(until: float | None) -> None:
+STEADY_SECONDS = 1.0
+"""For which nothing may have failed before Redis is said to answer again, unless it was not asked in between."""
+
+
+def check_time(patience: Patience) -> None:
     """Raises `StoreError` where it is too late to ask; that is nobody's failure."""
-    if until is not None and time.monotonic() >= until:
+    if patience.is_over:
         raise StoreError("no time is left to ask Redis")
+
+
+def decides(call: Call) -> Question:
+    """The question that decides a call; the answer is the decision, and how many keys had to be cleared."""
+    token = random.getrandbits(64).to_bytes(8, "little")
+    return Question(wire.evalsha(call, token), partial(call.read, token=token), wire.SCRIPT_LOAD)
+
+
+def forgets(call: Call) -> Question:
+    """The question that forgets what a call's limits have counted."""
+    return Question(wire.delete(call), _number)
+
+
+def asks(*parts: bytes) -> Question:
+    """The question that any other command is; its reply is of the kind that the command has."""
+    kinds = _REPLIES.get(parts[0], (bytes, int, list, type(None)))
+
+    def read(reply: Any) -> Any:
+        if not isinstance(reply, kinds):
+            raise InvalidResponse(f"no reply to {parts[0].decode()}: {reply!r:.80}")
+        return reply
+
+    return Question(wire.command(*parts), read)
+
+
+_REPLIES: dict[bytes, tuple[type, ...]] = {
+    b"EXPIRE": (int,),
+    b"GET": (bytes, type(None)),
+    b"HGET": (bytes, type(None)),
+    b"HGETALL": (list,),
+    b"HINCRBY": (int,),
+    b"HSET": (int,),
+}
+
+
+def _number(reply: Any) -> int:
+    if not isinstance(reply, int) or reply < 0:
+        raise InvalidResponse(f"no number of keys: {reply!r:.80}")
+    return reply
 
 
 class Store(ABC):
     """Performs calls on the cache alias of a name.
 
     After repeated failures nothing is asked until there are answers again. One that is `persistent` asks on, and leaves
-    it to whoever asks to say that it failed.
+    it to whoever asks to say that it failed. Both changes are told once: a server that answers with errors between its
+    decisions is down until it has decided for a while without one.
     """
 
-    def __init__(self, name: str, *, persistent: bool) -> None:
+    def __init__(self, name: str, timeout: float, *, persistent: bool) -> None:
         self._name = name
+        self._timeout = timeout
         self._is_persistent = persistent
-        self._down: set[object] = set()
+        self._is_down = False
+        self._failing: set[object] = set()
+        self._failed_at = float("-inf")
+        self._was_paused = False
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     @abstractmethod
@@ -42,11 +101,11 @@ class Store(ABC):
         """Whether somebody is not asked at the moment, because too much has failed."""
 
     @abstractmethod
-    def run(self, call: Call, until: float | None = None) -> Decision:
-        """Decide a call; by that moment of the monotonic clock, where one is given. Raises `StoreError`."""
+    def run(self, call: Call, patience: Patience | None = None) -> Decision:
+        """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""
 
     @abstractmethod
-    async def arun(self, call: Call, until: float | None = None) -> Decision:
+    async def arun(self, call: Call, patience: Patience | None = None) -> Decision:
         """`run`, without blocking the event loop."""
 
     @abstractmethod
@@ -58,41 +117,43 @@ class Store(ABC):
         """`forget`, without blocking the event loop."""
 
     @abstractmethod
-    def ask(self, *parts: bytes, until: float | None = None) -> Any:
+    def ask(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the idle connections of threads; those of an event loop are closed with it."""
 
-    def _read(self, call: Call, reply: Any, node: object = None) -> Decision:
-        if not isinstance(reply, list) and (not isinstance(reply, bytes) or not reply):
-            raise self._failed(ResponseError(f"not a reply of our program: {reply!r:.80}"), node)
-        try:
-            decision, cleared = call.read(reply)
-        except StaleRules:
-            self._answered(node)
-            raise
-        except (ValueError, struct.error) as error:
-            raise self._failed(ResponseError(f"not a reply of our program: {reply!r:.80}"), node) from error
-        self._answered(node)
+    def _decided(self, call: Call, answer: tuple[Decision, int]) -> Decision:
+        decision, cleared = answer
         if cleared:
             logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
         return decision
 
     def _answered(self, node: object = None) -> None:
-        if self._down:
-            self._down.discard(node)
-            if not self._down:
-                logger.info("Redis of cache %r answers again", self._name)
-                store_up.send_robust(Store, alias=self._name)
+        if not self._is_down:
+            return
+        with self._lock:
+            self._failing.discard(node)
+            is_steady = self._was_paused or time.monotonic() - self._failed_at >= STEADY_SECONDS
+            if not self._is_down or self._failing or not is_steady:
+                return
+            self._is_down = False
+        logger.info("Redis of cache %r answers again", self._name)
+        store_up.send_robust(Store, alias=self._name)
 
     def _failed(self, error: Exception, node: object = None) -> StoreError:
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if not self._is_persistent:
-            was_down = bool(self._down)
-            self._down.add(node)
-            if not was_down:
-                logger.error("Redis of cache %r cannot decide limits: %s", self._name, message)
-                store_down.send_robust(Store, alias=self._name, error=message)
+        if self._is_persistent:
+            return StoreError(message)
+        with self._lock:
+            was_down, self._is_down = self._is_down, True
+            self._failing.add(node)
+            self._failed_at = time.monotonic()
+            # After a pause the first answer is enough: a trial has shown that Redis is back. What fails without one is
+            # answered with errors, or not answered now and then: that has to end before all is well.
+            self._was_paused = self.is_paused
+        if not was_down:
+            logger.error("Redis of cache %r cannot decide limits: %s", self._name, message)
+            store_down.send_robust(Store, alias=self._name, error=message)
         return StoreError(message)

@@ -1,160 +1,366 @@
-"""Connections for threads: a stack of idle ones, each used by one call at a time, under one deadline."""
+"""Connections for threads: a stack of idle ones, each used by one exchange at a time."""
 
 from __future__ import annotations
 
 import select
+import socket
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process import renew_after_fork
-from .alias import Alias, Unreachable
-from .sentinel import check_role
+from .alias import Alias, Unreachable, credentials
+from .exchange import ANSWERS, Exchange, Question, Replies, greet
+from .patience import GRACE, Patience, Pulse
+from .sentinel import Address, Sentinels
+
+READ_SIZE = 65_536
+PROMPT = 0.002
+"""Seconds within which a thread comes back from a step that did not have to wait for the interpreter."""
+_LAST_DATA_RECEIVED, _ROUND_TRIP = slice(52, 56), slice(68, 72)
+"""Where Linux's `struct tcp_info` has the milliseconds since the peer was heard, and a round trip's microseconds."""
+ATTEMPTS = 3
+"""How often a connection is tried to be made that others got meanwhile."""
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise RedisTimeoutError("the deadline of the decision has passed")
-    return left
+class _Dial(AbstractConnection):
+    """Mixed into the alias's connection class, which makes the socket (TLS and all) and nothing else: each of its steps
+    may take what is left."""
 
-
-class _Deadline(AbstractConnection):
-    """Mixed into the alias's connection class: where a deadline is set, every step has only what is left of it."""
-
-    _sock: Any
     host: str
     port: int
-    deadline: float | None = None
-    readable: Callable[[], bool] | None = None
-    """Tells whether there is something to read, without waiting for it; None while not connected."""
+    username: str | None
+    password: str | None
+    client_name: str | None
+    db: int
+    patience = Patience(0.0)
+    began = 0.0
 
-    def _connect(self) -> Any:
-        if self.deadline is not None:
-            self.socket_connect_timeout = self.socket_timeout = _left(self.deadline)
-        return super()._connect()  # type: ignore[safe-super]
+    @property
+    def socket_timeout(self) -> float:
+        return max(self.patience.left - (time.monotonic() - self.began), 0.001)
 
-    def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        if self.deadline is not None and self._sock is not None:
-            self._sock.settimeout(_left(self.deadline))
-        return super().read_response(*args, **kwargs)
+    @socket_timeout.setter
+    def socket_timeout(self, value: object) -> None:
+        pass
 
-    def disconnect(self, *args: Any, **kwargs: Any) -> None:
-        self.readable = None
-        super().disconnect(*args, **kwargs)
+    socket_connect_timeout = socket_timeout
+
+
+@cache
+def _dial_of(kind: Any) -> type[_Dial]:
+    return type("Dial", (_Dial, kind), {})
+
+
+class Link:
+    """One connection of one thread."""
+
+    def __init__(
+        self, kind: type[AbstractConnection], kwargs: dict[str, Any], pulse: Pulse, sentinels: Sentinels | None = None
+    ) -> None:
+        self._pulse = pulse
+        self._sentinels = sentinels
+        self._dial = _dial_of(cast(Any, kind))(**kwargs)
+        self._sock: Any = None
+        self._timeout = -1.0
+        self._has_news: Callable[[], bool] = lambda: True
+
+    def ask(self, question: Question, patience: Patience) -> Any:
+        """The answer to a question. Raises `Unreachable` where nothing was sent; else what the question or redis-py
+        raises. Closes the connection unless it was answered fully and exactly."""
+        # Whatever can be read where nothing was asked is the server hanging up, or not meant for us.
+        if self._sock is None or self._has_news():
+            self._connect(patience)
+        return self._perform(question.exchange(), patience)
+
+    def close(self) -> None:
+        """Close it; the next question opens it anew."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def _perform(self, exchange: Exchange, patience: Patience) -> Any:
+        try:
+            to_send, owed = next(exchange)
+            while True:
+                self._send(to_send, patience)
+                replies = self._receive(owed, patience)
+                self._pulse.heard()
+                to_send, owed = exchange.send(replies)
+        except StopIteration as finished:
+            return finished.value
+        except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
+            self.close()
+            raise
+        except ANSWERS:
+            raise
+        except RedisError:
+            self.close()
+            raise
+        except Exception as error:
+            # A reply that could not be read, or a connection that broke: for whoever asked, there is no answer.
+            self.close()
+            raise RedisConnectionError(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, data: bytes, patience: Patience) -> None:
+        rest: bytes | memoryview = data
+        while rest:
+            sent = self._within(self._sock.send, rest, patience)
+            rest = memoryview(rest)[sent or 0 :]
+
+    def _receive(self, owed: int, patience: Patience) -> list[Any]:
+        replies = Replies(owed)
+        while True:
+            data = self._within(self._sock.recv, READ_SIZE, patience)
+            if data == b"":
+                raise RedisConnectionError("the server hung up")
+            if data and replies.feed(data):
+                return replies.found
+            if data and patience.is_over:
+                raise RedisTimeoutError("the reply came too slowly")
+
+    def _within(self, step: Callable[[Any], Any], argument: Any, patience: Patience) -> Any:
+        """What a step of the socket returns within a slice; None where that was too short. Raises where nothing was
+        left, but for a look."""
+        most = patience.next_slice()
+        if most != self._timeout:
+            self._sock.settimeout(most)
+            self._timeout = most
+        began = time.monotonic()
+        try:
+            done = step(argument)
+        except (TimeoutError, BlockingIOError):
+            if not most:
+                raise RedisTimeoutError("no answer within the deadline") from None
+            patience.spend(began, most)
+            return None
+        took = time.monotonic() - began
+        if took > PROMPT:
+            took -= _late_by(self._sock)
+        patience.left -= min(max(took, 0.0), most)
+        return done
+
+    def _connect(self, patience: Patience) -> None:
+        self.close()
+        if self._sentinels is not None:
+            self._dial.host, self._dial.port = _master(self._sentinels, patience)
+        self._sock = self._dialled(patience)
+        self._timeout = -1.0
+        self._has_news = _has_news(self._sock)
+        try:
+            self._perform(
+                greet(
+                    credentials(self._dial),
+                    self._dial.db,
+                    self._dial.client_name,
+                    needs_master=self._sentinels is not None,
+                ),
+                patience,
+            )
+        except ANSWERS:
+            self.close()
+            raise
+        except RedisError as error:
+            raise Unreachable(str(error)) from error
+
+    def _dialled(self, patience: Patience) -> Any:
+        for attempt in range(ATTEMPTS):
+            self._dial.patience, self._dial.began = patience, time.monotonic()
+            if patience.is_over:
+                break
+            try:
+                sock = self._dial._connect()
+            except Exception as error:
+                is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
+                if is_late and self._pulse.heard_at > self._dial.began and attempt < ATTEMPTS - 1:
+                    continue  # The server talks to others: it was this thread that came late.
+                patience.spend(self._dial.began, patience.left)
+                raise Unreachable(f"{type(error).__name__}: {error}") from error
+            took = time.monotonic() - self._dial.began
+            if took > PROMPT:
+                took = _connecting(sock, took)
+            # Where the system does not tell how late this thread came, there is time for an answer still.
+            patience.left = max(patience.left - max(took, 0.0), min(GRACE, patience.whole / 5))
+            return sock
+        raise Unreachable("no time is left to connect")
+
+
+def _master(sentinels: Sentinels, patience: Patience) -> Address:
+    search = sentinels.search(patience)
+    try:
+        kwargs, share = next(search)
+        while True:
+            link = Link(sentinels.classes[0], kwargs, Pulse())
+            try:
+                found = link.ask(sentinels.question, share)
+            except (RedisError, OSError) as error:
+                kwargs, share = search.throw(error)
+            else:
+                kwargs, share = search.send(found)
+            finally:
+                link.close()
+    except StopIteration as finished:
+        return cast(Address, finished.value)
+
+
+def _late_by(sock: Any) -> float:
+    """For how many seconds what the server said last has waited for this thread; 0.0 where the system does not tell."""
+    return _told(sock, _LAST_DATA_RECEIVED) / 1000
+
+
+def _connecting(sock: Any, took: float) -> float:
+    """How many seconds a connection took to be made, of those that its thread took."""
+    round_trip = _told(sock, _ROUND_TRIP) / 1_000_000
+    if round_trip and not hasattr(sock, "pending"):  # Of TLS: there is more to it than one round trip.
+        return min(took, round_trip)
+    return took - _late_by(sock)
+
+
+def _told(sock: Any, field: slice) -> int:
+    """What the system tells of a connection; 0 where it does not."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.stop)
+    except (AttributeError, OSError):  # Not of TCP, or not on Linux.
+        return 0
+    return int.from_bytes(info[field], sys.byteorder)
+
+
+def _has_news(sock: Any) -> Callable[[], bool]:
+    """What tells whether there is something to read, without waiting for it."""
+    pending = getattr(sock, "pending", None)  # Of TLS: what was decrypted already.
+    if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
+        return lambda: bool((pending is not None and pending()) or select.select([sock], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    if pending is not None:
+        return lambda: bool(pending() or poll.poll(0))
+    return lambda: bool(poll.poll(0))
+
+
+class _Waiter:
+    """A thread that waits for a connection."""
+
+    __slots__ = ("link", "turn")
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.link: Link | None = None
 
 
 class Connections:
     """A process's connections to one alias, for calls that block their thread."""
 
-    def __init__(self, alias: Alias, timeout: float) -> None:
+    def __init__(self, alias: Alias, pulse: Pulse) -> None:
         self._alias = alias
-        self._timeout = timeout
-        self._class: type[_Deadline] = type("DeadlineConnection", (_Deadline, alias.connection_class), {})
+        self._pulse = pulse
         self._begin()
-        renew_after_fork(self._begin)
+        renew_after_fork(self._renew)
+
+    def _renew(self) -> None:
+        for link in self._idle:
+            link.close()  # Of this process's copy; the parent's connection stays open.
+        self._begin()
 
     def _begin(self) -> None:
         # list.append and list.pop are atomic: the lock is only for making connections and for waiting for one.
-        self._idle: list[_Deadline] = []
+        self._idle: list[Link] = []
         self._made = 0
-        self._waiting = 0
-        self._freed = threading.Condition()
+        self._waiters: deque[_Waiter] = deque()
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the connections that are idle."""
         while self._idle:
-            self._idle.pop().disconnect()
+            self._idle.pop().close()
+            with self._lock:
+                self._made -= 1
 
-    def exchange(self, command: bytes, load: bytes, until: float | None = None, ahead: bytes = b"") -> Any:
-        """Send a command and return its reply; where its script is unknown, load it and ask again.
+    def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
+        """The answer to a question.
 
-        Everything together ends within the timeout, or at the moment `until`. Raises what redis-py raises
-        (`Unreachable` where nothing was sent); a command is never sent twice after it may have been carried out.
-        `ahead`: another command, to be sent right before that one.
+        Raises what redis-py raises (`Unreachable` where nothing was sent), or what `check` does, which is asked after
+        waiting for a connection; a command is never sent twice after it may have been carried out.
         """
-        deadline = time.monotonic() + self._timeout if until is None else until
-        connection = self._take(deadline)
+        link, waited = self._free(), False
+        if link is None:
+            link, waited = self._waited_for(patience), True
         try:
-            # Something to read where nothing was asked is the server hanging up.
-            if connection.readable is None or connection.readable():
-                self._connect(connection, deadline)
-            if until is not None:
-                connection.deadline = until
-            connection.send_packed_command([ahead + command], check_health=False)
-            try:
-                if ahead:
-                    connection.read_response(disable_decoding=True)
-                reply = connection.read_response(disable_decoding=True)
-            except NoScriptError:
-                connection.deadline = deadline
-                connection.send_packed_command([load, ahead + command], check_health=False)
-                if ahead:
-                    connection.read_response(disable_decoding=True)
-                connection.read_response(disable_decoding=True)
-                reply = connection.read_response(disable_decoding=True)
-            if connection.deadline is not None:
-                connection.deadline = None
-                connection._sock.settimeout(self._timeout)
-            return reply
-        except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
-            connection.disconnect()
-            raise
-        except ResponseError:
-            raise
-        except BaseException:
-            connection.disconnect()
-            raise
+            if waited:
+                check()
+            return link.ask(question, patience)
         finally:
-            self._idle.append(connection)
-            if self._waiting:
-                with self._freed:
-                    self._freed.notify()
+            self._idle.append(link)
+            if self._waiters:
+                self._hand_over()
 
-    def _take(self, deadline: float) -> _Deadline:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            pass
-        with self._freed:
-            self._waiting += 1
+    def _free(self) -> Link | None:
+        """One that is idle, or a new one; None where it is others' turn."""
+        if not self._waiters:
             try:
-                while True:
-                    if self._idle:
-                        return self._idle.pop()
-                    if self._made < self._alias.most_connections:
-                        connection = self._class(**self._alias.kwargs(self._timeout))
-                        self._made += 1
-                        return connection
-                    self._freed.wait(_left(deadline))
-            finally:
-                self._waiting -= 1
-
-    def _connect(self, connection: _Deadline, deadline: float) -> None:
-        connection.disconnect()
-        connection.deadline = deadline
-        sentinels = self._alias.sentinels
-        if sentinels is not None:
-            connection.host, connection.port = sentinels.master(deadline)
+                return self._idle.pop()
+            except IndexError:
+                pass
+        with self._lock:
+            if self._waiters or self._made >= self._alias.most_connections:
+                return None
+            self._made += 1
         try:
-            connection.connect()
-        except RedisConnectionError as error:
-            raise Unreachable(str(error)) from error
-        if sentinels is not None:
-            connection.send_command("ROLE")
-            check_role(connection.read_response(disable_decoding=True))
-        connection.readable = _readable(connection._sock)
+            alias = self._alias
+            return Link(alias.connection_class, alias.kwargs(), self._pulse, alias.sentinels)
+        except BaseException:
+            with self._lock:
+                self._made -= 1
+            raise
 
+    def _waited_for(self, patience: Patience) -> Link:
+        waiter, at_first = _Waiter(), patience.left
+        with self._lock:
+            self._waiters.append(waiter)
+        try:
+            # Who came too late to be seen by the one that let go of the last connection finds it idle.
+            self._hand_over()
+            while True:
+                began, most = time.monotonic(), patience.next_slice()
+                if waiter.turn.acquire(timeout=most):
+                    patience.spend(began, most)
+                    if self._pulse.heard_at > began:
+                        patience.left = at_first
+                    link, waiter.link = waiter.link, None
+                    assert link is not None
+                    return link
+                patience.spend(began, most)
+                if self._pulse.heard_at > began:
+                    patience.left = at_first - min(time.monotonic() - self._pulse.heard_at, most)
+                elif not most:
+                    raise RedisTimeoutError("no connection is free, and nobody is answered")
+        finally:
+            with self._lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            if waiter.link is not None:  # Handed over too late.
+                self._idle.append(waiter.link)
+                self._hand_over()
 
-def _readable(sock: Any) -> Callable[[], bool]:
-    if not hasattr(select, "poll"):  # Windows.
-        return lambda: bool(select.select([sock], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return lambda: bool(poll.poll(0))
+    def _hand_over(self) -> None:
+        with self._lock:
+            while self._waiters:
+                try:
+                    link = self._idle.pop()
+                except IndexError:
+                    return
+                waiter = self._waiters.popleft()
+                waiter.link = link
+                waiter.turn.release()

@@ -9,16 +9,19 @@ import random
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from ..process import renew_after_fork
 from . import wire
 from .alias import Unreachable
+from .exchange import Question
+from .patience import Patience
 from .sentinel import Address
 
 SLOTS = 16_384
@@ -32,14 +35,12 @@ _WHERE = wire.command(b"CLUSTER", b"SLOTS")
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A step: send this to that node and return its reply, until a moment of the monotonic clock."""
+class Ask:
+    """A step: ask that node, and return its answer."""
 
     address: Address
-    command: bytes
-    load: bytes
-    until: float
-    ahead: bytes = b""
+    question: Question
+    patience: Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Pause:
     """A step: wait so many seconds."""
 
     seconds: float
+    patience: Patience
 
 
 Steps = Generator[Any, Any, Any]
@@ -91,17 +93,17 @@ class Cluster:
         """The node that has a slot; None where nobody has, or nobody is known."""
         return self._masters[slot] if self._masters else None
 
-    def exchange(self, slot: int, command: bytes, load: bytes, until: float) -> Steps:
-        """The reply of whoever has that slot. Yields steps; raises what redis-py raises.
+    def exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
+        """The answer of whoever has that slot. Yields steps; raises what redis-py and the question raise.
 
         What may have been carried out is not sent again; what was redirected, or could not even be sent, is.
         """
         if self._is_due():
-            yield from self.look(until)
+            yield from self.look(patience)
         address, ahead = self._holder(slot), b""
         for _ in range(MOST_REDIRECTIONS):
             try:
-                reply = yield Exchange(address, command, load, until, ahead)
+                answer = yield Ask(address, question._replace(ahead=ahead) if ahead else question, patience)
             except (RedisError, OSError) as error:
                 meaning = _meaning(error)
                 if meaning == "MOVED":
@@ -109,13 +111,13 @@ class Cluster:
                     self._move(slot, address)
                 elif meaning == "ASK":
                     address, ahead = _redirected(error, address), _ASKING
-                elif meaning == "TRYAGAIN" and time.monotonic() + TRY_AGAIN < until:
-                    yield Pause(TRY_AGAIN)
+                elif meaning == "TRYAGAIN" and patience.left > TRY_AGAIN:
+                    yield Pause(TRY_AGAIN, patience)
                 elif meaning == "CLUSTERDOWN" or isinstance(error, Unreachable):
                     self._failing.add(address)
                     if not self._may_look():
                         raise
-                    yield from self.look(until)
+                    yield from self.look(patience)
                     if self._holder(slot) == address:
                         raise
                     address, ahead = self._holder(slot), b""
@@ -125,25 +127,25 @@ class Cluster:
                     raise
             else:
                 self._failing.discard(address)
-                return reply
+                return answer
         raise RedisConnectionError(f"redirected {MOST_REDIRECTIONS} times")
 
-    def look(self, until: float) -> Steps:
+    def look(self, patience: Patience) -> Steps:
         """Learn who has which slot, from whoever answers first. Raises `RedisError` where nobody does."""
         found: Exception = RedisConnectionError("no node of the cluster was asked")
         candidates = self._candidates()
         for number, address in enumerate(candidates):
-            left = until - time.monotonic()
-            if left <= 0:
+            share = patience.share(len(candidates) - number)
+            if share.is_over:
                 break
             try:
-                share = left / (len(candidates) - number)
-                reply = yield Exchange(address, _WHERE, b"", time.monotonic() + share)
-                self._learn(reply, address)
-            except (RedisError, OSError, ValueError, TypeError, LookupError) as error:
+                yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address)), share)
+            except (RedisError, OSError) as error:
                 found = error
             else:
                 return
+            finally:
+                patience.take_back(share)
         if not self._masters:
             raise RedisConnectionError(f"no node tells of the cluster: {found}") from found
 
@@ -170,11 +172,13 @@ class Cluster:
         masters: list[Address | None] = [None] * SLOTS
         others: set[Address] = set()
         for first, last, *nodes in reply:
+            if not 0 <= first <= last < SLOTS:
+                raise InvalidResponse(f"no slots of a cluster: {first} to {last}")
             addresses = [(node[0].decode() if node[0] else told_by[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
             others.update(addresses[1:])
         if masters == [None] * SLOTS:
-            raise ValueError(f"{told_by[0]}:{told_by[1]} knows of no slots")
+            raise ResponseError(f"{told_by[0]}:{told_by[1]} knows of no slots")
         self._masters, self._others, self._is_moved = masters, tuple(others), False
         self._failing &= self.masters
 
@@ -189,17 +193,13 @@ class Cluster:
         self._is_moved = True
 
 
-_MEANINGS = (("MOVED", MovedError), ("ASK", AskError), ("TRYAGAIN", TryAgainError), ("CLUSTERDOWN", ClusterDownError))
-
-
 def _meaning(error: Exception) -> str:
-    """The word that a node's answer begins with, if it is about slots; older redis-py leaves it in the text."""
-    for word, kind in _MEANINGS:
-        if isinstance(error, kind):
-            return word
+    """The word that a node's answer begins with, if it is an error."""
     return str(error).partition(" ")[0] if isinstance(error, ResponseError) else ""
 
 
 def _redirected(error: Exception, by: Address) -> Address:
     host, _, port = str(error).rpartition(" ")[2].rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise RedisConnectionError(f"redirected to nowhere: {error}") from error
     return host or by[0], int(port)

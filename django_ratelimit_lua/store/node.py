@@ -12,6 +12,8 @@ from .alias import Alias
 from .asynchronous import AsyncConnections
 from .blocking import Connections
 from .breaker import Breaker
+from .exchange import ANSWERS, Question, is_pong
+from .patience import Patience, Pulse
 
 
 class Node:
@@ -21,8 +23,10 @@ class Node:
     """
 
     def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
-        self._connections = Connections(alias, timeout)
-        self._async_connections = AsyncConnections(alias, timeout)
+        pulse = Pulse()
+        self._timeout = timeout
+        self._connections = Connections(alias, pulse)
+        self._async_connections = AsyncConnections(alias, pulse)
         self._breaker = None if persistent else Breaker(self._answers)
 
     @property
@@ -30,27 +34,33 @@ class Node:
         """Whether nothing is asked at the moment."""
         return self._breaker is not None and self._breaker.is_open
 
-    def exchange(self, command: bytes, load: bytes = b"", until: float | None = None, ahead: bytes = b"") -> Any:
+    def exchange(self, question: Question, patience: Patience) -> Any:
         """See `Connections.exchange`."""
         self._pause()
         try:
-            reply = self._connections.exchange(command, load, until, ahead)
+            answer = self._connections.exchange(question, patience, self._pause)
+        except ANSWERS:
+            self._answered()
+            raise
         except (RedisError, OSError) as error:
             self._failed(error)
             raise
         self._answered()
-        return reply
+        return answer
 
-    async def aexchange(self, command: bytes, load: bytes = b"", until: float | None = None, ahead: bytes = b"") -> Any:
+    async def aexchange(self, question: Question, patience: Patience) -> Any:
         """See `Connections.exchange`."""
         self._pause()
         try:
-            reply = await self._async_connections.exchange(command, load, until, ahead)
+            answer = await self._async_connections.exchange(question, patience, self._pause)
+        except ANSWERS:
+            self._answered()
+            raise
         except (RedisError, OSError) as error:
             self._failed(error)
             raise
         self._answered()
-        return reply
+        return answer
 
     def close(self) -> None:
         """Close the idle connections of threads, and try nothing more; those of an event loop are closed with it."""
@@ -59,7 +69,7 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            self._connections.exchange(wire.PING, b"")
+            self._connections.exchange(Question(wire.PING, is_pong), Patience(self._timeout))
         except ResponseError:
             return True  # So is an error.
         except (RedisError, OSError):
@@ -68,7 +78,7 @@ class Node:
 
     def _pause(self) -> None:
         if self._breaker is not None and not self._breaker.may_ask():
-            raise RedisConnectionError("Redis has failed repeatedly; it is asked again in a moment")
+            raise Paused("Redis has failed repeatedly; it is asked again in a moment")
 
     def _answered(self) -> None:
         if self._breaker is not None:
@@ -76,5 +86,9 @@ class Node:
 
     def _failed(self, error: Exception) -> None:
         # Who answers with an error costs no deadline, and may answer the next call as it should.
-        if self._breaker is not None and not isinstance(error, ResponseError):
+        if self._breaker is not None and not isinstance(error, Paused):
             self._breaker.failed()
+
+
+class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
+    """Nobody is asked at the moment."""

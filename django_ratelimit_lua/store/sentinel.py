@@ -6,9 +6,7 @@ as well, because a sentinel may not have heard yet: decisions are made by master
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,10 @@ import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+
+from . import wire
+from .exchange import Question
+from .patience import Patience
 
 Address = tuple[str, int]
 
@@ -29,54 +31,31 @@ class Sentinels:
     kwargs: Sequence[dict[str, Any]]
     classes: tuple[type[synchronous.AbstractConnection], type[asynchronous.AbstractConnection]]
 
-    def master(self, deadline: float) -> Address:
-        """The master's address. Each sentinel has its share of the time that is left; raises `RedisError`."""
+    @property
+    def question(self) -> Question:
+        """What a sentinel is asked; the answer is the master's address, or None."""
+        return Question(wire.command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode()), _address)
+
+    def search(self, patience: Patience) -> Generator[tuple[dict[str, Any], Patience], Address | None, Address]:
+        """The master's address: yields what the connection to a sentinel is made of, and its share of the time that is
+        left; is sent its answer, or thrown its error. Raises `RedisError` where none knows."""
         for number, kwargs in enumerate(self.kwargs):
-            share = (deadline - time.monotonic()) / (len(self.kwargs) - number)
-            if share <= 0:
+            share = patience.share(len(self.kwargs) - number)
+            if share.is_over:
                 break
-            connection = self.classes[0](**kwargs, socket_timeout=share, socket_connect_timeout=share)
             try:
-                connection.connect()
-                connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-                found = connection.read_response(disable_decoding=True)
+                found = yield kwargs, share
             except (RedisError, OSError):
                 continue
             finally:
-                connection.disconnect()
-            if found:
-                return _address(found)
-        raise self._nobody()
-
-    async def amaster(self, deadline: float) -> Address:
-        """`master`, for coroutines."""
-        for number, kwargs in enumerate(self.kwargs):
-            share = (deadline - time.monotonic()) / (len(self.kwargs) - number)
-            if share <= 0:
-                break
-            connection = self.classes[1](**kwargs)
-            try:
-                async with asyncio.timeout(share):
-                    await connection.connect()
-                    await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-                    found = await connection.read_response(disable_decoding=True)
-            except (RedisError, OSError):
-                continue
-            finally:
-                await connection.disconnect(nowait=True)
-            if found:
-                return _address(found)
-        raise self._nobody()
-
-    def _nobody(self) -> RedisConnectionError:
-        return RedisConnectionError(f"no sentinel knows the master of {self.service!r}")
+                patience.take_back(share)
+            if found is not None:
+                return found
+        raise RedisConnectionError(f"no sentinel knows the master of {self.service!r}")
 
 
-def _address(found: Sequence[bytes]) -> Address:
-    return found[0].decode(), int(found[1])
-
-
-def check_role(role: Any) -> None:
-    """Raises `RedisError` unless that is the reply of a master to ROLE."""
-    if not isinstance(role, list) or role[0] != b"master":
-        raise RedisConnectionError(f"the sentinels named a server that is no master: {role!r:.80}")
+def _address(reply: Any) -> Address | None:
+    if reply is None:
+        return None
+    host, port = reply
+    return host.decode(), int(port)

@@ -11,13 +11,15 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..fence import fence, without
-from ..limits.call import Call
+from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
 from . import wire
 from .alias import Alias
-from .base import Store, check_time
-from .cluster import Cluster, Exchange, Steps, slot_of
+from .base import Store, asks, check_time, decides, forgets
+from .cluster import Ask, Cluster, Steps, slot_of
+from .exchange import Question
 from .node import Node
+from .patience import Patience
 from .sentinel import Address
 from .shards import Room, in_turn, parts_of
 
@@ -26,9 +28,8 @@ class ShardedStore(Store):
     """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
 
     def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
-        super().__init__(alias.name, persistent=persistent)
+        super().__init__(alias.name, timeout, persistent=persistent)
         self._alias = alias
-        self._timeout = timeout
         self._nodes: dict[Address, Node] = {}
         self._cluster = Cluster(alias.nodes)
         self._room = Room()
@@ -38,55 +39,56 @@ class ShardedStore(Store):
         """See `Store`."""
         return any(node.is_paused for node in list(self._nodes.values()))
 
-    def run(self, call: Call, until: float | None = None) -> Decision:
+    def run(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
-        decision: Decision = self._drive(self._decide(call, self._until(until)))
+        decision: Decision = self._drive(self._decide(call, self._patience(patience)))
         return decision
 
-    async def arun(self, call: Call, until: float | None = None) -> Decision:
+    async def arun(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
-        decision: Decision = await self._adrive(self._decide(call, self._until(until)))
+        decision: Decision = await self._adrive(self._decide(call, self._patience(patience)))
         return decision
 
     def forget(self, call: Call) -> None:
         """See `Store`."""
-        self._drive(self._forget(call, self._until()))
+        self._drive(self._forget(call, self._patience()))
 
     async def aforget(self, call: Call) -> None:
         """See `Store`."""
-        await self._adrive(self._forget(call, self._until()))
+        await self._adrive(self._forget(call, self._patience()))
 
-    def ask(self, *parts: bytes, until: float | None = None) -> Any:
+    def ask(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """See `Store`."""
         slot = slot_of(wire.key_of(*parts))
-        return self._drive(self._exchange(slot, wire.command(*parts), b"", self._until(until)))
+        return self._drive(self._exchange(slot, asks(*parts), self._patience(patience)))
 
     def close(self) -> None:
         """See `Store`."""
         for node in self._nodes.values():
             node.close()
 
-    def _until(self, until: float | None = None) -> float:
-        check_time(until)
-        return time.monotonic() + self._timeout if until is None else until
+    def _patience(self, patience: Patience | None = None) -> Patience:
+        patience = patience or Patience(self._timeout)
+        check_time(patience)
+        return patience
 
-    def _decide(self, call: Call, until: float) -> Generator[Any, Any, Decision]:
+    def _decide(self, call: Call, patience: Patience) -> Generator[Any, Any, Decision]:
         revision = call.revision_number
         if call.revision is not None:
             asking = call.fence
-            yield from fence.verify(call, lambda one: self._ask(one, asking, until), needed=not call.charges)
+            yield from fence.verify(call, lambda one: self._ask(one, asking, patience), needed=not call.charges)
             call = without(call)
         if not call.charges:
             return Decision(True, revision=revision)
 
         def ask(part: Call) -> Generator[Any, Any, Decision]:
-            decision = yield from self._ask(part, _key_of(part.charges[0].digest), until)
+            decision = yield from self._ask(part, _key_of(part.charges[0].digest), patience)
             self._room.note(part, decision)
             return decision
 
         first = call.charges[0].digest
         if all(charge.digest == first for charge in call.charges):
-            one = yield from self._ask(call, _key_of(first), until)
+            one = yield from self._ask(call, _key_of(first), patience)
             if not one.allowed:
                 self._room.note(call, one)
             return Decision(one.allowed, one.limits, one.granted, one.wait, moment=one.moment, revision=revision)
@@ -94,30 +96,35 @@ class ShardedStore(Store):
         decision = yield from (ask(parts[0].call) if len(parts) == 1 else in_turn(call, parts, ask))
         return replace(decision, revision=revision)
 
-    def _ask(self, call: Call, key: bytes, until: float) -> Generator[Any, Any, Decision]:
+    def _ask(self, call: Call, key: bytes, patience: Patience) -> Generator[Any, Any, Decision]:
         slot = slot_of(key)
-        reply = yield from self._exchange(slot, wire.evalsha(call), wire.SCRIPT_LOAD, until)
-        return self._read(call, reply, self._cluster.master(slot))
+        answer = yield from self._exchange(slot, decides(call), patience)
+        return self._decided(call, answer)
 
-    def _forget(self, call: Call, until: float) -> Steps:
+    def _forget(self, call: Call, patience: Patience) -> Steps:
         for part in parts_of(call, lambda digest: slot_of(_key_of(digest)), self._room):
             slot = slot_of(_key_of(part.call.charges[0].digest))
-            yield from self._exchange(slot, wire.delete(part.call), b"", until)
+            yield from self._exchange(slot, forgets(part.call), patience)
 
-    def _exchange(self, slot: int, command: bytes, load: bytes, until: float) -> Steps:
+    def _exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:
-            reply = yield from self._cluster.exchange(slot, command, load, until)
+            answer = yield from self._cluster.exchange(slot, question, patience)
+        except StaleRules:
+            self._answered(self._cluster.master(slot))
+            raise
         except (RedisError, OSError) as error:
             raise self._failed(error, self._cluster.master(slot)) from error
         self._answered(self._cluster.master(slot))
-        return reply
+        return answer
 
     def _answered(self, node: object = None) -> None:
-        if self._down:
-            for address in self._nodes.keys() - self._cluster.nodes:
-                self._nodes.pop(address).close()
-            # Whoever is no master any more need not answer.
-            self._down = {one for one in self._down if one in self._cluster.masters} | {node}
+        if self._is_down:
+            for address in list(self._nodes.keys() - self._cluster.nodes):
+                gone = self._nodes.pop(address, None)
+                if gone is not None:
+                    gone.close()
+            with self._lock:  # Whoever is no master any more need not answer.
+                self._failing &= self._cluster.masters
             super()._answered(node)
 
     def _node_at(self, address: Address) -> Node:
@@ -132,16 +139,16 @@ class ShardedStore(Store):
             step = next(steps)
             while True:
                 try:
-                    reply = None
-                    if isinstance(step, Exchange):
-                        node = self._node_at(step.address)
-                        reply = node.exchange(step.command, step.load, step.until, step.ahead)
+                    answer = None
+                    if isinstance(step, Ask):
+                        answer = self._node_at(step.address).exchange(step.question, step.patience)
                     else:
+                        step.patience.left -= step.seconds
                         time.sleep(step.seconds)
-                except (RedisError, OSError) as error:
+                except (RedisError, OSError, StaleRules) as error:
                     step = steps.throw(error)
                 else:
-                    step = steps.send(reply)
+                    step = steps.send(answer)
         except StopIteration as finished:
             return finished.value
 
@@ -150,16 +157,16 @@ class ShardedStore(Store):
             step = next(steps)
             while True:
                 try:
-                    reply = None
-                    if isinstance(step, Exchange):
-                        node = self._node_at(step.address)
-                        reply = await node.aexchange(step.command, step.load, step.until, step.ahead)
+                    answer = None
+                    if isinstance(step, Ask):
+                        answer = await self._node_at(step.address).aexchange(step.question, step.patience)
                     else:
+                        step.patience.left -= step.seconds
                         await asyncio.sleep(step.seconds)
-                except (RedisError, OSError) as error:
+                except (RedisError, OSError, StaleRules) as error:
                     step = steps.throw(error)
                 else:
-                    step = steps.send(reply)
+                    step = steps.send(answer)
         except StopIteration as finished:
             return finished.value
 

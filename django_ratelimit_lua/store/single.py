@@ -6,19 +6,20 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from ..limits.call import Call
+from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
-from . import wire
 from .alias import Alias
-from .base import Store, check_time
+from .base import Store, asks, check_time, decides, forgets
+from .exchange import Question
 from .node import Node
+from .patience import Patience
 
 
 class SingleStore(Store):
     """Performs calls on one server, each within `timeout` seconds."""
 
     def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
-        super().__init__(alias.name, persistent=persistent)
+        super().__init__(alias.name, timeout, persistent=persistent)
         self._node = Node(alias, timeout, persistent=persistent)
 
     @property
@@ -26,44 +27,52 @@ class SingleStore(Store):
         """See `Store`."""
         return self._node.is_paused
 
-    def run(self, call: Call, until: float | None = None) -> Decision:
+    def run(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
-        return self._read(call, self._exchange(wire.evalsha(call), wire.SCRIPT_LOAD, until))
+        return self._decided(call, self._exchange(decides(call), patience))
 
-    async def arun(self, call: Call, until: float | None = None) -> Decision:
+    async def arun(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
-        return self._read(call, await self._aexchange(wire.evalsha(call), wire.SCRIPT_LOAD, until))
+        return self._decided(call, await self._aexchange(decides(call), patience))
 
     def forget(self, call: Call) -> None:
         """See `Store`."""
-        self._exchange(wire.delete(call))
-        self._answered()
+        self._exchange(forgets(call))
 
     async def aforget(self, call: Call) -> None:
         """See `Store`."""
-        await self._aexchange(wire.delete(call))
-        self._answered()
+        await self._aexchange(forgets(call))
 
-    def ask(self, *parts: bytes, until: float | None = None) -> Any:
+    def ask(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """See `Store`."""
-        reply = self._exchange(wire.command(*parts), until=until)
-        self._answered()
-        return reply
+        return self._exchange(asks(*parts), patience)
 
     def close(self) -> None:
         """See `Store`."""
         self._node.close()
 
-    def _exchange(self, command: bytes, load: bytes = b"", until: float | None = None) -> Any:
-        check_time(until)
+    def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
+        patience = patience or Patience(self._timeout)
+        check_time(patience)
         try:
-            return self._node.exchange(command, load, until)
+            answer = self._node.exchange(question, patience)
+        except StaleRules:
+            self._answered()
+            raise
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
+        self._answered()
+        return answer
 
-    async def _aexchange(self, command: bytes, load: bytes = b"", until: float | None = None) -> Any:
-        check_time(until)
+    async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
+        patience = patience or Patience(self._timeout)
+        check_time(patience)
         try:
-            return await self._node.aexchange(command, load, until)
+            answer = await self._node.aexchange(question, patience)
+        except StaleRules:
+            self._answered()
+            raise
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
+        self._answered()
+        return answer

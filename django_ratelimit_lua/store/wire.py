@@ -17,10 +17,10 @@ def command(*parts: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
 
 
-def evalsha(call: Call) -> bytes:
-    """The one command that decides a call."""
+def evalsha(call: Call, token: bytes) -> bytes:
+    """The one command that decides a call; its reply ends with the token."""
     keys = call.keys()
-    return command(b"EVALSHA", lua.SHA, b"%d" % len(keys), *keys, *call.args())
+    return command(b"EVALSHA", lua.SHA, b"%d" % len(keys), *keys, *call.args(token))
 
 
 def delete(call: Call) -> bytes:

@@ -371,7 +371,8 @@ def test_event_loops_over_time_leave_no_connections(own: Server) -> None:
 
 def test_a_full_pool_waits_and_gives_up_in_time(own: Server, settings: Any) -> None:
     """With one connection for all, threads take turns; behind a hung server nobody waits beyond the deadline."""
-    settings.CACHES = cache(own.url, CONNECTION_POOL_KWARGS={"max_connections": 1})
+    # Another database, because django-redis keeps a pool for each URL, and somebody may have used this one already.
+    settings.CACHES = cache(own.url[:-1] + "1", CONNECTION_POOL_KWARGS={"max_connections": 1})
     start_fresh()
     limiter = RateLimiter("x", "1000/m")
     from concurrent.futures import ThreadPoolExecutor

@@ -245,7 +245,7 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     check(describe([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
-    assert {"lock", "Condition", "Thread"} <= kinds
+    assert {"lock", "socket", "Thread"} <= kinds
     reading, writing = os.pipe()
 
     def look() -> None:

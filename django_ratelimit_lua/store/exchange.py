@@ -1,0 +1,186 @@
+"""What is said on a connection, without the connection: what to send, how many replies are owed for it, what they mean.
+
+Blocking and asynchronous connections share all of this. A connection is used again only after an exchange that was
+answered fully and exactly; whatever else ends one closes the connection, so that nobody is ever told the answer to
+somebody else's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
+
+from .. import lua
+from ..limits.call import StaleRules
+from . import wire
+
+ANSWERS = (ResponseError, StaleRules)
+"""What an exchange may raise that was answered fully and exactly: its connection is in step."""
+LONGEST_LINE = 65_536
+LARGEST_BULK = 512 * 1024 * 1024
+DEEPEST = 8
+"""Arrays in arrays: no reply that we ask for has more (`CLUSTER SLOTS` has four)."""
+
+Exchange = Generator[tuple[bytes, int], list[Any], Any]
+"""Yields what to send, and how many replies are owed for it; is sent these; returns the answer."""
+
+
+class Replies:
+    """The replies that are owed on a connection, read from bytes as they come (RESP 2).
+
+    A reply is bytes, an integer, None, a list of these, or a `ResponseError`.
+
+    >>> replies = Replies(2)
+    >>> replies.feed(b"+OK\\r\\n$3\\r\\nab"), replies.feed(b"c\\r\\n"), replies.found
+    (False, True, [b'OK', b'abc'])
+    """
+
+    __slots__ = ("_data", "_open", "_owed", "found")
+
+    def __init__(self, owed: int) -> None:
+        self.found: list[Any] = []
+        self._owed = owed
+        self._data = bytearray()
+        self._open: list[tuple[list[Any], int]] = []
+
+    def feed(self, data: bytes) -> bool:
+        """Read on; whether all have come. Raises `InvalidResponse` for what is no reply, or more than was owed."""
+        buffer = self._data
+        buffer += data
+        at = 0
+        while len(self.found) < self._owed:
+            end = buffer.find(b"\r\n", at, at + LONGEST_LINE)
+            if end < 0:
+                if len(buffer) - at >= LONGEST_LINE:
+                    raise InvalidResponse("a line without an end")
+                break
+            kind, line = buffer[at], bytes(buffer[at + 1 : end])
+            at_next = end + 2
+            if kind == 36:  # $
+                size = _size(line, LARGEST_BULK)
+                reply: Any = None
+                if size >= 0:
+                    at_next += size + 2
+                    if len(buffer) < at_next:
+                        break
+                    reply = bytes(buffer[end + 2 : at_next - 2])
+                    if buffer[at_next - 2 : at_next] != b"\r\n":
+                        raise InvalidResponse("a reply longer than it says")
+            elif kind == 43:  # +
+                reply = line
+            elif kind == 45:  # -
+                reply = error_of(line)
+            elif kind == 58:  # :
+                reply = _number(line)
+            elif kind == 42:  # *
+                size = _size(line, LARGEST_BULK)
+                if size > 0:
+                    if len(self._open) >= DEEPEST:
+                        raise InvalidResponse("arrays in arrays in arrays")
+                    self._open.append(([], size))
+                    at = at_next
+                    continue
+                reply = [] if size == 0 else None
+            else:
+                raise InvalidResponse(f"no reply: {bytes(buffer[at : at + 40])!r}")
+            at = at_next
+            self._add(reply)
+        del buffer[:at]
+        if len(self.found) < self._owed:
+            return False
+        if buffer:
+            raise InvalidResponse("more than was asked for")
+        return True
+
+    def _add(self, reply: Any) -> None:
+        while self._open:
+            items, size = self._open[-1]
+            items.append(reply)
+            if len(items) < size:
+                return
+            self._open.pop()
+            reply = items
+        self.found.append(reply)
+
+
+def _number(line: bytes) -> int:
+    digits = line[1:] if line[:1] == b"-" else line
+    if not digits.isdigit() or len(digits) > 19:
+        raise InvalidResponse(f"no number: {line[:40]!r}")
+    return int(line)
+
+
+def _size(line: bytes, most: int) -> int:
+    size = _number(line)
+    if not -1 <= size <= most:
+        raise InvalidResponse(f"no size: {line[:40]!r}")
+    return size
+
+
+def error_of(line: bytes) -> ResponseError:
+    """The error that a reply is."""
+    text = line.decode(errors="replace")
+    return ReadOnlyError(text) if text.startswith("READONLY") else ResponseError(text)
+
+
+class Question(NamedTuple):
+    """One command, what to make of its reply, and what goes with it.
+
+    - `read`: makes the answer of the reply. Raises `InvalidResponse` (or any other error) for a reply that the command
+      cannot have, and `StaleRules`;
+    - `load`: loads the script that the command is about, where the server does not know it;
+    - `ahead`: a command to be sent right before that one.
+    """
+
+    command: bytes
+    read: Callable[[Any], Any]
+    load: bytes = b""
+    ahead: bytes = b""
+
+    def exchange(self) -> Exchange:
+        """Ask, and where the script is unknown, load it and ask again: it has not run."""
+        ahead = 1 if self.ahead else 0
+        replies = yield self.ahead + self.command, ahead + 1
+        if self.load and str(replies[-1]).startswith("NOSCRIPT") and isinstance(replies[-1], ResponseError):
+            replies = yield self.load + self.ahead + self.command, ahead + 2
+            if _checked(replies.pop(0)) != lua.SHA:
+                raise InvalidResponse("another script than ours was loaded")
+        if ahead and _checked(replies[0]) != b"OK":
+            raise InvalidResponse("no reply to what was sent ahead")
+        return self.read(_checked(replies[-1]))
+
+
+def is_pong(reply: Any) -> bool:
+    """Reads the reply to PING."""
+    if reply != b"PONG":
+        raise InvalidResponse(f"no reply to PING: {reply!r:.80}")
+    return True
+
+
+def _checked(reply: Any) -> Any:
+    if isinstance(reply, ResponseError):
+        raise reply
+    return reply
+
+
+def greet(credentials: tuple[str, ...], database: int, name: str | None, *, needs_master: bool) -> Exchange:
+    """What a new connection says first. Raises `RedisError` where it cannot be used."""
+    commands = []
+    if credentials:
+        commands.append(wire.command(b"AUTH", *[part.encode() for part in credentials]))
+    if name:
+        commands.append(wire.command(b"CLIENT", b"SETNAME", name.encode()))
+    if database:
+        commands.append(wire.command(b"SELECT", b"%d" % database))
+    if commands:
+        replies = yield b"".join(commands), len(commands)
+        if any(_checked(reply) != b"OK" for reply in replies):
+            raise InvalidResponse("no reply of a server that was greeted")
+    if needs_master:
+        # A sentinel may not have heard yet who the master is: decisions are made by masters only.
+        (role,) = yield wire.command(b"ROLE"), 1
+        if not isinstance(_checked(role), list) or role[:1] != [b"master"]:
+            raise RedisConnectionError(f"the sentinels named a server that is no master: {role!r:.80}")

@@ -1,0 +1,75 @@
+"""How long the store may keep a decision waiting.
+
+A deadline that is a moment of the clock cannot tell a store that is silent from a thread or an event loop that has no
+time to listen: in a burst the replies are there, and nobody has come to read them. So what counts is time in which we
+did listen. A thread waits in slices, and whatever a slice takes, no more counts than its length: a thread that comes
+late to its slice's end (others had the interpreter) listens again before it gives up. Where a slice was not in vain,
+the system tells how late the thread came (`blocking`). An event loop has a clock that stands still while it is busy
+with something else (`asynchronous.Watch`).
+
+Waiting for a connection, while others have them all, counts as long as the store is silent: a reply to anybody is a
+sign of life, and the wait begins anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SLICES = 2
+"""A slice is a part of the whole, so that who comes late listens again before it gives up; and no smaller part, because
+each slice is another thread that wants the interpreter, while hundreds do."""
+GRACE = 0.02
+"""Seconds, or a fifth of the whole: what is left at least to a connection that was made."""
+
+
+class Patience:
+    """The seconds that are left."""
+
+    __slots__ = ("left", "whole")
+
+    def __init__(self, seconds: float) -> None:
+        self.whole = self.left = seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left <= 0.0
+
+    def next_slice(self) -> float:
+        """How long to wait before the next look at the clock."""
+        return min(max(self.left, 0.0), self.whole / SLICES)
+
+    def spend(self, began: float, most: float) -> None:
+        """Count a wait since that moment of the monotonic clock that was meant to last at most so long."""
+        self.left -= min(time.monotonic() - began, most)
+
+    def wait(self, attempt: Callable[[float], bool]) -> bool:
+        """Try, for so many seconds each time, until it succeeds or nothing is left; whether it succeeded."""
+        while True:
+            began, most = time.monotonic(), self.next_slice()
+            succeeded = attempt(most)
+            self.spend(began, most)
+            if succeeded or self.is_over:
+                return succeeded
+
+    def share(self, among: int) -> Patience:
+        """A part of what is left, for one of several that are asked one after the other; see `take_back`."""
+        return Patience(max(self.left, 0.0) / among)
+
+    def take_back(self, share: Patience) -> None:
+        """Count what a share has spent."""
+        self.left -= share.whole - share.left
+
+
+class Pulse:
+    """When a server has answered anybody in this process last."""
+
+    __slots__ = ("heard_at",)
+
+    def __init__(self) -> None:
+        self.heard_at = float("-inf")
+
+    def heard(self) -> None:
+        """It has answered just now."""
+        self.heard_at = time.monotonic()

@@ -1,0 +1,63 @@
+"""The views that are asked by very many at once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import django
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+if not settings.configured:
+    settings.configure(
+        SECRET_KEY="tests",
+        ALLOWED_HOSTS=["*"],
+        ROOT_URLCONF="tests.store.burst_site",
+        LOGGING_CONFIG=None,
+        CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": os.environ["BURST_REDIS"]}},
+    )
+    django.setup()
+
+from django_ratelimit_lua import ratelimit
+
+
+def everyone(group: str, request: HttpRequest) -> str:
+    return "everyone"
+
+
+def views(policy: str) -> list[Any]:
+    """A view that blocks and one that does not, each with a limit of 10 under a policy."""
+
+    @ratelimit(f"{policy}-sync", key=everyone, rate="10/h", on_store_error=policy)
+    def blocking(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    @ratelimit(f"{policy}-async", key=everyone, rate="10/h", on_store_error=policy)
+    async def coroutine(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    return [path(f"{policy}/sync", blocking), path(f"{policy}/async", coroutine)]
+
+
+urlpatterns = [*views("open"), *views("closed"), *views("local")]
+
+
+def application(*args: Any) -> Any:
+    """The site, for WSGI (with two arguments) and ASGI (with three)."""
+    from django.core.handlers.asgi import ASGIHandler
+    from django.core.handlers.wsgi import WSGIHandler
+
+    kind = WSGIHandler if len(args) == 2 else ASGIHandler
+    if kind not in _handlers:
+        _handlers[kind] = kind()
+    return _handlers[kind](*args)
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    """The site, for ASGI."""
+    await application(scope, receive, send)
+
+
+_handlers: dict[Any, Any] = {}

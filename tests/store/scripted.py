@@ -1,0 +1,160 @@
+"""A server that speaks Redis's protocol over a real socket, and misbehaves as it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+Reply = Callable[["Scripted", socket.socket, list[bytes]], None]
+"""What is done about a command; raises `OSError` to hang up."""
+
+
+def bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def mark(key: bytes) -> int:
+    """The number that answers about a key carry."""
+    return zlib.crc32(key)
+
+
+def decision(command: list[bytes], *, numbers: int | None = None, fill: float | None = None) -> bytes:
+    """The right reply to an EVALSHA of the program: all its numbers tell whose they are."""
+    count = int(command[2])
+    token = command[-1]
+    doubles = [1.0, 1.0, 1.0, 0.0, 0.0]
+    for key in command[3 : 3 + count]:
+        doubles += [1.0, *[float(mark(key))] * 5]
+    if fill is not None:
+        doubles[6] = fill
+    if numbers is not None:
+        doubles = (doubles * 9)[:numbers]
+    return bulk(struct.pack(f"<{len(doubles)}d", *doubles) + token)
+
+
+class Scripted:
+    """Listens on a free port; `script` answers each command, on as many connections as there are."""
+
+    def __init__(self, script: Callable[[list[bytes]], Reply | bytes]) -> None:
+        self.script = script
+        self.asked: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    @property
+    def connected(self) -> int:
+        """How many connections were made."""
+        return len(self._connections)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError), connection.makefile("rb") as stream:
+            while line := stream.readline():
+                command = []
+                for _ in range(int(line[1:])):
+                    size = int(stream.readline()[1:])
+                    command.append(stream.read(size + 2)[:-2])
+                self.asked.append(command[0])
+                reply = self.script(command)
+                if isinstance(reply, bytes):
+                    connection.sendall(reply)
+                else:
+                    reply(self, connection, command)
+
+
+def usual(server: Callable[[], Scripted], command: list[bytes]) -> bytes:
+    """What a server that is well says, whatever it is: a master, a sentinel or a node of a cluster."""
+    name = command[0].upper()
+    host, port = b"127.0.0.1", server().port
+    if name == b"EVALSHA":
+        return decision(command)
+    if name == b"SCRIPT":
+        return bulk(hashlib.sha1(command[2], usedforsecurity=False).hexdigest().encode())
+    if name == b"PING":
+        return b"+PONG\r\n"
+    if name == b"DEL":
+        return b":%d\r\n" % (len(command) - 1)
+    if name == b"ROLE":
+        return b"*3\r\n" + bulk(b"master") + b":0\r\n*0\r\n"
+    if name == b"SENTINEL":
+        return b"*2\r\n" + bulk(host) + bulk(b"%d" % port)
+    if name == b"CLUSTER":
+        return b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n" + bulk(host) + b":%d\r\n" % port + bulk(b"id")
+    return b"+OK\r\n"
+
+
+def drip(data: bytes, pause: float) -> Reply:
+    """A byte now and then."""
+
+    def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
+        for at in range(len(data)):
+            connection.sendall(data[at : at + 1])
+            time.sleep(pause)
+
+    return reply
+
+
+def late(data: bytes, seconds: float) -> Reply:
+    """After so many seconds."""
+
+    def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
+        time.sleep(seconds)
+        connection.sendall(data)
+
+    return reply
+
+
+def torn(data: bytes, at: int) -> Reply:
+    """So many bytes, and then it hangs up."""
+
+    def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
+        connection.sendall(data[:at])
+        raise OSError
+
+    return reply
+
+
+def followed(data: bytes, by: bytes, after: float) -> Reply:
+    """And after a while something that nobody has asked for."""
+
+    def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
+        connection.sendall(data)
+
+        def more() -> None:
+            time.sleep(after)
+            with suppress(OSError):
+                connection.sendall(by)
+
+        threading.Thread(target=more, daemon=True).start()
+
+    return reply

@@ -1,0 +1,118 @@
+"""Many at once, Redis healthy, settings as they come: as many are let through as the limit has, under each policy.
+
+A process that needs longer to work off a burst than the deadline is no outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.rules.current import start_fresh
+from tests.clusters import until
+from tests.demo import free_port
+
+POLICIES = ["open", "closed", "local"]
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture
+def shipped(settings: Any) -> None:
+    """The deadline that is shipped, and a process that has not asked anything yet."""
+    settings.RATELIMIT_TIMEOUT = 0.1
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    start_fresh()
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("count", [10, 100, 800, 3000])
+def test_coroutines(count: int, policy: str, settings: Any) -> None:
+    """All in one turn of an event loop."""
+    settings.RATELIMIT_ON_STORE_ERROR = policy
+    limiter = RateLimiter("burst", "10/h")
+
+    async def burst() -> Any:
+        return await asyncio.gather(*(limiter.ahit("x") for _ in range(count)))
+
+    found = asyncio.run(burst())
+    assert Counter((decision.allowed, decision.source) for decision in found) == Counter(
+        {(True, "redis"): 10, (False, "redis"): count - 10}
+    )
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("count", [10, 300])
+def test_threads(count: int, policy: str, settings: Any) -> None:
+    """More than there are connections, and they begin together."""
+    settings.RATELIMIT_ON_STORE_ERROR = policy
+    limiter = RateLimiter("burst", "10/h")
+    together = threading.Barrier(count)
+
+    def one(number: int) -> tuple[bool, str]:
+        together.wait()
+        decision = limiter.hit("x")
+        return decision.allowed, decision.source
+
+    with ThreadPoolExecutor(count) as pool:
+        found = Counter(pool.map(one, range(count)))
+    assert found == Counter({(True, "redis"): 10, (False, "redis"): count - 10})
+
+
+@pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])
+def site(request: Any) -> Iterator[int]:
+    """The port of a server in one process, which has decided nothing yet."""
+    port = free_port()
+    commands = {
+        "uvicorn": ["tests.store.burst_site:asgi", "--log-level=warning", f"--host={ADDRESS}", f"--port={port}"],
+        "gunicorn": [
+            "tests.store.burst_site:application", "--threads=200", "--workers=1", "--log-level=warning",
+            "--backlog=4096", "--timeout=120", f"--bind={ADDRESS}:{port}",
+        ],
+    }  # fmt: skip
+    with Server() as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", request.param, *commands[request.param]],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "BURST_REDIS": server.url},
+        )
+        try:
+            until(lambda: asyncio.run(answered(port, "/nothing")) == 404, "it answers")
+            yield port
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+async def answered(port: int, path: str) -> int:
+    """The status of a response."""
+    reader, writer = await asyncio.open_connection(ADDRESS, port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    reply = await reader.read()
+    writer.close()
+    return int(reply.split()[1])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("view", ["async", "sync"])
+def test_requests(site: int, view: str, policy: str) -> None:
+    """To views of both kinds, on an event loop and in 200 threads."""
+
+    async def burst() -> list[int]:
+        return await asyncio.gather(*(answered(site, f"/{policy}/{view}") for _ in range(200)))
+
+    assert Counter(asyncio.run(burst())) == Counter({200: 10, 429: 190})

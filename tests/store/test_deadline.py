@@ -1,0 +1,258 @@
+"""The deadline of a decision is about the store: it holds whatever a server does, and no time of our own counts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.base import Store
+from django_ratelimit_lua.store.patience import SLICES
+from django_ratelimit_lua.store.single import SingleStore
+from tests.store.scripted import Scripted, bulk, drip, late, usual
+from tests.store.test_replies import call, is_own, store_of
+
+DEADLINE = 0.1
+MARGIN = 0.25
+"""On a machine that others use, too; 20 ms on one that has nothing else to do."""
+KINDS = ["sync", "async"]
+
+
+def timed(ask: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.monotonic()
+    try:
+        found: Any = ask()
+    except StoreError as error:
+        found = error
+    return found, time.monotonic() - started
+
+
+async def atimed(asking: Any) -> tuple[Any, float]:
+    started = time.monotonic()
+    try:
+        found: Any = await asking
+    except StoreError as error:
+        found = error
+    return found, time.monotonic() - started
+
+
+def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
+    """So many calls at once, and how long each took."""
+    if kind == "sync":
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda number: timed(lambda: store.run(call(number))), range(count)))
+
+    async def gathered() -> list[tuple[Any, float]]:
+        return await asyncio.gather(*(atimed(store.arun(call(number))) for number in range(count)))
+
+    return asyncio.run(gathered())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["the decision", "a huge reply", "the greeting"])
+def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: str, settings: Any) -> None:
+    """A byte every 30 ms would take seconds: reading has one deadline, not one for each byte."""
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        if what == "the greeting":
+            return drip(right, 0.03) if command[0] == b"SELECT" else right
+        if command[0] == b"EVALSHA":
+            return drip(right if what == "the decision" else bulk(bytes(10_000)), 0.03 if "the d" in what else 0.001)
+        return right
+
+    with Scripted(script) as server:
+        location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
+        store = SingleStore(Alias("default"), DEADLINE, persistent=True)
+        for _ in range(2):
+            ((found, seconds),) = at_once(store, kind, 1)
+            assert isinstance(found, StoreError)
+            assert DEADLINE * 0.9 < seconds < DEADLINE + MARGIN
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settings: Any) -> None:
+    """With one connection for all and a server that hangs, the last in the queue gives up when the first does."""
+    with Scripted(lambda command: late(b"", 0.5)) as server:
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}},
+            }
+        }
+        store = SingleStore(Alias("default"), DEADLINE, persistent=True)
+        for found, seconds in at_once(store, kind, 8):
+            assert isinstance(found, StoreError)
+            assert seconds < DEADLINE + MARGIN
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: Any) -> None:
+    """More wait than there are connections: each ends in time, and then nobody asks for a while."""
+    with Server() as server:
+        settings.RATELIMIT_TIMEOUT = DEADLINE
+        store_of(settings, server.port, "single", DEADLINE)
+        store = SingleStore(Alias("default"), DEADLINE, persistent=False)
+        at_once(store, kind, 3)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            found = at_once(store, kind, 300)
+            assert store.is_paused
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert all(isinstance(decided, StoreError) for decided, _ in found)
+        # Three hundred threads have to be started, and a hundred connections made, too.
+        assert max(seconds for _, seconds in found) < DEADLINE + 5 * MARGIN
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> None:
+    """Each answer takes half of the deadline, and those who wait for a connection wait for several: all are told."""
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        return late(right, DEADLINE / 2) if command[0] == b"EVALSHA" else right
+
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 4}},
+            }
+        }
+        store = SingleStore(Alias("default"), DEADLINE, persistent=True)
+        found = at_once(store, kind, 30)
+        assert all(is_own(call(number), decided) for number, (decided, _) in enumerate(found))
+        assert max(seconds for _, seconds in found) > 3 * DEADLINE
+        store.close()
+
+
+def test_an_event_loop_that_stands_still_is_no_outage(settings: Any) -> None:
+    """Somebody blocks the loop for longer than the deadline: the answers are there when it comes back to them, even of
+    connections that are being made meanwhile."""
+    with Server() as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+
+        async def everything() -> None:
+            for _ in range(3):
+                asking = [asyncio.ensure_future(store.arun(call(number))) for number in range(20)]
+                for _ in range(6):
+                    await asyncio.sleep(0)
+                    time.sleep(DEADLINE * 1.5)
+                assert all(decided.allowed is not None for decided in await asyncio.gather(*asking))
+
+        asyncio.run(everything())
+
+
+def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: Any) -> None:
+    """Others compute all the time, and a thread comes late to everything."""
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(20_000))
+
+    with Server() as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+        busy = [threading.Thread(target=compute) for _ in range(8)]
+        for thread in busy:
+            thread.start()
+        try:
+            with ThreadPoolExecutor(20) as pool:
+                found = list(pool.map(lambda number: timed(lambda: store.run(call(number)))[0], range(100)))
+        finally:
+            over.set()
+            for thread in busy:
+                thread.join()
+        assert [one for one in found if isinstance(one, StoreError)] == []
+        store.close()
+
+
+def test_who_is_cancelled_is_cancelled(settings: Any) -> None:
+    """While it waits for a connection, for its making or for an answer: and nobody else is told that answer, nor is a
+    connection lost."""
+
+    def script(command: list[bytes]) -> Any:
+        return late(usual(lambda: server, command), 0.02)
+
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 2}},
+            }
+        }
+        store = SingleStore(Alias("default"), 5, persistent=True)
+
+        async def everything() -> None:
+            for round_ in range(20):
+                asking = [asyncio.ensure_future(store.arun(call(number))) for number in range(6)]
+                await asyncio.sleep(0.002 * round_)
+                for one in asking[::2]:
+                    one.cancel()
+                for number, one in enumerate(asking):
+                    if number % 2:
+                        assert is_own(call(number), await one)
+                    elif not one.done() or one.cancelled():
+                        with pytest.raises(asyncio.CancelledError):
+                            await one
+
+        asyncio.run(everything())
+        store.close()
+
+
+def test_a_wait_in_a_cancelled_task_still_ends_in_an_error(settings: Any) -> None:
+    """What is done about a cancellation (a refund, say) has the deadline of any other call, and fails as any other."""
+    with Scripted(lambda command: late(b"", 1)) as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+
+        async def cleans_up() -> None:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                with pytest.raises(StoreError):
+                    await store.arun(call(1))
+                raise
+
+        async def everything() -> None:
+            task = asyncio.ensure_future(cleans_up())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(everything())
+
+
+def test_patience_counts_a_slice_at_most_once() -> None:
+    """However late a thread comes to the end of a slice, it looks again before it gives up."""
+    patience, looks = Patience(0.02), []
+
+    def look(seconds: float) -> bool:
+        looks.append(seconds)
+        time.sleep(seconds + 0.03)
+        return False
+
+    assert not patience.wait(look)
+    assert len(looks) == SLICES
+    assert sum(looks) == pytest.approx(0.02)
+    share = Patience(0.06).share(3)
+    assert share.left == pytest.approx(0.02)

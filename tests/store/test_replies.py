@@ -1,0 +1,393 @@
+"""Nobody is told the answer to somebody else's question, whatever a server says, and whenever."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from django_redis.cache import RedisCache
+
+from django_ratelimit_lua import lua
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules, Subject
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.base import Store
+from django_ratelimit_lua.store.sharded import ShardedStore
+from django_ratelimit_lua.store.single import SingleStore
+from tests import clusters
+from tests.store.scripted import Reply, Scripted, bulk, decision, drip, followed, late, mark, torn, usual
+
+TIMEOUT = 0.15
+KINDS = ("single", "sentinel", "cluster")
+LIMITS = [Limit("one", "5/m"), Limit("two", "7/h", algorithm="token_bucket")]
+assert RedisCache is not None
+
+
+def caches(port: int, kind: str) -> dict[str, Any]:
+    url, options = f"redis://127.0.0.1:{port}/0", {}
+    if kind == "cluster":
+        options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
+    elif kind == "sentinel":
+        url = f"redis://limits-{port}/0"  # django-redis keeps a pool for each URL.
+        options = {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            "SENTINELS": [("127.0.0.1", port)],
+        }
+    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}}
+
+
+def store_of(settings: Any, port: int, kind: str, timeout: float = TIMEOUT) -> Store:
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = (
+        "django_redis.pool.SentinelConnectionFactory" if kind == "sentinel" else "django_redis.pool.ConnectionFactory"
+    )
+    settings.CACHES = caches(port, kind)
+    made = ShardedStore if kind == "cluster" else SingleStore
+    return made(Alias("default"), timeout, persistent=True)
+
+
+def call(number: int, limits: int = 1, **options: Any) -> Call:
+    digest = b"%032x" % number
+    return Call([Charge(limit, digest) for limit in LIMITS[:limits]], prefix=b"s:", **options)
+
+
+def is_own(asked: Call, decided: Any) -> bool:
+    """Whether an answer has the numbers of whoever asked."""
+    return len(decided.limits) == len(asked.charges) and all(
+        (state.used, state.remaining) == (mark(key), mark(key))
+        for key, state in zip(asked.keys(), decided.limits, strict=True)
+    )
+
+
+ERRORS = [
+    b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
+    b"-READONLY You can't write against a read only replica.\r\n",
+    b"-BUSY Redis is busy running a script.\r\n",
+    b"-LOADING Redis is loading the dataset in memory\r\n",
+    b"-NOPERM this user has no permissions\r\n",
+    b"-MASTERDOWN Link with MASTER is down\r\n",
+    b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n",
+    b"-CLUSTERDOWN The cluster is down\r\n",
+    b"-ERR \xff\xfe\r\n",
+    b"-\r\n",
+]
+NO_REPLIES = [
+    b"*1\r\n" * 5000 + b":1\r\n",
+    b"$abc\r\n",
+    b"$-2\r\n",
+    b"$99999999999999\r\n",
+    b"*-7\r\n",
+    b":12a\r\n",
+    b":" + b"9" * 5000 + b"\r\n",
+    b"$-1\r\n",
+    b"*-1\r\n",
+    b"*0\r\n",
+    b"*2\r\n$-1\r\n$-1\r\n",
+    b"+OK\r\n",
+    b":1\r\n",
+    b"_\r\n",
+    b"%1\r\n+a\r\n+b\r\n",
+    b">2\r\n+invalidate\r\n*0\r\n",
+    b"\r\n",
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    bulk(b""),
+    bulk(lua.SHA),
+    bulk(struct.pack("<2d", 2.0, 7.0)),
+    bulk(b"stale 7-0123456789abcdef"),
+    bulk(b"\xff" * 88),
+]
+
+
+class Chaos:
+    """A script that misbehaves at random, and keeps earlier answers to tell them to others."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.is_on = True
+        self.server: Scripted | None = None
+        self._earlier: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, command: list[bytes]) -> Reply | bytes:
+        right = usual(lambda: self.server, command)
+        with self._lock:
+            if not self.is_on:
+                return right
+            return self._wrong(command, right)
+
+    def _wrong(self, command: list[bytes], right: bytes) -> Reply | bytes:
+        chance = self.random.random()
+        is_decision = command[0] == b"EVALSHA"
+        if chance < (0.4 if is_decision else 0.75):
+            return right
+        choose = self.random.choice
+        earlier = choose(self._earlier) if self._earlier else b"+OK\r\n"
+        if is_decision:
+            self._earlier = [*self._earlier[-20:], right]
+        address = b"127.0.0.1:%d" % self.server.port
+        ways: list[Callable[[], Reply | bytes]] = [
+            lambda: choose(ERRORS),
+            lambda: choose(NO_REPLIES),
+            lambda: choose(NO_REPLIES) + right,
+            lambda: earlier,
+            lambda: earlier + right,
+            lambda: right + right,
+            lambda: followed(right, choose([right, earlier, *NO_REPLIES]), choose([0.0, 0.0005, 0.002, 0.02])),
+            lambda: late(right, choose([0.005, 0.05, 0.3])),
+            lambda: drip(right, choose([0.0, 0.0005, 0.03])),
+            lambda: torn(right, self.random.randrange(len(right))),
+            lambda: torn(right, len(right)),
+            lambda: b"",
+            lambda: b"-NOSCRIPT No matching script.\r\n",
+            lambda: (
+                choose([b"-MOVED 1 ", b"-ASK 1 "]) + choose([address, address, b"", b"nowhere", b":99999"]) + b"\r\n"
+            ),
+        ]
+        if is_decision:
+            ways += [
+                lambda: decision(command, numbers=choose([1, 2, 5, 10, 12, 17, 18, 40])),
+                lambda: decision(command, fill=choose([math.nan, math.inf, -math.inf])),
+                lambda: decision([*command[:-1], bytes(8)]),
+            ]
+        return choose(ways)()
+
+
+@pytest.fixture
+def chaos(request: Any) -> Iterator[Chaos]:
+    script = Chaos(request.param)
+    with Scripted(script) as server:
+        script.server = server
+        yield script
+
+
+def check_answers(outcomes: list[tuple[Call, Any]]) -> None:
+    for asked, outcome in outcomes:
+        assert isinstance(outcome, StoreError) or is_own(asked, outcome), (asked.keys(), outcome)
+    assert sum(not isinstance(outcome, StoreError) for _, outcome in outcomes) > len(outcomes) // 10
+
+
+@pytest.mark.parametrize("chaos", [1, 2], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, settings: Any) -> None:
+    """Whatever a server does: each answer has the numbers of the identity that asked, anything else is a StoreError;
+    and when the server is well again, so is everybody."""
+    store = store_of(settings, chaos.server.port, kind)
+
+    def ask(number: int) -> tuple[Call, Any]:
+        asked = call(number, 1 + number % 2)
+        try:
+            return asked, store.run(asked, Patience(TIMEOUT if chaos.is_on else 10))
+        except StoreError as error:
+            return asked, error
+
+    with ThreadPoolExecutor(6) as pool:
+        check_answers(list(pool.map(ask, range(180))))
+        chaos.is_on = False
+        for _ in range(40):
+            ask(0)  # What was late is read by nobody.
+        assert all(is_own(asked, found) for asked, found in pool.map(ask, range(100)))
+    store.close()
+
+
+@pytest.mark.parametrize("chaos", [3, 4], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_coroutines_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, settings: Any) -> None:
+    """The same on an event loop, where some are cancelled in the middle of it."""
+    store = store_of(settings, chaos.server.port, kind)
+
+    async def ask(number: int) -> tuple[Call, Any]:
+        asked = call(number, 1 + number % 2)
+        try:
+            return asked, await store.arun(asked, Patience(TIMEOUT if chaos.is_on else 10))
+        except StoreError as error:
+            return asked, error
+
+    async def one_by_one(first: int) -> list[tuple[Call, Any]]:
+        return [await ask(number) for number in range(first, 180, 6)]
+
+    async def everything() -> list[tuple[Call, Any]]:
+        groups = [asyncio.ensure_future(one_by_one(first)) for first in range(6)]
+        for number in range(30):
+            hasty = asyncio.ensure_future(ask(1000 + number))
+            await asyncio.sleep(0.003)
+            hasty.cancel()
+            await asyncio.wait([hasty])
+        check_answers([outcome for group in groups for outcome in await group])
+        chaos.is_on = False
+        for _ in range(40):
+            await ask(0)
+        return await asyncio.gather(*map(ask, range(100)))
+
+    assert all(is_own(asked, found) for asked, found in asyncio.run(everything()))
+
+
+@pytest.mark.parametrize("reply", [*ERRORS, *NO_REPLIES], ids=repr)
+def test_whatever_is_no_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
+    """Never an exception of the parser's, nor rules that nobody has asked about; sync and async, for each command."""
+    healthy = threading.Event()
+    script = lambda command: usual(lambda: server, command) if healthy.is_set() else reply  # noqa: E731
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single")
+
+        async def ask() -> None:
+            with pytest.raises(StoreError):
+                await store.arun(call(1))
+            healthy.set()
+            assert is_own(call(2), await store.arun(call(2)))
+
+        with pytest.raises(StoreError):
+            store.run(call(1))
+        if reply != b":1\r\n":
+            with pytest.raises(StoreError):
+                store.forget(call(1))
+        if reply != bulk(b"") and reply[:1] != b"$" and reply != b"+OK\r\n" and reply != b"*-1\r\n":
+            with pytest.raises(StoreError):
+                store.ask(b"HGET", b"key", b"field")
+        asyncio.run(ask())
+        assert is_own(call(2), store.run(call(2)))
+        store.close()
+
+
+def test_rules_are_stale_only_for_who_asked_about_them() -> None:
+    """A revision, or what is written about subjects, is an answer only to a call that sent some, in number and kind."""
+    token = b"12345678"
+    stale = b"stale 7-0123456789abcdef" + token
+    known = Revision.of(3, "0123456789abcdef")
+    fenced = call(1, revision=known, fence=b"f")
+    with pytest.raises(StaleRules):
+        fenced.read(stale, token)
+    for asked, reply in [
+        (call(1), stale),
+        (fenced, stale[:-1] + b"0"),
+        (fenced, b"stale " + known.text + token),
+        (fenced, b"stale 0007" + token),
+        (fenced, b"stale " + token),
+        (fenced, [token]),
+        (fenced, [None, token]),
+    ]:
+        with pytest.raises(ValueError, match="not "):
+            asked.read(reply, token)
+    subjects = call(1, revision=known, fence=b"f", subjects=[Subject(b"a"), Subject(b"b")])
+    with pytest.raises(StaleRules) as found:
+        subjects.read([None, b"x", token], token)
+    assert found.value.records == (None, b"x")
+    for reply in ([None, token], [None, None, None, token], [None, b"x", b"another1"], [None, 5, token]):
+        with pytest.raises(ValueError, match="not the reply"):
+            subjects.read(reply, token)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, settings: Any) -> None:
+    """SCRIPT LOAD is refused by an ACL and granted later; meanwhile and afterwards everybody has an answer of his own,
+    on one connection."""
+    with Server() as server, redis.Redis.from_url(server.url) as direct:
+        direct.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-script|load")
+        settings.CACHES = caches(server.port, "single")
+        settings.CACHES["default"]["LOCATION"] = f"redis://limited:secret@127.0.0.1:{server.port}/0"
+        store = SingleStore(Alias("default"), 5, persistent=True)
+
+        async def ask() -> list[Any]:
+            found: list[Any] = []
+            for number in range(30):
+                if number == 10:
+                    direct.execute_command("ACL", "SETUSER", "limited", "+script|load")
+                if number == 20:
+                    direct.script_flush()
+                try:
+                    asked = call(number, 1 + number % 2)
+                    decided = store.run(asked) if kind == "sync" else await store.arun(asked)
+                    found.append((len(decided.limits) == len(asked.charges), decided.limits[0].used))
+                except StoreError as error:
+                    found.append(str(error).partition(" ")[2][:6])
+            return found
+
+        found = asyncio.run(ask())
+        assert found == ["NOPERM"] * 10 + [(True, 1)] * 20
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None:
+    """In a cluster whose slot moves, ASKING is refused by an ACL: nobody is told what another was."""
+    with clusters.cluster(replicas=False) as found:
+        users = ("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-asking")
+        for server in found.servers:
+            with clusters.client(server.port) as direct:
+                direct.execute_command(*users)
+        settings.CACHES = found.cache(user="limited:secret@")
+        store = ShardedStore(Alias("default"), 5, persistent=True)
+        moved = call(1)
+        (key,) = moved.keys()
+        others = [number for number in range(2, 200) if found.master_of(call(number).keys()[0])][:6]
+        store.run(moved)
+        source = found.master_of(key)
+        target = next(server for server in found.servers if server is not source)
+        used: list[int] = []
+        refused: list[str] = []
+
+        def while_moving() -> None:
+            async def ask() -> None:
+                for number in others:
+                    try:
+                        await store.arun(call(1, 2)) if kind == "async" else store.run(call(1, 2))
+                    except StoreError as error:
+                        refused.append(str(error).partition(" ")[2])
+                    asked = call(number, 2)
+                    decided = await store.arun(asked) if kind == "async" else store.run(asked)
+                    assert [state.name for state in decided.limits] == ["one", "two"]
+                    used.append(decided.limits[0].used)
+
+            asyncio.run(ask())
+
+        with clusters.client(source.port) as direct:
+            direct.delete(key)
+        found.move(key, target, while_moving=while_moving)
+        assert used == [1] * 6 + [2] * 6
+        assert {word.partition(" ")[0] for word in refused} <= {"NOPERM", "TRYAGAIN"}
+        assert any("asking" in word for word in refused)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_busy_server_leaves_nobody_behind(kind: str, settings: Any) -> None:
+    """A script that never ends makes every answer an error; when it is killed, each has his own again."""
+    with Server(None, "--lua-time-limit", "20") as server, redis.Redis.from_url(server.url) as direct:
+        store = store_of(settings, server.port, "single", 5)
+
+        async def ask(number: int) -> Any:
+            asked = call(number, 1 + number % 2)
+            try:
+                decided = store.run(asked) if kind == "sync" else await store.arun(asked)
+            except StoreError as error:
+                return str(error).partition(" ")[2][:4]
+            return len(decided.limits) == len(asked.charges), decided.limits[0].used
+
+        async def everything() -> None:
+            assert await ask(0) == (True, 1)
+            hog = threading.Thread(target=lambda: _hog(server.port))
+            hog.start()
+            await asyncio.sleep(0.1)
+            direct_errors = [await ask(number) for number in range(1, 6)]
+            assert set(direct_errors) == {"BUSY"}
+            direct.script_kill()
+            hog.join()
+            assert [await ask(number) for number in range(10, 20)] == [(True, 1)] * 10
+
+        asyncio.run(everything())
+        store.close()
+
+
+def _hog(port: int) -> None:
+    with clusters.client(port) as other, pytest.raises(redis.RedisError):
+        other.eval("while true do end", 0)

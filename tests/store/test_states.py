@@ -1,0 +1,180 @@
+"""What a store says of itself: down and up, once each; and what opens its breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.signals import store_down, store_up
+from django_ratelimit_lua.store import base, get_store
+from tests.store.scripted import Scripted, usual
+from tests.store.test_replies import ERRORS, call, is_own
+
+ANSWERED = [error for error in ERRORS if len(error) > 3]
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the signals have said."""
+    found: list[str] = []
+
+    def down(**kwargs: Any) -> None:
+        found.append("down")
+
+    def up(**kwargs: Any) -> None:
+        found.append("up")
+
+    store_down.connect(down)
+    store_up.connect(up)
+    yield found
+    store_down.disconnect(down)
+    store_up.disconnect(up)
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[Server]:
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
+        settings.RATELIMIT_TIMEOUT = 5
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        start_fresh()
+        yield server
+        get_store().close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_full_server_is_down_once_and_up_once(
+    kind: str, own: Server, said: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Under load it decides whatever needs no memory and refuses the rest: that is one change of state, told once; its
+    breaker stays closed, and it is up when it has decided steadily."""
+    monkeypatch.setattr(base, "STEADY_SECONDS", 0.5)
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    limiter, other = RateLimiter("x", "1000000/h"), RateLimiter("y", "5/h")
+    sources: set[str] = set()
+
+    def both(number: int) -> None:
+        sources.add(limiter.hit("x").source)
+        sources.add(other.peek("y").source)
+
+    async def aboth() -> None:
+        sources.add((await limiter.ahit("x")).source)
+        sources.add((await other.apeek("y")).source)
+
+    async def some() -> None:
+        for _ in range(20):
+            await asyncio.gather(*(aboth() for _ in range(10)))
+
+    def load() -> None:
+        if kind == "async":
+            asyncio.run(some())
+        else:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(both, range(200)))
+
+    with redis.Redis.from_url(own.url) as direct, caplog.at_level("INFO"):
+        load()
+        assert (sources, said) == ({"redis"}, [])
+        direct.config_set("maxmemory", 1)
+        load()
+        assert (sources, said) == ({"redis", "fallback"}, ["down"])
+        assert not get_store().is_paused
+        direct.config_set("maxmemory", 0)
+        sources.clear()
+        load()
+        assert (sources, said) == ({"redis"}, ["down"])
+        time.sleep(0.5)
+        load()
+    assert said == ["down", "up"]
+    assert len([record for record in caplog.records if "Redis of cache" in record.getMessage()]) == 2
+
+
+def test_a_server_that_was_not_asked_is_up_with_its_first_answer(own: Server, said: list[str], settings: Any) -> None:
+    """A pause ends with a trial that was answered: nothing more has to be shown."""
+    settings.RATELIMIT_TIMEOUT = 0.1
+    limiter = RateLimiter("x", "1000000/h")
+    limiter.hit("x")
+    os.kill(own.pid, signal.SIGSTOP)
+    try:
+        for _ in range(10):
+            limiter.hit("x")
+        assert get_store().is_paused
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+    until = time.monotonic() + 10
+    while get_store().is_paused and time.monotonic() < until:
+        time.sleep(0.01)
+    sources = [limiter.hit("x").source for _ in range(2)]
+    assert sources[-1] == "redis" or limiter.hit("x").source == "redis"
+    assert said == ["down", "up"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("error", ANSWERED, ids=lambda error: error[1:12].decode(errors="replace"))
+def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
+    error: bytes, kind: str, settings: Any
+) -> None:
+    """However many there are: the next call is asked, with its whole deadline, on the same connection."""
+    erring = threading.Event()
+    erring.set()
+    script = lambda command: error if erring.is_set() else usual(lambda: server, command)  # noqa: E731
+    with Scripted(script) as server:
+        settings.RATELIMIT_TIMEOUT = 0.5
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        store = get_store()
+
+        async def everything() -> None:
+            for _ in range(12):
+                with pytest.raises(Exception, match="Error: "):
+                    store.run(call(1)) if kind == "sync" else await store.arun(call(1))
+            assert not store.is_paused
+            await asyncio.sleep(0.6)  # A deadline that an error has left behind would have passed.
+            erring.clear()
+            for number in range(3):
+                asked = call(number)
+                assert is_own(asked, store.run(asked) if kind == "sync" else await store.arun(asked))
+
+        asyncio.run(everything())
+        assert server.connected <= (13 if error.startswith(b"-READONLY") else 1)
+        store.close()
+
+
+def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
+    """Async views under WSGI are such: loops that come and go, in twelve threads at once, and no connection is left."""
+    limiter = RateLimiter("x", "1000000/h")
+
+    async def some() -> int:
+        found = await asyncio.gather(*(limiter.ahit("x") for _ in range(5)))
+        return sum(decision.source == "redis" for decision in found)
+
+    def many(number: int) -> int:
+        if number % 2:
+            return sum(asyncio.run(some()) for _ in range(12))
+        with asyncio.Runner() as runner:
+            return sum(runner.run(some()) for _ in range(12))
+
+    with redis.Redis.from_url(own.url) as direct:
+        limiter.hit("x")
+        before = len(direct.client_list())
+        with ThreadPoolExecutor(12) as pool:
+            assert list(pool.map(many, range(12))) == [60] * 12
+        for _ in range(250):
+            if len(direct.client_list()) <= before + 1:
+                break
+            time.sleep(0.02)
+        assert len(direct.client_list()) <= before + 1  # Rules are loaded by a thread of its own.
+        node = get_store()._node
+        assert node._async_connections._loops == {}
+    assert limiter.peek("x").limits[0].used == 721
