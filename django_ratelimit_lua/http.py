@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from functools import lru_cache
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -19,6 +20,10 @@ from .rules.current import current
 
 PROBLEM = "application/problem+json"
 _TEXT = "text/plain"
+LONGEST_ACCEPT = 1024
+"""Characters of an `Accept` header that are looked at; a longer one is answered with a page."""
+MOST_TYPES = 32
+"""Types in an `Accept` header that are looked at; one with more is answered with a page."""
 
 
 def retry_after_header(decision: Decision) -> str | None:
@@ -89,6 +94,15 @@ def _plain(decision: Decision, retry_after: str | None) -> HttpResponse:
 
 
 def _asks_for_json(request: HttpRequest) -> bool:
+    accept = request.META.get("HTTP_ACCEPT", "")
+    # Nobody needs more; and a refusal must not cost more than the request it refuses.
+    return len(accept) <= LONGEST_ACCEPT and accept.count(",") < MOST_TYPES and _names_json(accept)
+
+
+@lru_cache(maxsize=256)
+def _names_json(accept: str) -> bool:
+    request = HttpRequest()
+    request.META = {"HTTP_ACCEPT": accept} if accept else {}
     wanted = request.get_preferred_type(["text/html", _TEXT, PROBLEM, "application/json"])
     return wanted in (PROBLEM, "application/json")
 

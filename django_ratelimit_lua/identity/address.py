@@ -54,7 +54,7 @@ def client_address(request: HttpRequest) -> ClientAddress:
             logger.warning(_UNTRUSTED, peer)
         return address_as(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
-    text = request.headers.get(header)
+    text = request.META.get("HTTP_" + header.upper().replace("-", "_"))
     if isinstance(trusted, int):
         return _by_count(peer, text, header, trusted)
     return _by_network(peer, text, header, trusted)

@@ -17,8 +17,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MOST_HOPS = 32
 """Entries that are looked at, from the right."""
-LONGEST = 8192
+LONGEST = 2048
 """Characters of a header that are looked at, from the right."""
+LONGEST_ADDRESS = 128
+"""Characters of an address as proxies write it, with its port, brackets, quotes and zone."""
 
 _TOKEN = r"[!#$%&'*+.^`|~\w-]++"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*+"|[^\s,;"]*+)'
@@ -27,7 +29,6 @@ _LAST_ELEMENT = re.compile(rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_P
 _FOR = re.compile(rf"(?:^|;)[ \t]*+for=({_VALUE})", re.ASCII | re.IGNORECASE)
 
 
-@lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address | None:
     """An address as proxies write it, or None: a port, brackets, quotes and a zone are taken off.
 
@@ -36,7 +37,13 @@ def parse_address(text: str) -> Address | None:
     >>> parse_address("[2001:db8::1]:4711"), parse_address("::ffff:192.0.2.1"), parse_address("unknown")
     (IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
     """
-    text = text.strip().strip('"')
+    text = text.strip()
+    return _parsed(text) if len(text) <= LONGEST_ADDRESS else None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Address | None:
+    text = text.strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

@@ -20,6 +20,7 @@ from ..routes import known_match
 from . import Identity
 from .address import client_address
 from .body import UNREAD, Unread, data_field, form_field, json_field
+from .sent import cookie_value, header_value, query_value
 from .session import session_key
 from .text import normalised
 
@@ -89,9 +90,9 @@ _SIMPLE = {
     ),
 }
 _FIELDS: dict[str, Callable[[HttpRequest, str], str | Unread | None]] = {
-    "header": lambda request, name: request.headers.get(name),
-    "cookie": lambda request, name: request.COOKIES.get(name),
-    "get": lambda request, name: request.GET.get(name),
+    "header": header_value,
+    "cookie": cookie_value,
+    "get": query_value,
     "post": form_field,
     "json": json_field,
     "data": data_field,

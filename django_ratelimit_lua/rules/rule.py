@@ -71,7 +71,9 @@ class Rule:
 
     def has_path(self, path: str) -> bool:
         """Whether a path is one of its own."""
-        return not self.paths or any(path_matches(pattern, path) for pattern in self.paths)
+        # A path that is too long for a glob to decide about is limited, and not exempt.
+        is_limit = self.site is not None
+        return not self.paths or any(path_matches(pattern, path, is_limit) for pattern in self.paths)
 
     def leads_there(self, request: HttpRequest) -> bool:
         """Whether the request's route is its own."""

@@ -1,0 +1,273 @@
+"""A refusal's cost is bounded and small, whatever a client sends: by the processor's time, large against small."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import SuspiciousOperation
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+import django_ratelimit_lua
+from django_ratelimit_lua.glob import LONGEST as LONGEST_PATH
+from django_ratelimit_lua.glob import Glob
+from django_ratelimit_lua.http import too_many_requests
+from django_ratelimit_lua.identity.forwarded import parse_address
+from django_ratelimit_lua.limits.decision import Decision
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+
+FEWEST, MOST = 10, 800_000
+DEAREST = 40
+"""How many times as dear as a small request's refusal a large one's may be; unbounded, they were 200 to 40,000."""
+rf = RequestFactory()
+serial = itertools.count()
+
+
+def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+class NoRequests(SimpleRateThrottle):
+    rate = "0/h"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        return self.get_ident(request)
+
+
+class Api(APIView):
+    authentication_classes = ()
+    throttle_classes = (NoRequests,)
+
+    def get(self, request: Any, **kwargs: Any) -> Response:
+        return Response({})
+
+
+urlpatterns = [path("plain/", view), path("slug/<slug:who>/", view, name="slug"), path("rest/<path:who>", view)]
+
+
+def sends(name: str, piece: str, end: str = "") -> Callable[[int], HttpRequest]:
+    """A header that repeats a piece up to a length; another one each time, as what was read before is remembered."""
+    return lambda size: rf.get("/plain/", **{name: f"{next(serial)}{(piece * (size // len(piece) + 1))[:size]}{end}"})
+
+
+def asks(query: str, piece: str) -> Callable[[int], HttpRequest]:
+    return lambda size: rf.get("/plain/?" + query + (piece * (size // len(piece) + 1))[:size])
+
+
+def leads(where: str, piece: str) -> Callable[[int], HttpRequest]:
+    # Another path each time, as nothing is remembered of it then.
+    return lambda size: rf.get(f"{where}{next(serial)}{piece * (min(size, 60_000) // len(piece))}")
+
+
+def posts(kind: str, piece: str, length: int | None = None) -> Callable[[int], HttpRequest]:
+    def made(size: int) -> HttpRequest:
+        body = (piece * (size // len(piece) + 1))[:size].encode()
+        extra = {} if length is None else {"CONTENT_LENGTH": "9" * min(size, 4000)}
+        return rf.generic("POST", "/plain/", body, kind, **extra)
+
+    return made
+
+
+def typed(size: int) -> HttpRequest:
+    # No more: Django itself takes time by the square of it, when the request is made.
+    return rf.generic("POST", "/plain/", b"{}", "application/json;" + "a=b;" * (min(size, 9_000) // 4))
+
+
+def many(size: int) -> HttpRequest:
+    return rf.get("/plain/", **{f"HTTP_X_{number}": "x" for number in range(size // 80)})
+
+
+TRUSTED = {"RATELIMIT_TRUSTED_PROXIES": 32}
+FORWARDED = {**TRUSTED, "RATELIMIT_PROXY_HEADER": "Forwarded"}
+META = {"RATELIMIT_IP_META_KEY": "HTTP_X_REAL_IP"}
+# What is read of a request: how it is made large, the rule that reads it, and settings.
+CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, Any]]] = {
+    "Accept, many": (sends("HTTP_ACCEPT", "a/b,"), {}, {}),
+    "Accept, empty ones": (sends("HTTP_ACCEPT", ","), {}, {}),
+    "Accept, one": (sends("HTTP_ACCEPT", "a/b;c=d;"), {}, {}),
+    "Accept, quality": (sends("HTTP_ACCEPT", "*/*;q=0.1,"), {}, {}),
+    "X-Forwarded-For, many": (sends("HTTP_X_FORWARDED_FOR", "1.2.3.4,"), {}, TRUSTED),
+    "X-Forwarded-For, one": (sends("HTTP_X_FORWARDED_FOR", "1"), {}, TRUSTED),
+    "X-Forwarded-For, networks": (
+        sends("HTTP_X_FORWARDED_FOR", "127.0.0.1,"), {}, {"RATELIMIT_TRUSTED_PROXIES": ["127.0.0.0/8"]},
+    ),
+    "X-Forwarded-For, untrusted": (sends("HTTP_X_FORWARDED_FOR", "1.2.3.4,"), {}, {}),
+    "Forwarded, many": (sends("HTTP_FORWARDED", "for=1.2.3.4,", "for=1.2.3.4"), {}, FORWARDED),
+    "Forwarded, quoted": (sends("HTTP_FORWARDED", 'for="127.0.0.1",', 'for="127.0.0.1"'), {}, FORWARDED),
+    "Forwarded, quotes": (sends("HTTP_FORWARDED", ',a=";b=";'), {}, FORWARDED),
+    "Forwarded, semicolons": (sends("HTTP_FORWARDED", ",a=b;;;;"), {}, FORWARDED),
+    "META key": (sends("HTTP_X_REAL_IP", "1"), {}, META),
+    "header": (sends("HTTP_X_KEY", "a"), {"key": "header:x-key"}, {}),
+    "header, not ASCII": (sends("HTTP_X_KEY", "\ufdfa"), {"key": "header:x-key"}, {}),
+    "header, Authorization": (sends("HTTP_AUTHORIZATION", "a "), {"key": "header:authorization"}, {}),
+    "header, User-Agent": (sends("HTTP_USER_AGENT", "(;"), {"key": "header:User-Agent"}, {}),
+    "headers": (many, {"key": ("ip", "header:x-key")}, TRUSTED),
+    "cookie, many": (sends("HTTP_COOKIE", "a=b;"), {"key": "cookie:k"}, {}),
+    "cookie, empty ones": (sends("HTTP_COOKIE", ";"), {"key": "cookie:k"}, {}),
+    "cookie, one": (sends("HTTP_COOKIE", "k=%41"), {"key": "cookie:k"}, {}),
+    "get, many": (asks("", "a=b&"), {"key": "get:k"}, {}),
+    "get, one": (asks("k=", "%41"), {"key": "get:k"}, {}),
+    "get, not ASCII": (asks("k=", "%EF%B7%BA"), {"key": "get:k"}, {}),
+    "path": (leads("/plain/", "a"), {"key": "path"}, {}),
+    "path, prefix": (leads("/plain/", "a/"), {"path": ["/plain/", "/q"]}, {}),
+    "path, glob": (leads("/", "a"), {"path": ["/**.php", "/*a*b", "/**a**"]}, {}),
+    "path, kwarg": (leads("/rest/", "a"), {"key": "kwarg:who"}, {}),
+    "path, route": (leads("/rest/", "a-"), {"key": ("ip", "route")}, {}),
+    "Content-Type": (typed, {"key": "json:a"}, {}),
+    "Content-Length": (posts("application/json", "1", 1), {"key": "json:a"}, {}),
+    "body, json": (posts("application/json", "["), {"key": "json:a"}, {}),
+    "body, data": (posts("application/json", '{"a":'), {"key": "data:a"}, {}),
+    "Accept-Language": (sends("HTTP_ACCEPT_LANGUAGE", "de,"), {"key": ("ip", "kwarg:who")}, {}),
+}  # fmt: skip
+
+
+def spent(answer: Callable[[HttpRequest], Any], make: Callable[[int], HttpRequest], size: int) -> float:
+    """Seconds of the processor's time that a refusal takes at best; making the request is the server's and Django's."""
+    times = []
+    for request in [make(size) for _ in range(3)]:
+        started = time.thread_time()
+        try:
+            status = answer(request).status_code
+        except SuspiciousOperation:  # Which Django answers.
+            status = 400
+        times.append(time.thread_time() - started)
+        assert status == 429 or (status == 400 and size > FEWEST)
+    return min(times)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_large_is_refused_as_cheaply_as_what_is_small(case: str, settings: Any) -> None:
+    """Within a wide margin, for whatever part of a request we read, from 4 KB to 800 KB."""
+    make, rule, given = CASES[case]
+    for name, value in given.items():
+        setattr(settings, name, value)
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_RULES = [{"name": "rule", "key": "ip", "rate": "0/h", **rule}]
+    middleware = RateLimitMiddleware(view)
+    spent(middleware, make, FEWEST)
+    small = spent(middleware, make, FEWEST)
+    for size in (4_000, 16_000, 60_000, MOST):
+        assert spent(middleware, make, size) < DEAREST * small, size
+
+
+@pytest.mark.parametrize("proxies", [None, 2])
+@pytest.mark.parametrize("name", ["HTTP_X_FORWARDED_FOR", "HTTP_COOKIE", "HTTP_X_KEY"])
+def test_a_throttle_refuses_as_cheaply(name: str, proxies: int | None, settings: Any) -> None:
+    """Under DRF, which parses `Accept` by itself."""
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": proxies}
+    handler = Api.as_view()
+    make = sends(name, "1.2.3.4,")
+    spent(handler, make, FEWEST)
+    assert spent(handler, make, MOST) < DEAREST * spent(handler, make, FEWEST)
+
+
+# Which of the cases make large what is read there.
+READ = {
+    "META[CONTENT_LENGTH]": "Content-Length", "META[HTTP_ACCEPT]": "Accept", "META[HTTP_COOKIE]": "cookie",
+    "META[HTTP_FORWARDED]": "Forwarded", "META[HTTP_X_FORWARDED_FOR]": "X-Forwarded-For", "META[QUERY_STRING]": "get",
+    "META[REMOTE_ADDR]": None, "META[wsgi.input]": None, "META[…]": "META key", "COOKIES": "cookie", "GET": "get",
+    "POST": None, "body": "body", "content_type": "Content-Type", "path_info": "path", "resolver_match": "path",
+    "method": None, "META": "headers", "encoding": None, "session": None,
+}  # fmt: skip
+
+
+def test_the_list_names_all_that_is_read() -> None:
+    """Every part of a request that the package looks at outside of the admin is in the list, and is made large."""
+    package = Path(django_ratelimit_lua.__file__).parent
+    parts = {
+        *("META", "headers", "COOKIES", "GET", "POST", "FILES", "body", "content_type", "content_params", "encoding"),
+        *("path", "path_info", "session", "accepted_types", "scheme", "resolver_match", "method"),
+        *("read", "readline", "get_host", "get_full_path", "build_absolute_uri", "accepts", "get_signed_cookie"),
+    }
+    found = set()
+    for file in package.rglob("*.py"):
+        if file.relative_to(package).parts[0] in ("admin", "testing.py", "pytest_plugin.py", "preview.py"):
+            continue
+        tree = ast.parse(file.read_text())
+        keys = {}
+        for node in ast.walk(tree):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
+            if called and node.args and isinstance(node.func.value, ast.Attribute):
+                keys[node.func.value] = node.args[0]
+            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
+                keys[node.value] = node.slice
+            elif isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Attribute):
+                keys[node.comparators[0]] = node.left
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in parts
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "request"
+            ):
+                key = keys.get(node)
+                if node.attr == "META" and key is not None:
+                    found.add(f"META[{key.value if isinstance(key, ast.Constant) else '…'}]")
+                else:
+                    found.add(node.attr)
+    assert found - set(READ) == set(), "add a case that makes it large"
+    for read in found:
+        case = READ[read]
+        assert case is None or any(name.startswith(case) for name in CASES), read
+
+
+def test_an_overlong_accept_gets_the_page(rf: RequestFactory) -> None:
+    """What a browser would get; one of a common length is read to its end."""
+    refused = Decision(False)
+    for accept, kind in (
+        ("application/json," + "a/b," * 300, "text/plain; charset=utf-8"),
+        ("a/b," * 40 + "application/json", "text/plain; charset=utf-8"),
+        ("a/b," * 30 + "application/json", "application/problem+json"),
+        ("", "text/plain; charset=utf-8"),
+    ):
+        assert too_many_requests(rf.get("/", headers={"accept": accept}), refused)["Content-Type"] == kind
+
+
+def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt() -> None:
+    """What a glob has not ruled out when it has seen as much as it looks at counts, and exempts from nothing."""
+    rules = Ruleset(
+        compile_rules([
+            {"name": "limit", "path": "/a/**.php", "key": "ip", "rate": "1/h"},
+            {"name": "elsewhere", "path": "/b/**.php", "key": "ip", "rate": "1/h"},
+            {"name": "one segment", "path": "/a/*.php", "key": "ip", "rate": "1/h"},
+            {"name": "exempt", "path": "/a/**.php", "exempt": True},
+        ])
+    )  # fmt: skip
+    within = "/a/" + "x" * (LONGEST_PATH - 7) + ".php"
+    assert [rule.name for rule in rules.matching(rf.get(within))] == ["limit", "one segment", "exempt"]
+    assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == ["limit", "one segment"]
+    assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == ["limit"]
+    assert rules.matching(rf.get("/a/b/" + "x" * 60_000)) == [], "its end is seen, however long it is"
+    assert Glob("/a**").matches("/a" + "x" * 60_000)
+
+
+def test_an_address_is_no_longer_than_addresses_are() -> None:
+    """However it is padded, and nothing longer is remembered."""
+    assert str(parse_address(" " * 9000 + "[fe80::1%eth0]:65535")) == "fe80::1"
+    assert parse_address("1" * 800_000) is None
+    assert parse_address("192.0.2.1" + ":" + "0" * 200) is None
+
+
+def test_more_than_any_client_sends_is_a_bad_request(settings: Any) -> None:
+    """Where a rule reads it, as Django answers too many parameters; where none does, it is nobody's business."""
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    from django.test import Client
+
+    large = {"HTTP_X_KEY": "a" * 70_000, "HTTP_COOKIE": "a=b;" * 1001, "QUERY_STRING": "a" * 70_000}
+    for (name, value), key in zip(large.items(), ("header:x-key", "cookie:k", "get:k"), strict=True):
+        settings.RATELIMIT_RULES = [{"name": f"{key} rule", "key": key, "rate": "5/h"}]
+        assert Client().get("/plain/", **{name: value}).status_code == 400
+        settings.RATELIMIT_RULES = [{"name": f"{key} none", "key": "ip", "rate": "5/h"}]
+        assert Client().get("/plain/", **{name: value}).status_code == 200
