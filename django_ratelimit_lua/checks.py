@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.mixins import AccessMixin
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
@@ -161,7 +160,9 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Site], bool]]:
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
     is_closed = hasattr(view, "login_url")
     # Others ask in `dispatch`, before the methods.
-    is_gated = cls is not None and (is_closed or issubclass(cls, AccessMixin) or hasattr(cls, "permission_classes"))
+    # Django's AccessMixin by what it has: to import it, django.contrib.auth would have to be installed.
+    asks = any(hasattr(cls, name) for name in ("handle_no_permission", "permission_classes"))
+    is_gated = cls is not None and (is_closed or asks)
     for function in (view, *methods):
         stack = getattr(function, "_ratelimits", None)
         if stack is not None:
