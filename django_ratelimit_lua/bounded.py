@@ -22,8 +22,8 @@ ENTRY_BYTES = 200
 class BoundedMap(Generic[K, V]):
     """Keeps at most `most` entries of at most `most_bytes` together; what was put there first goes first.
 
-    `weigh` tells how many bytes an entry has, about; None: few. An entry that is heavier than a hundredth of the whole
-    is not kept at all, so that no single one drives out the others. Reading takes no lock.
+    `weigh` tells how many bytes an entry has, about; None: few. An entry that is heavier than `heaviest` (a hundredth
+    of the whole) is not kept at all, so that no single one drives out the others. Reading takes no lock.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
@@ -32,9 +32,16 @@ class BoundedMap(Generic[K, V]):
     (None, 9, 2)
     """
 
-    def __init__(self, most: int, most_bytes: int = 16 * 2**20, weigh: Callable[[K, V], int] | None = None) -> None:
+    def __init__(
+        self,
+        most: int,
+        most_bytes: int = 16 * 2**20,
+        weigh: Callable[[K, V], int] | None = None,
+        heaviest: int | None = None,
+    ) -> None:
         self.most = most
         self._most_bytes = most_bytes
+        self._heaviest = most_bytes // 100 if heaviest is None else heaviest
         self._weigh = weigh
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._renew()
@@ -58,7 +65,7 @@ class BoundedMap(Generic[K, V]):
         gone: list[tuple[K, V]] = []
         with self._lock:
             self._drop(key)
-            if weight * 100 > self._most_bytes:
+            if weight > self._heaviest:
                 return [(key, value)]
             self._entries[key] = (value, weight)
             self._bytes += weight
@@ -81,10 +88,10 @@ class BoundedMap(Generic[K, V]):
             self._bytes = 0
         return values
 
-    def values(self) -> list[V]:
+    def items(self) -> list[tuple[K, V]]:
         """All that is kept, the latest last."""
         with self._lock:
-            return [value for value, _ in self._entries.values()]
+            return [(key, value) for key, (value, _) in self._entries.items()]
 
     def _drop(self, key: K) -> V | None:
         entry = self._entries.pop(key, None)

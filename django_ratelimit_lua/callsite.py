@@ -33,8 +33,33 @@ would limit nothing and say nothing."""
 ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "reset_if", "cost_after")
 """What `@ratelimit` takes beside the options of a limit."""
 
-named: set[str] = set()
-"""What call sites are called by, as far as they are imported: rules of these names take their place."""
+
+class Names:
+    """What call sites are called by, as far as they are imported: rules of these names take their place.
+
+    Names that are made up at run time may be any number, so only the first are kept. Where there were more, nobody
+    knows: then any name may be one.
+    """
+
+    MOST, LONGEST = 10_000, 200
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names or len(name) > self.LONGEST or len(self._names) >= self.MOST
+
+    def add(self, *names: str) -> None:
+        """There are call sites of these names."""
+        for name in names:
+            if len(name) <= self.LONGEST and len(self._names) < self.MOST:
+                self._names.add(name)
+
+
+named = Names()
 AUDIENCES = ("everyone", "anonymous", "authenticated", "staff")
 
 RateFunction = Callable[[str, HttpRequest], Any]

@@ -9,20 +9,20 @@ when the moment is over. A flood of one identity then costs one call a second an
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from threading import Lock
 from typing import Any
 
 from django.core.signals import setting_changed
 
+from .bounded import BoundedMap
 from .conf import conf
 from .limits.call import Call
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
 from .process import renew_after_fork
 
-MOST = 10_000
+MOST, MOST_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 
@@ -33,7 +33,7 @@ class Denial:
     counts from the end. So it is never repeated too long, and never promises too much.
     """
 
-    __slots__ = ("_decision", "_told_at", "_until", "limits")
+    __slots__ = ("__weakref__", "_decision", "_told_at", "_until", "limits")
 
     def __init__(self, limits: tuple[Limit, ...], decision: Decision, asked_at: float, seconds: float) -> None:
         self.limits = limits
@@ -78,13 +78,14 @@ class DenyCache:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._begin()
-        renew_after_fork(self._begin)
-
-    def _begin(self) -> None:
-        self._denials: OrderedDict[Any, Denial] = OrderedDict()
+        self._denials: BoundedMap[Any, Denial] = BoundedMap(MOST, MOST_BYTES, _weight)
         self._by_digest: dict[bytes, set[Any]] = {}
         self._lock = Lock()
+        renew_after_fork(self._renew)
+
+    def _renew(self) -> None:
+        self._lock = Lock()
+        self.clear()  # Another thread may have been in the middle of it.
 
     def __len__(self) -> int:
         return len(self._denials)
@@ -113,11 +114,10 @@ class DenyCache:
             if generation != self._generation:
                 return
             self._remove(key)
-            self._denials[key] = denial  # The latest last.
             for charge in call.charges:
                 self._by_digest.setdefault(charge.digest, set()).add(key)
-            if len(self._denials) > MOST:
-                self._remove(next(iter(self._denials)))
+            for other, gone in self._denials.put(key, denial):
+                self._gone(other, gone)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Something was given back to these identities, or all of it; to be called when that is done."""
@@ -131,15 +131,16 @@ class DenyCache:
         """Rules, settings or the clock have changed."""
         with self._lock:
             self._generation += 1
-            for denial in self._denials.values():
+            for denial in self._denials.clear():
                 denial.drop()
-            self._denials.clear()
             self._by_digest.clear()
 
     def _remove(self, key: Any) -> None:
-        denial = self._denials.pop(key, None)
-        if denial is None:
-            return
+        denial = self._denials.pop(key)
+        if denial is not None:
+            self._gone(key, denial)
+
+    def _gone(self, key: Any, denial: Denial) -> None:
         denial.drop()
         for who in {who for who, _, _ in key[-1]}:
             keys = self._by_digest.get(who)
@@ -153,6 +154,11 @@ def _key(call: Call) -> Any:
     charges = tuple([(charge.digest, charge.limit.key_part, charge.cost) for charge in call.charges])
     subjects = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
     return (call.prefix, call.revision, call.partial, call.max_wait_us, subjects, charges)
+
+
+def _weight(key: Any, denial: Denial) -> int:
+    *_, subjects, charges = key
+    return 1000 * len(charges) + 200 * len(subjects) + sum(len(limit.name) for limit in denial.limits)
 
 
 def _is_lasting(call: Call, decision: Decision) -> bool:

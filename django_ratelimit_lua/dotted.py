@@ -9,7 +9,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 known: dict[str, str] = {}
-"""Every path that call sites name, with what it is for."""
+"""Every path that call sites name, with what it is for; the first ones, and none that is too long to be one."""
+MOST, LONGEST = 10_000, 300
 
 
 def find(path: str, purpose: str) -> Callable[..., Any]:
@@ -25,7 +26,8 @@ def find(path: str, purpose: str) -> Callable[..., Any]:
 
 def lazily(path: str, purpose: str) -> Callable[..., Any]:
     """A function that calls what the path names, imported when it is first called."""
-    known[path] = purpose
+    if len(known) < MOST and len(path) <= LONGEST:
+        known[path] = purpose
 
     def call(*args: Any) -> Any:
         return find(path, purpose)(*args)

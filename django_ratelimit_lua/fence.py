@@ -7,18 +7,16 @@ the fence is asked apart, at most once in `RATELIMIT_RULES_MAX_AGE` seconds (the
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 from django.core.signals import setting_changed
 
+from .bounded import BoundedMap
 from .conf import conf
 from .exceptions import StoreError
 from .limits.call import Call
-from .process import renew_after_fork
 
 APART_MAX_AGE = 1.0
 Steps = Generator[Any, Any, None]
@@ -43,17 +41,11 @@ class Fence:
     """The rules and the subjects' tags that were the current ones, and when."""
 
     def __init__(self) -> None:
-        self._begin()
-        renew_after_fork(self._begin)
-
-    def _begin(self) -> None:
-        self._passed: OrderedDict[Any, float] = OrderedDict()
-        self._lock = Lock()
+        self._passed: BoundedMap[Any, float] = BoundedMap(MOST)
 
     def clear(self) -> None:
         """Nothing was found yet."""
-        with self._lock:
-            self._passed.clear()
+        self._passed.clear()
 
     def is_due(self, call: Call) -> bool:
         """Whether it has to be asked whether the call goes by what is current."""
@@ -61,7 +53,7 @@ class Fence:
             return False
         age = APART_MAX_AGE if conf.RULES_MAX_AGE is None else conf.RULES_MAX_AGE
         oldest = time.monotonic() - age
-        return any(self._passed.get(key, float("-inf")) <= oldest for key in _keys(call))
+        return any((self._passed.get(key) or float("-inf")) <= oldest for key in _keys(call))
 
     def verify(self, call: Call, ask: Callable[[Call], Generator[Any, Any, Any]], *, needed: bool) -> Steps:
         """Ask apart whether a call goes by what is current, if that is due. Raises `StaleRules`; and `StoreError` only
@@ -79,12 +71,8 @@ class Fence:
 
     def passed(self, call: Call, asked_at: float) -> None:
         """It was so at that moment or later."""
-        with self._lock:
-            for key in _keys(call):
-                self._passed[key] = asked_at
-                self._passed.move_to_end(key)
-            while len(self._passed) > MOST:
-                self._passed.popitem(last=False)
+        for key in _keys(call):
+            self._passed.put(key, asked_at)
 
 
 fence = Fence()

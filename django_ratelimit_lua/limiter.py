@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
+from weakref import WeakValueDictionary
 
 from .callsite import named
 from .check import acheck_current, aforget, check_current, describe, forget
 from .conf import conf
-from .deny import MOST, Denial, denials
+from .deny import Denial, denials
 from .exceeded import tally
 from .exceptions import Ratelimited
-from .hot import Held, held
+from .hot import Pool, pool_of
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
@@ -26,8 +27,6 @@ from .rules.current import current
 from .rules.ruleset import Ruleset
 
 F = TypeVar("F", bound=Callable[..., Any])
-_PLAIN = frozenset((str, int, bytes))
-"""Identities that are equal only if they are the same, as long as their types are."""
 RateConstant = str | tuple[int, float] | Rate
 
 
@@ -60,7 +59,8 @@ class RateLimiter:
         named.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
-        self._at_hand: dict[Any, Denial | Held] = {}
+        # By identity (its digest), cost and whether part of it will do; as long as somebody else keeps the answer.
+        self._at_hand: WeakValueDictionary[tuple[bytes, int, bool], Denial | Pool] = WeakValueDictionary()
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
@@ -82,8 +82,9 @@ class RateLimiter:
     def _by(
         self, operation: Operation, identity: Identity, cost: int, **options: Any
     ) -> Callable[[Ruleset | None], Call]:
-        who = digest(identity)
+        return self._about(operation, digest(identity), cost, **options)
 
+    def _about(self, operation: Operation, who: bytes, cost: int, **options: Any) -> Callable[[Ruleset | None], Call]:
         def call(ruleset: Ruleset | None) -> Call:
             charges = [Charge(limit, who, cost) for limit in self._limits_by(ruleset)]
             return describe(charges, operation, ruleset=ruleset, **options)
@@ -104,23 +105,22 @@ class RateLimiter:
             return ()
         return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
-    def _known(self, identity: Identity, cost: int, partial: bool) -> tuple[Any, Decision | None]:
-        """What answers to such a hit are kept under (None: not at all), and the one that needs no asking."""
-        kept = (type(identity), identity, cost, partial) if type(identity) in _PLAIN else None
-        known = self._at_hand.get(kept)
-        return kept, None if known is None else known.answer()
+    def _answer(self, who: bytes, cost: int, partial: bool) -> Decision | None:
+        """The answer to such a hit that needs no asking."""
+        known = self._at_hand.get((who, cost, partial))
+        if known is None:
+            return None
+        return known.answer() if isinstance(known, Denial) else known.answer(cost)
 
-    def _keep(self, kept: Any, decision: Decision, by: Callable[[Ruleset | None], Call]) -> None:
+    def _keep(self, who: bytes, cost: int, partial: bool, decision: Decision, by: Callable[..., Call]) -> None:
         """Keep a refusal of the deny cache, or units taken ahead, at hand, so that the next such hit need not even find
-        out who it is about."""
-        if kept is None or (decision.allowed and decision.source != "lease"):
+        out which limits it is about."""
+        if decision.allowed and decision.source != "lease":
             return
         call = by(current())
-        known = held(call) if decision.allowed else denials.find(call)
+        known = pool_of(call) if decision.allowed else denials.find(call)
         if known is not None:
-            if len(self._at_hand) >= MOST:
-                self._at_hand.clear()
-            self._at_hand[kept] = known
+            self._at_hand[who, cost, partial] = known
 
     def _tallied(self, decision: Decision) -> Decision:
         """Note what a rule refused, or would have."""
@@ -133,22 +133,24 @@ class RateLimiter:
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        kept, known = self._known(identity, cost, partial)
+        who = digest(identity)
+        known = self._answer(who, cost, partial)
         if known is not None:
             return self._tallied(known)
-        by = self._by("hit", identity, cost, partial=partial)
+        by = self._about("hit", who, cost, partial=partial)
         decision = check_current(by)
-        self._keep(kept, decision, by)
+        self._keep(who, cost, partial, decision, by)
         return self._tallied(decision)
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        kept, known = self._known(identity, cost, partial)
+        who = digest(identity)
+        known = self._answer(who, cost, partial)
         if known is not None:
             return self._tallied(known)
-        by = self._by("hit", identity, cost, partial=partial)
+        by = self._about("hit", who, cost, partial=partial)
         decision = await acheck_current(by)
-        self._keep(kept, decision, by)
+        self._keep(who, cost, partial, decision, by)
         return self._tallied(decision)
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:

@@ -8,20 +8,21 @@ that hears of forks.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
 from collections.abc import Callable
 from inspect import ismethod
-from typing import TypeVar
-from weakref import WeakMethod
+from typing import Any, TypeVar
+from weakref import ref
 
 logger = logging.getLogger("django_ratelimit_lua")
 
 Renew = TypeVar("Renew", bound=Callable[[], None])
 
 _serial = itertools.count()
-_renewals: dict[int, Callable[[], Callable[[], None] | None]] = {}
+_renewals: dict[int, tuple[ref[Any] | None, Callable[..., None]]] = {}
 """In the order of registration. A dictionary, because its single steps are whole whenever another thread forks."""
 
 _of_parent: list[object] = []
@@ -35,9 +36,10 @@ def renew_after_fork(renew: Renew) -> Renew:
     """
     number = next(_serial)
     if ismethod(renew):
-        _renewals[number] = WeakMethod(renew, lambda _: _renewals.pop(number, None))
+        forget = functools.partial(_renewals.pop, number, None)  # Holds on to all that it needs, also at the very end.
+        _renewals[number] = (ref(renew.__self__, lambda _: forget()), renew.__func__)
     else:
-        _renewals[number] = lambda: renew
+        _renewals[number] = (None, renew)
     return renew
 
 
@@ -47,13 +49,15 @@ def leave_to_parent(*objects: object) -> None:
 
 
 def _renew() -> None:
-    for reference in list(_renewals.values()):
-        renew = reference()
-        if renew is not None:
-            try:
+    for owner, renew in list(_renewals.values()):
+        found = None if owner is None else owner()
+        try:
+            if found is not None:
+                renew(found)
+            elif owner is None:
                 renew()
-            except Exception:  # The others have to be renewed all the same.
-                logger.exception("Not renewed after a fork: %r", renew)
+        except Exception:  # The others have to be renewed all the same.
+            logger.exception("Not renewed after a fork: %r", renew)
 
 
 if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.

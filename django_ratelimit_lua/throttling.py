@@ -323,7 +323,7 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     return response
 
 
-named.update(api_settings.DEFAULT_THROTTLE_RATES)
+named.add(*api_settings.DEFAULT_THROTTLE_RATES)
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,8 @@
 """Limits of hot keys, decided in this process as far as may be: from units taken ahead (a lease), or by its own part
 of the limit (a split)."""
 
-from .decide import Steps, decide, held, is_for, may_have_more
-from .leases import Held, leases
+from .decide import Steps, decide, is_for, may_have_more, pool_of
+from .leases import leases
+from .pool import Pool
 
-__all__ = ["Held", "Steps", "decide", "held", "is_for", "leases", "may_have_more"]
+__all__ = ["Pool", "Steps", "decide", "is_for", "leases", "may_have_more", "pool_of"]

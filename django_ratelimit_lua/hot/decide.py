@@ -18,7 +18,7 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
 from ..local import local
 from ..local.shares import part_of
-from .leases import Held, leases
+from .leases import leases
 from .pool import Pool
 
 Steps = Generator[Call, Decision, Decision]
@@ -36,11 +36,11 @@ def may_have_more(call: Call) -> bool:
     return any(charge.limit.lease is not None and leases.pool(call, charge).may_have_more for charge in call.charges)
 
 
-def held(call: Call) -> Held | None:
-    """What is at hand for the very same call, if it is about one limit that is leased."""
+def pool_of(call: Call) -> Pool | None:
+    """The pool that the very same hit may be spent from, if it is about one limit that is leased."""
     if len(call.charges) != 1 or not _is_leased(call, call.charges[0]) or call.operation != "hit" or call.partial:
         return None
-    return Held(leases.pool(call, call.charges[0]), call.charges[0].cost)
+    return leases.pool(call, call.charges[0])
 
 
 @dataclass(slots=True)

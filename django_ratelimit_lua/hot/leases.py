@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,58 +13,40 @@ from typing import Any
 
 from django.core.signals import setting_changed
 
+from ..bounded import BoundedMap
 from ..deny import denials
 from ..exceptions import StoreError
 from ..fence import without
 from ..instances import instances
 from ..limits.call import Call, Charge
-from ..limits.decision import Decision
 from ..process import renew_after_fork
 from ..store import get_store
 from .pool import Pool
 
-MOST = 10_000
-"""Pools that are kept: the latest."""
+MOST, MOST_BYTES, POOL_BYTES = 10_000, 32 * 2**20, 2500
+"""Pools that are kept: the latest; and what one of them takes, about."""
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
-
-
-class Held:
-    """A pool at hand, for hits of one cost."""
-
-    __slots__ = ("_cost", "_pool")
-
-    def __init__(self, pool: Pool, cost: int) -> None:
-        self._pool = pool
-        self._cost = cost
-
-    def answer(self) -> Decision | None:
-        """The decision about a hit; None if Redis has to be asked for it, or for the next batch."""
-        pool = self._pool
-        if pool.is_low:
-            return None
-        spent = pool.spend(self._cost)
-        if spent is None:
-            return None
-        state, moment = spent
-        return Decision(True, (state,), self._cost, state.wait, "lease", moment, pool.call.revision_number)
 
 
 class Leases:
     """Every pool of this process."""
 
     def __init__(self) -> None:
+        self._pools: BoundedMap[Any, Pool] = BoundedMap(
+            MOST, MOST_BYTES, lambda key, pool: POOL_BYTES + len(pool.limit.name)
+        )
+        self._holding: set[Pool] = set()
         self._begin()
         renew_after_fork(self._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
-        for pool in {*self._pools.values(), *self._holding}:
+        for pool in {*self._pools.clear(), *self._holding}:
             pool.abandon()
         self._begin()
 
     def _begin(self) -> None:
-        self._pools: OrderedDict[Any, Pool] = OrderedDict()
-        self._holding: set[Pool] = set()
+        self._holding.clear()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -76,10 +57,8 @@ class Leases:
         pool = self._pools.get(key)
         if pool is None or (pool.limit is not charge.limit and pool.limit != charge.limit):
             instances.start()
-            with self._lock:
-                pool = self._pools[key] = Pool(call, charge)
-                if len(self._pools) > MOST:
-                    self._pools.popitem(last=False)  # One that holds something goes on until that has lapsed.
+            pool = Pool(call, charge)
+            self._pools.put(key, pool)  # One that goes for it and holds something goes on until that has lapsed.
         return pool
 
     def holds(self, pool: Pool) -> None:
@@ -94,10 +73,13 @@ class Leases:
     def drop(self, digests: Iterable[bytes] | None = None) -> None:
         """Spend and give back nothing more of what these identities (None: all) had: it was reset."""
         with self._lock:
-            gone = {key: pool for key, pool in self._pools.items() if digests is None or pool.digest in digests}
-            for key, pool in gone.items():
-                del self._pools[key]
-                pool.close()
+            for key, pool in self._pools.items():
+                if digests is None or pool.digest in digests:
+                    self._pools.pop(key)
+                    pool.close()
+            for pool in self._holding:
+                if digests is None or pool.digest in digests:
+                    pool.close()
 
     def refunds(self, pool: Pool, fewer_than: int | None = None) -> list[Call]:
         """The calls that give back what is not to be spent from a pool any more, or all of it if that is fewer than so

@@ -89,6 +89,14 @@ class Pool:
             self._spent += cost
             return self._state(now, wait), moment
 
+    def answer(self, cost: int) -> Decision | None:
+        """The decision about a hit; None if Redis has to be asked for it, or for the next batch."""
+        spent = None if self.is_low else self.spend(cost)
+        if spent is None:
+            return None
+        state, moment = spent
+        return Decision(True, (state,), cost, state.wait, "lease", moment, self.call.revision_number)
+
     def look(self, cost: int) -> tuple[LimitState, int] | None:
         """What `spend` would say, without spending."""
         now = time.monotonic()

@@ -20,6 +20,7 @@ Policy = Literal["open", "closed", "local"]
 Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _LONGEST_ID = 64
+_LONGEST_NAME = 500
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
 
@@ -134,6 +135,7 @@ class Limit:
         for option in unknown:
             raise unknown_option(f"Limit {name!r}", option, OPTIONS)
         kind = algorithms.find(algorithm)
+        name = _shortened(name)
         values = {
             "name": name,
             "rate": Rate.parse(rate),
@@ -249,6 +251,7 @@ class Limit:
 
     def renamed(self, name: str) -> Limit:
         """The same limit under another name, with a state of its own."""
+        name = _shortened(name)
         return self._but(name=name, key_part=_bounded(name) + b":" + algorithms.find(self.algorithm).suffix)
 
     def _but(self, **changes: object) -> Limit:
@@ -269,10 +272,18 @@ class Limit:
         return lambda now: numbers
 
 
+def _shortened(name: str) -> str:
+    """The name as decisions tell it, and as whatever remembers decisions keeps it."""
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 25] + "~" + _digest(name)
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
 def _bounded(name: str) -> bytes:
     """The name as a key carries it: itself if it is short and plain, else its beginning and a digest."""
     if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
         return name.encode()
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
     readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _LONGEST_ID - 25], flags=re.ASCII)
-    return f"{readable}~{digest}".encode()
+    return f"{readable}~{_digest(name)}".encode()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..bounded import BoundedMap
 from ..glob import compiled
 from .rule import Rule
 
-_REMEMBERED = 4096
+_REMEMBERED, _REMEMBERED_BYTES = 4096, 4 * 2**20
+_LONGEST = 300
+"""Characters of a path that is remembered; longer ones are looked up each time."""
 
 
 class Index:
     """Rules by the text that their paths begin with, so that a path only meets those that begin like it.
 
-    The rules of a path that was asked for before are remembered, for a bounded number of paths.
+    The rules of a path that was asked for before are remembered, for a bounded number of short paths.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -27,7 +30,9 @@ class Index:
                 glob = compiled(pattern)
                 self._by_prefix.setdefault(pattern if glob is None else glob.prefix, []).append(place)
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
-        self._remembered: dict[str, tuple[Rule, ...]] = {}
+        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
+            _REMEMBERED, _REMEMBERED_BYTES, lambda path, found: 4 * len(path) + 8 * len(found)
+        )
 
     def at(self, path: str) -> tuple[Rule, ...]:
         """The rules whose paths this is one of, in their order."""
@@ -40,7 +45,6 @@ class Index:
                 places.update(self._by_prefix.get(path[:length], ()))
             candidates = (self._rules[place] for place in sorted(places))
             found = tuple(rule for rule in candidates if rule.has_path(path))
-            if len(self._remembered) >= _REMEMBERED:
-                self._remembered.clear()
-            self._remembered[path] = found
+            if len(path) <= _LONGEST:
+                self._remembered.put(path, found)
         return found

@@ -12,25 +12,23 @@ import ipaddress
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 from typing import Any, ClassVar, Literal
 
+from ..bounded import BoundedMap
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
 from ..identity.keys import split_field
 from ..limits.call import Subject
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
-from ..process import renew_after_fork
 
 logger = logging.getLogger("django_ratelimit_lua")
 Effect = Literal["limit", "exempt", "block"]
 EFFECTS: tuple[Effect, ...] = ("block", "exempt", "limit")
-_REMEMBERED = 10_000
+_REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 * 2**20
 USER = "user"
 _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
@@ -152,30 +150,25 @@ class Memory:
     NOTHING: ClassVar[tuple[bytes, tuple[Override, ...]]] = (b"", ())
 
     def __init__(self) -> None:
-        self._begin()
-        renew_after_fork(self._begin)
-
-    def _begin(self) -> None:
-        self._known: OrderedDict[bytes, tuple[bytes, tuple[Override, ...]]] = OrderedDict()
-        self._lock = Lock()
+        # However heavy a record is, it has to be known, or a call about it would never be decided.
+        self._known: BoundedMap[bytes, tuple[bytes, tuple[Override, ...]]] = BoundedMap(
+            _REMEMBERED, _REMEMBERED_BYTES, lambda who, known: 500 * len(known[1]), _REMEMBERED_BYTES
+        )
 
     def look(self, asked: Sequence[Asked]) -> Known:
         """What is known of these subjects now. A call and what is made of it have to go by one look."""
         if not asked:
             return _NOBODY
-        return Known(tuple(asked), tuple(self._known.get(one.digest, self.NOTHING) for one in asked))
+        return Known(tuple(asked), tuple(self._known.get(one.digest) or self.NOTHING for one in asked))
 
     def learn(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
         """Remember what is written about subjects."""
-        with self._lock:
-            for who, record in zip(digests, records, strict=True):
-                if record is None:
-                    self._known.pop(who, None)
-                    continue
-                self._known[who] = (record[: Subject.TAG_SIZE], read(record, self._known.get(who, self.NOTHING)[1]))
-                self._known.move_to_end(who)
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
+        for who, record in zip(digests, records, strict=True):
+            if record is None:
+                self._known.pop(who)
+            else:
+                before = (self._known.get(who) or self.NOTHING)[1]
+                self._known.put(who, (record[: Subject.TAG_SIZE], read(record, before)))
 
 
 memory = Memory()

@@ -9,18 +9,16 @@ those units stay counted.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
+from ..bounded import BoundedMap
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..process import renew_after_fork
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -32,27 +30,18 @@ class Room:
     """How much of each limit was left when it was last asked, as a part of it; the latest are remembered."""
 
     def __init__(self) -> None:
-        self._begin()
-        renew_after_fork(self._begin)
-
-    def _begin(self) -> None:
-        self._left: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()
-        self._lock = Lock()
+        self._left: BoundedMap[tuple[bytes, bytes], float] = BoundedMap(MOST)
 
     def note(self, call: Call, decision: Decision) -> None:
         """Remember what a decision says."""
-        with self._lock:
-            for charge, state in zip(call.charges, decision.limits, strict=True):
-                key = charge.digest, charge.limit.key_part
-                self._left[key] = state.remaining / max(state.limit, 1) if state.allowed else -1.0
-                self._left.move_to_end(key)
-            while len(self._left) > MOST:
-                self._left.popitem(last=False)
+        for charge, state in zip(call.charges, decision.limits, strict=True):
+            left = state.remaining / max(state.limit, 1) if state.allowed else -1.0
+            self._left.put((charge.digest, charge.limit.key_part), left)
 
     def least(self, charges: Sequence[Charge]) -> tuple[float, int]:
         """The least that is left of one of these; then the smallest limit. The less, the likelier a refusal."""
-        left = [self._left.get((charge.digest, charge.limit.key_part), 1.0) for charge in charges]
-        return min(left), min(charge.limit.rate.limit for charge in charges)
+        left = [self._left.get((charge.digest, charge.limit.key_part)) for charge in charges]
+        return min(1.0 if one is None else one for one in left), min(charge.limit.rate.limit for charge in charges)
 
 
 @dataclass(frozen=True, slots=True)

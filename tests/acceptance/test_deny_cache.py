@@ -14,7 +14,7 @@ import redis
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_ratelimit_lua import Decision, RateLimiter, deny, ratelimit
+from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.deny import denials
 from django_ratelimit_lua.rules import current
 from tests.engine.test_cost import calls
@@ -192,7 +192,7 @@ def test_an_edit_ends_it_at_once_in_the_process_that_makes_it(settings: Any) -> 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first, and nothing of them is kept."""
-    monkeypatch.setattr(deny, "MOST", 10)
+    monkeypatch.setattr(denials._denials, "most", 10)
     denials.clear()
     limiter = RateLimiter("x", "0/h")
     for number in range(30):

@@ -241,11 +241,11 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
         importlib.import_module(module.name)
     more = [Room(), Cluster([("127.0.0.1", 1)])]
     everything("x")()
-    RateLimiter("plain", "3/h").hit("somebody")  # A tally's timer may have gone off.
     check(describe([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
+    exceeded.tally.add("plain", "enforce")  # Starts a timer.
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
-    assert {"lock", "socket", "Thread"} <= kinds
+    assert {"lock", "socket", "Timer"} <= kinds
     reading, writing = os.pipe()
 
     def look() -> None:

@@ -1,0 +1,290 @@
+"""What strangers can make a process remember: bounded in entries and in bytes, whatever they send."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import pkgutil
+import sys
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
+
+import django_ratelimit_lua
+from django_ratelimit_lua import RateLimiter, dotted, ratelimit
+from django_ratelimit_lua.bounded import ENTRY_BYTES, BoundedMap
+from django_ratelimit_lua.callsite import Names, named
+from django_ratelimit_lua.core import is_ratelimited
+from django_ratelimit_lua.deny import denials
+from django_ratelimit_lua.fence import fence
+from django_ratelimit_lua.hot import leases
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.instances import Part, instances
+from django_ratelimit_lua.limits.call import Call, Charge, Revision, Subject
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.local import STRIPES, local
+from django_ratelimit_lua.local.counters import Moments
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.rules.overrides import memory
+from django_ratelimit_lua.store.shards import Room
+from tests.kept import kept
+
+MANY, BOUND, FEW = 1_500, 500, 400
+"""So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache` bounds them."""
+LONG = "x" * 20_000
+LONGEST = 3_000
+"""Characters of a text that may be kept."""
+MOST_BYTES = 24 * 2**20
+
+away = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+factory = RequestFactory()
+room = Room()
+limiters: list[RateLimiter] = []
+"""Those that go on living, as at the top of a module."""
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is remembered before and after, and this process has all of what is split."""
+    monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
+    names = set(named._names)
+
+    def forget() -> None:
+        denials.clear()
+        local.clear()
+        leases.drop()
+        limiters.clear()
+        memory._known.clear()
+
+    forget()
+    yield
+    forget()
+    named._names.intersection_update(names)
+
+
+def odd(number: int) -> str:
+    """Something that nobody else has sent, and now and then something long."""
+    return f"{number}{'' if number % 10 else LONG}"
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that has a bound has a small one, so that it is soon met."""
+    for _, found in kept(room):
+        if isinstance(found, BoundedMap):
+            monkeypatch.setattr(found, "most", BOUND)
+        elif isinstance(found, Moments):
+            monkeypatch.setattr(found, "most", BOUND // STRIPES)
+    monkeypatch.setattr("django_ratelimit_lua.local.MOST", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.local.MOST_CROWDS", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.index._REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.dotted.MOST", max(BOUND, len(dotted.known)))
+    monkeypatch.setattr(Names, "MOST", max(BOUND, len(named)))
+
+
+def limiter(name: str, rate: str, **options: Any) -> RateLimiter:
+    limiters.append(RateLimiter(name, rate, **options))
+    return limiters[-1]
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("fine")
+
+
+def refused() -> None:
+    one = limiter("refused", "0/h")
+    for number in range(MANY):
+        assert not one.hit(odd(number))
+
+
+def leased() -> None:
+    one = limiter("leased", "1000/h", algorithm="token_bucket", lease=100)
+    for number in range(MANY):
+        one.hit(odd(number))
+
+
+def in_parts() -> None:
+    one = limiter("split", "2/h", split="equal", algorithm="sliding_log")
+    for number in range(MANY):
+        one.hit(odd(number))
+
+
+def in_an_outage() -> None:
+    one = limiter("outage", "1000/h", algorithm="sliding_log")
+    for number in range(MANY):
+        one.hit(odd(number))
+
+
+def one_in_an_outage() -> None:
+    one = limiter("one", "100000/h", algorithm="sliding_log")
+    for _ in range(MANY):
+        one.hit("somebody")
+
+
+def paths() -> None:
+    middleware = RateLimitMiddleware(view)
+    for number in range(MANY):
+        middleware(factory.get(f"/api/{odd(number)}"))
+
+
+def addresses() -> None:
+    decorated = ratelimit(group="addresses", key="ip", rate="1/h")(view)
+    for number in range(FEW):
+        text = f"2001:db8::{number:x}%{LONG[:7000]}" if number % 10 else f"{number}{LONG[:7000]}"
+        decorated(factory.get("/", headers={"X-Forwarded-For": text}))
+
+
+def groups() -> None:
+    request = factory.get("/")
+    for number in range(MANY):
+        is_ratelimited(request, odd(number), None, "ip", "1/h", increment=True)
+
+
+def keys() -> None:
+    for number in range(MANY):
+        ratelimit(key=f"nowhere.key{number}", rate=f"nowhere.rate{odd(number)}")(view)
+
+
+def short_lived() -> None:
+    for number in range(MANY):
+        RateLimiter(f"short-lived {number}", "1/h")
+
+
+def overrides() -> None:
+    for number in range(MANY):
+        memory.learn([digest(str(number))], [b"0" * Subject.TAG_SIZE + b"[]"])
+
+
+def subjects() -> None:
+    for number in range(MANY):
+        call = Call([], revision=Revision(1, ""), fence=b"f", subjects=[Subject(digest(str(number)))])
+        fence.passed(call, 0.0)
+
+
+def clustered() -> None:
+    limit = Limit("x", "1/h")
+    for number in range(MANY):
+        call = Call([Charge(limit, digest(str(number)))])
+        room.note(call, local.decide(call))
+
+
+WITHOUT_REDIS = (
+    leased, in_parts, in_an_outage, one_in_an_outage, paths, addresses, groups, keys, short_lived, overrides, subjects,
+    clustered,
+)  # fmt: skip
+
+
+def size_of(found: Any) -> int | None:
+    """How many entries a container has."""
+    if isinstance(found, (dict, list, set, frozenset, tuple, deque, OrderedDict, weakref.WeakSet)):
+        return len(found)
+    if isinstance(found, functools._lru_cache_wrapper):
+        return found.cache_info().currsize
+    return None
+
+
+def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
+    """The bytes of everything that is kept, and what is too large: containers that have grown beyond what was in them,
+    and texts that were sent."""
+    gc.collect()
+    total, large = 0, []
+    for way, found in kept(limiters, room):
+        total += sys.getsizeof(found)
+        entries = size_of(found)
+        if entries is not None and entries > sizes.get(id(found), 0) + BOUND:
+            large.append(f"{way}: {entries} entries")
+        text = found.decode("latin-1") if isinstance(found, bytes) else found
+        if isinstance(text, str) and text is not LONG and LONG[:LONGEST] in text:
+            large.append(f"{way}: {len(text)} characters of what was sent")
+    return total, large
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("attacks", [(refused,), WITHOUT_REDIS], ids=["Redis is there", "Redis is away"])
+def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], None], ...], settings: Any) -> None:
+    """Three times as many of each kind as there is room for, some of 20,000 characters: no container of the package
+    grows beyond its bound, no long text is kept, and all stays small. Containers are found by walking from the modules,
+    so that none is missed."""
+    for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua."):
+        importlib.import_module(module.name)
+    settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "path", "rate": "0/h"}]
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    settings.RATELIMIT_ON_STORE_ERROR = "local"
+    if attacks is WITHOUT_REDIS:
+        settings.CACHES = away
+    start_fresh()
+    sizes = {id(found): entries for _, found in kept(limiters, room) if (entries := size_of(found)) is not None}
+    before, _ = weigh(dict(sizes))
+    for attack in attacks:
+        attack()
+    after, large = weigh(sizes)
+    assert large == []
+    assert after - before < MOST_BYTES
+
+
+def test_nothing_of_an_identity_is_kept_at_hand_for_good() -> None:
+    """What a limiter has at hand is what the deny cache remembers, and goes with it."""
+    one = limiter("x", "0/h")
+    assert [one.hit("somebody").source for _ in range(3)] == ["redis", "deny-cache", "deny-cache"]
+    assert len(one._at_hand) == 1
+    denials.clear()
+    gc.collect()
+    assert len(one._at_hand) == 0
+    assert one.hit("somebody").source == "redis"
+
+
+def test_a_name_may_be_one_where_not_all_are_known() -> None:
+    """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
+    names = Names()
+    names.add("login", "y" * 300)
+    assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
+    for number in range(Names.MOST):
+        names.add(f"made up {number}")
+    assert ("login" in names, "logout" in names, len(names)) == (True, True, Names.MOST)
+
+
+def test_a_long_name_is_shortened_and_none_is_another() -> None:
+    """Limits whose names differ after 500 characters count apart; an override keeps what is counted under the name."""
+    first, second = (RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2))
+    assert [first.hit("x").allowed, second.hit("x").allowed, first.hit("x").allowed] == [True, True, False]
+    limit = first.limits[0]
+    assert len(limit.name) == 500
+    assert limit.at(limit.rate, 5).key_part == limit.key_part
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["put", "pop", "get"]), st.integers(0, 12), st.integers(0, 3000))),
+    most=st.integers(1, 8),
+)
+def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int]], most: int) -> None:
+    """As a list does that forgets its oldest when there are too many or they are too heavy; what goes is told."""
+    bounded: BoundedMap[int, int] = BoundedMap(most, 8000, lambda key, weight: weight, 2000)
+    model: dict[int, int] = {}
+    for step, key, weight in steps:
+        if step == "put":
+            gone = bounded.put(key, weight)
+            model.pop(key, None)
+            model[key] = weight
+            expected = []
+            if weight + ENTRY_BYTES > 2000:
+                expected = [(key, model.pop(key))]
+            while len(model) > most or sum(one + ENTRY_BYTES for one in model.values()) > 8000:
+                oldest = next(iter(model))
+                expected.append((oldest, model.pop(oldest)))
+            assert gone == expected
+        elif step == "pop":
+            assert bounded.pop(key) == model.pop(key, None)
+        else:
+            assert bounded.get(key) == model.get(key)
+        assert bounded.items() == list(model.items())
+        assert len(bounded) == len(model)
+        assert bounded._bytes == sum(one + ENTRY_BYTES for one in model.values())
