@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+SHOWN = [README, *(ROOT / "docs").glob("*.rst"), *(ROOT / "example_project").rglob("*.py")]
+TOGETHER = re.compile(r"""\("ip", "(post|get|json|data):\w+"\)""")
+RECIPES = [path for path in SHOWN if TOGETHER.search(path.read_text())]
 
 
 def test_the_readmes_code_runs() -> None:
@@ -14,3 +20,21 @@ def test_the_readmes_code_runs() -> None:
     assert len(blocks) == 2
     for block in blocks:
         exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_for_guesses_shows_the_three_limits_that_belong_together(path: Path) -> None:
+    """By address and name, by address, by name; and it says what they stop."""
+    text = path.read_text()
+    field = TOGETHER.search(text)
+    assert field is not None
+    name = field[0].partition(", ")[2].rstrip(")")
+    for key in (field[0], '"ip"', name):
+        assert re.search(rf"""(key=|"key": |"login", ){re.escape(key)}""", text), key
+    assert re.search(r"many (addresses|who guess)", text)
+    assert "many names" in text or "one who tries many" in text
+
+
+def test_there_are_recipes_for_guesses() -> None:
+    """The quickstart, the middleware, outcomes, and the example site."""
+    assert {"quickstart.rst", "middleware.rst", "outcomes.rst", "views.py"} <= {path.name for path in RECIPES}
