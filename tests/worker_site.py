@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -35,7 +36,7 @@ def _database(path: str) -> dict[str, Any]:
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": path,
-        "OPTIONS": {"init_command": "PRAGMA synchronous = OFF"},
+        "OPTIONS": {"init_command": "PRAGMA synchronous = OFF", "timeout": 1},
     }
 
 
@@ -84,9 +85,9 @@ logging.getLogger("django_ratelimit_lua").propagate = False
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.core import checks
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
 from django.urls import path
 
 from django_ratelimit_lua import code, healing
@@ -103,6 +104,7 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.publish import publish
 from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.overrides import memory
 from django_ratelimit_lua.store import get_store
 
 current.COMPARE_SECONDS = GIVEN["compare_seconds"]
@@ -147,7 +149,49 @@ direct = redis.Redis.from_url(GIVEN["url"])
 
 def empty_redis() -> None:
     """As after a restart without persistence."""
-    direct.delete(*direct.keys(f"{GIVEN['prefix']}*"))
+    direct.delete("nothing", *direct.keys(f"{GIVEN['prefix']}*"))
+
+
+def begin(prefix: str | None = None) -> None:
+    """Know nothing, as a process that has just started; under that prefix."""
+    if prefix is not None:
+        GIVEN["prefix"] = prefix
+        override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
+    current._ruleset = current._snapshot = current.database = current.other = None
+    memory._known.clear()
+
+
+def look() -> None:
+    """It is this process's turn to look whether what is published is what the database has."""
+    healing.look()
+    with healing._looking:
+        pass
+
+
+def die_after(statement: str) -> None:
+    """What is committed, and not published any more: the process is killed in between. Here it begins anew."""
+    original = healing._publish_committed
+    healing._publish_committed = lambda: None
+    try:
+        run(statement)
+    finally:
+        healing._publish_committed = original
+    begin()
+
+
+WHO = [{}, {"address": "203.0.113.0"}, {"address": "203.0.113.1"}, {"key": "secret"}]
+
+
+def met() -> list[Any]:
+    """What requests of all these meet."""
+    return [ask(**who) for who in WHO]
+
+
+def due() -> list[Any]:
+    """What they have to meet by what is in the database."""
+    limits = {rule.name: rule.limit for rule in RateLimitRule.objects.all()}
+    blocked = {one.network or "secret" for one in RateLimitOverride.objects.all()}
+    return ["refused" if {*who.values()} & blocked else limits for who in WHO]
 
 
 def in_a_transaction(limit: int, *, commits: bool) -> Any:
@@ -155,7 +199,8 @@ def in_a_transaction(limit: int, *, commits: bool) -> Any:
     with transaction.atomic():
         edit(limit)
         empty_redis()
-        publish()
+        with suppress(OperationalError):  # SQLite has one writer at a time: who has to write as well has to wait.
+            publish()
         met = [ask(), ask()]
         transaction.set_rollback(not commits)
     return met
