@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from django.core.exceptions import ValidationError
 from django.db import router, transaction
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+from yaml.reader import ReaderError
 
+from .limits.algorithms import SYNONYMS
 from .limits.limit import OPTIONS
 from .limits.rate import LimitError
 from .models import RateLimitRule, RateLimitTier
@@ -17,6 +22,13 @@ from .rules.rule import RuleError, compile_rule
 from .rules.words import difference, reading
 
 Declared = Mapping[str, Any]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes out what occurs twice: what is exported has no aliases, as what is imported must have none."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def dump(rules: Sequence[Declared]) -> str:
@@ -28,7 +40,7 @@ def dump(rules: Sequence[Declared]) -> str:
       key: ip
       rate: 100/m
     """
-    return yaml.safe_dump(list(rules), sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return yaml.dump(list(rules), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
 
 
 def export() -> str:
@@ -53,56 +65,131 @@ class Step:
         return [f"~ {self.name}", *(f"    {line}" for line in difference(self.before, self.after))]
 
 
-def row(given: Declared) -> tuple[RateLimitRule, list[RateLimitTier]]:
+LONGEST_TEXT = 4 * 1024 * 1024
+DEEPEST = 20
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what has no place in a list of rules: aliases (a few hundred bytes of them can stand for gigabytes),
+    keys given twice, and nesting without end."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise ComposerError(None, None, "anchors (&) and aliases (*) are not read; write it out", event.start_mark)
+        if self._depth >= DEEPEST:
+            raise ComposerError(None, None, "this is nested too deeply", event.start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise ConstructorError(None, None, "merge keys (<<) are not read; write it out", key.start_mark)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        made = super().construct_mapping(node, deep=deep)
+        if len(made) < len(node.value):
+            met: set[Any] = set()
+            for key, _ in node.value:
+                name = self.construct_object(key, deep=True)
+                if name in met:
+                    raise ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+                met.add(name)
+        return made
+
+
+def row(given: Declared, where: str = "Rules") -> tuple[RateLimitRule, list[RateLimitTier]]:
     """A rule, and its tiers, from how it is declared; not saved. Raises `RuleError`."""
-    rule = compile_rule(given, plain=True, where="Rules")
+    rule = compile_rule(given, plain=True, where=where)
+    where = f"{where}: rule {rule.name!r}"
+    if "id" in given:
+        raise RuleError(where, "name", "unknown id")
+    if not rule.paths and rule.route is None and rule.group is None:
+        problem = "names no path, route or group; write the path / for every request, or a group for a call site"
+        raise RuleError(where, "path", problem)
     made = RateLimitRule(name=rule.name)
-    text = ("description", "mode", "order", "exempt", "route", "cost", "message", *OPTIONS)
-    for field in text:
+    for field in ("description", "mode", "order", "exempt", "route", "cost", "message", *OPTIONS):
         if given.get(field) is not None:
             setattr(made, field, given[field])
+    made.algorithm = SYNONYMS.get(made.algorithm, made.algorithm)
     made.path = "\n".join(rule.paths)
     made.group = "" if rule.group in (None, rule.name) and not rule.paths and rule.route is None else rule.group or ""
-    method = given.get("method") or []
-    made.methods = sorted({name.upper() for name in ([method] if isinstance(method, str) else method)})
-    audience = given.get("audience", "everyone")
-    if isinstance(audience, str) and not audience.startswith("group:"):
-        made.audience = audience
+    made.methods = list(dict.fromkeys(name.upper() for name in _names(given, "method", where)))
+    audience = _names(given, "audience", where) or ["everyone"]
+    if audience[0].startswith("group:"):
+        made.audience, made.groups = "groups", [name.removeprefix("group:") for name in audience]
     else:
-        names = [audience] if isinstance(audience, str) else audience
-        made.audience, made.groups = "groups", [name.removeprefix("group:") for name in names]
-    key = given.get("key") or ""
-    made.key = key if isinstance(key, str) else "+".join(key)
-    tiers = [
-        RateLimitTier(rule=made, group=tier["group"], burst=tier.get("burst")) for tier in given.get("tiers") or []
-    ]
+        made.audience = audience[0]
+    made.key = "+".join(_names(given, "key", where))
+    tiers = []
     try:
         if not made.exempt:
             made.rate = given["rate"]
-        for tier, one in zip(tiers, given.get("tiers") or [], strict=True):
-            tier.rate = one["rate"]
+        for tier in given.get("tiers") or ():
+            tiers.append(RateLimitTier(rule=made, group=tier["group"], burst=tier.get("burst")))
+            tiers[-1].rate = tier["rate"]
     except LimitError as error:
-        raise RuleError(f"Rules: rule {rule.name!r}", "rate", str(error)) from None
+        raise RuleError(where, "rate", str(error)) from None
+    try:
+        made.full_clean(validate_unique=False, validate_constraints=False)
+        for one in tiers:
+            one.clean_fields(exclude=["rule"])
+    except ValidationError as error:
+        field, problems = next(iter(error.message_dict.items()))
+        raise RuleError(where, field, f"{field}: {' '.join(problems)}") from None
     return made, tiers
 
 
+def _names(given: Declared, field: str, where: str) -> list[str]:
+    """The names in a field that holds one or several."""
+    value = given.get(field)
+    names = [] if value in (None, "") else [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RuleError(where, field, f"{field} is {value!r}; write a name or a list of names")
+    return names
+
+
 def load(text: str) -> list[tuple[RateLimitRule, list[RateLimitTier]]]:
-    """The rules of a YAML text, not saved. Raises `RuleError` that says which rule and what is wrong with it."""
-    try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RuleError("Rules", "yaml", f"not YAML: {error}") from None
-    given = [] if given is None else given
-    if not isinstance(given, list):
-        raise RuleError("Rules", "yaml", "must be a list of rules, each a mapping with a name")
-    rows = [row(one) for one in given]
+    """The rules of a YAML text, not saved. Raises `RuleError` that says which rule, where, and what is wrong."""
+    rows = [row(given, f"Rules, line {line}") for line, given in _parsed(text)]
     names = [made.name for made, _ in rows]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise RuleError("Rules", "name", f"two rules are called {', '.join(twice)}")
-    for made, _ in rows:
-        made.clean_fields(exclude=["name"])
     return rows
+
+
+def _parsed(text: str) -> list[tuple[int, Any]]:
+    """What a YAML text lists, with the lines where each begins."""
+    if len(text) > LONGEST_TEXT:
+        raise RuleError("Rules", "yaml", f"more than {LONGEST_TEXT} characters")
+    line = 1
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return []
+        line = node.start_mark.line + 1
+        if not isinstance(node, yaml.SequenceNode):
+            raise RuleError(f"Rules, line {line}", "yaml", "must be a list of rules, each a mapping with a name")
+        found = []
+        for one in node.value:
+            line = one.start_mark.line + 1
+            found.append((line, loader.construct_document(one)))
+        return found
+    except ReaderError as error:
+        line = text.count("\n", 0, int(error.position)) + 1
+        raise RuleError(f"Rules, line {line}", "yaml", f"not YAML: {error.reason}") from None
+    except yaml.YAMLError as error:
+        raise RuleError("Rules", "yaml", f"not YAML: {error}") from None
+    except (ValueError, ArithmeticError) as error:  # A number or date that Python does not make of its text.
+        raise RuleError(f"Rules, line {line}", "yaml", f"not YAML: {error}") from None
 
 
 def plan(text: str) -> list[Step]:

@@ -208,7 +208,8 @@ class RateLimitRule(Numbers, Tracked):
             return  # Where there is no name, that is said already.
         for field in ("methods", "groups"):
             value = getattr(self, field)
-            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            names = value if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
+            if names is None or len(set(names)) < len(names) or (field == "methods" and names != _upper(names)):
                 raise ValidationError({field: _("Write a list of names.")})
         try:
             self.compiled([] if self.to_check == "without tiers" else None)
@@ -216,6 +217,10 @@ class RateLimitRule(Numbers, Tracked):
             field = _FORM_FIELDS.get(error.field, error.field)
             known = {one.name for one in self._meta.get_fields()}
             raise ValidationError({field: error.problem} if field in known else error.problem) from None
+
+
+def _upper(names: Sequence[str]) -> list[str]:
+    return [name.upper() for name in names]
 
 
 _ZEROS = ("cost", "queue", "max_wait")

@@ -221,6 +221,12 @@ class _Reader:
             tiers=self._tiers(lambda rate, burst: compiled(rate, {**options, **burst}, "tiers")),
         )
 
+    def check_unused(self) -> None:
+        """What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere."""
+        self.audience()
+        self._check_plain_key(self.given.get("key"))
+        self._tiers(lambda rate, burst: Site(CALLERS_KEY, (rate,), None, 1, {}))
+
     def _check_plain_key(self, value: Any) -> None:
         """Where it is one line of text, and code has no place."""
         if value in (None, "", []):
@@ -323,6 +329,8 @@ def compile_rule(
     if reader.flag("exempt"):
         if not paths and route is None:
             reader.fail("exempt", "exempts everything; name a path or a route")
+        if plain:
+            reader.check_unused()
     elif given.get("rate") is None:
         reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
     else:

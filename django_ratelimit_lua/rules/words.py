@@ -112,7 +112,9 @@ def where(given: Declared) -> str:
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         names = [audience] if isinstance(audience, str) else audience
-        parts.append(_("for %(audience)s") % {"audience": _(" and ").join(one.removeprefix("group:") for one in names)})
+        # A group may be called like an audience, and is not the same.
+        said = [_("group %(name)s") % {"name": one[6:]} if one.startswith("group:") else one for one in names]
+        parts.append(_("for %(audience)s") % {"audience": _(" and ").join(said)})
     return " ".join(parts)
 
 

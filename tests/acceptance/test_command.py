@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -22,9 +25,19 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.code import apply, dump, export, plan
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from django_ratelimit_lua.code import apply, dump, export, load, plan
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+    RateLimitTier,
+)
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
+from tests.odd import rules as odd_rules
+from tests.odd import texts as odd_texts
+from tests.odd import tiers as odd_tiers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = Path(__file__).parents[2]
@@ -226,3 +239,170 @@ def test_a_rule_error_names_its_field() -> None:
     with pytest.raises(RuleError) as caught:
         compile_rule({"name": "x", "path": "/", "key": "ip", "rate": "5/m", "algorithm": "sliding_log", "burst": 5})
     assert caught.value.field == "burst"
+
+
+@pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])
+def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
+    """And no group of that name; a group that is called so is a group, and the command tells them apart."""
+    (made, _), (of_groups, _) = load(
+        f"- {{name: x, path: /x, key: ip, rate: 1/s, audience: [{name}]}}\n"
+        f"- {{name: y, path: /y, key: ip, rate: 1/s, audience: ['group:{name}']}}"
+    )
+    assert (made.audience, made.groups) == (name, [])
+    assert (of_groups.audience, of_groups.groups) == ("groups", [name])
+    assert f"for group {name}" in of_groups.reading()
+    assert "group" not in made.reading()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, anonymous]}",
+            "line 1: rule 'x': audience is .* make a rule of each",
+        ),
+        ("- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, 'group:pro']}", "audience is"),
+        ("- {name: x, path: /, key: 'header:X+Y', rate: 1/s}", "line 1: rule 'x': key is 'header:X\\+Y'"),
+        ('- {name: x, path: "/a\\n/b", key: ip, rate: 1/s}', "path is .* in one line"),
+        ("- name: x\n  path: /\n  key: ip\n  rate: 1/s\n  rate: 2/s", "'rate' is given twice.*line 5"),
+        ("- {name: x, path: /, key: ip, rate: 1/s, 5: y}", "unknown 5"),
+        ("\n\n- {name: x, path: /, key: 5, rate: 1/s}", "line 3: rule 'x': key is 5"),
+        ("- {name: x, path: /, key: [[ip]], rate: 1/s}", "key is"),
+        ("- {name: x, key: ip, rate: 1/s}", "names no path, route or group"),
+        ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "anchors .* line 1"),
+        ("- {<<: {name: x}}", "merge keys"),
+        ("[" * 100 + "]" * 100, "nested too deeply"),
+        ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "line 1: not YAML"),
+        ("- {name: x, path: /, key: ip, rate: 1/s, order: 9999999999999999999999}", "line 1: rule 'x': order: "),
+        ("- {name: " + "x" * 201 + ", path: /, key: ip, rate: 1/s}", "name: Ensure this value has at most 200"),
+        ("- {name: 2020-99-99}", "line 1: not YAML"),
+        ("- {name: x}\n- \x00", "line 2: not YAML"),
+        ("- !!python/object/apply:os.system [ls]", "not YAML"),
+        (
+            "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: " + "g" * 151 + ", rate: 1/s}]}",
+            "group: Ensure this value",
+        ),
+        ("- {name: x, path: /, exempt: true, audience: 5}", "audience is 5"),
+        ("- {name: x, path: /, exempt: true, tiers: 5}", "tiers is 5"),
+        ("- {name: x, path: /, exempt: true, method: 5}", "method is 5"),
+        ("- {name: x, path: /, exempt: 'no'}", "exempt is 'no'"),
+        ("{}", "line 1: must be a list of rules"),
+    ],
+)
+def test_what_a_file_says_wrongly_is_told_with_line_rule_and_field(text: str, problem: str) -> None:
+    """And writes nothing."""
+    with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
+        apply(text)
+    assert not RateLimitRule.objects.exists()
+
+
+def test_a_bomb_of_aliases_costs_nothing(tmp_path: Path) -> None:
+    """A few hundred bytes that stand for gigabytes, and a file without an end, are refused before they are read."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for text in ("\n".join(lines), "- " + "[" * 1_000_000, "- " + "a: " * 100_000):
+        with pytest.raises(RuleError):
+            load(text)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    with pytest.raises(CommandError, match="more than"):
+        said("check", "/dev/zero")
+    file = tmp_path / "latin.yaml"
+    file.write_bytes(b"- {name: \xe9}")
+    with pytest.raises(CommandError, match="can't decode"):
+        said("check", str(file))
+
+
+def test_gcra_is_a_token_bucket_and_words_are_kept_as_they_are() -> None:
+    """Synonyms, orders of methods and numbers come back as what they mean."""
+    ((made, _),) = load("- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, POST]}")
+    expected = {
+        "path": "/",
+        "key": ["ip", "user"],
+        "rate": "5/m",
+        "algorithm": "token_bucket",
+        "method": ["POST", "GET"],
+    }
+    assert made.declared() == {"name": "x", **expected}
+
+
+@example_settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(odd_rules, st.lists(odd_tiers, max_size=2)), max_size=3))
+def test_whatever_the_form_accepts_goes_round(rows: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
+    """Rows, YAML, rows: the same rules, however odd."""
+    RateLimitRule.objects.all().delete()
+    for fields, of_groups in rows:
+        rule = RateLimitRule(**fields)
+        try:
+            rule.full_clean()
+        except ValidationError:
+            continue
+        rule.save()
+        for tier in of_groups:
+            row = RateLimitTier(rule=rule, **tier)
+            try:
+                row.full_clean()
+            except ValidationError:
+                continue
+            row.save()
+    text, before = export(), [rule.declared() for rule in RateLimitRule.objects.all()]
+    assert plan(text) == []
+    RateLimitRule.objects.all().delete()
+    apply(text)
+    assert [rule.declared() for rule in RateLimitRule.objects.all()] == before
+    assert export() == text
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**20) | st.floats() | st.dates() | st.binary(max_size=3) | odd_texts,
+    lambda of: st.lists(of, max_size=3) | st.dictionaries(odd_texts | st.integers(), of, max_size=3),
+    max_leaves=5,
+)
+declarations = st.dictionaries(st.sampled_from([*FIELDS, "id", "nonsense"]), values, max_size=6).map(
+    lambda given: {"name": "x", "path": "/", "key": "ip", "rate": "1/s", **given}
+)
+
+
+def damaged(text: str, cuts: list[tuple[int, int, str]]) -> str:
+    for at, length, put in cuts:
+        at %= len(text) + 1
+        text = text[:at] + put + text[at + length :]
+    return text
+
+
+EXAMPLE = (ROOT / "example_project/rules.yaml").read_text()
+texts = st.one_of(
+    st.lists(declarations, max_size=2).map(lambda of: yaml.safe_dump(of, allow_unicode=True)),
+    st.builds(
+        damaged,
+        st.just(EXAMPLE),
+        st.lists(
+            st.tuples(st.integers(0), st.integers(0, 9), st.text("-:{}[]&*!|>'\"%@#,? \n\t0x~<", max_size=3)),
+            max_size=4,
+        ),
+    ),
+    st.text(max_size=60),
+    st.binary(max_size=60).map(lambda found: found.decode("latin-1")),
+)
+
+
+@example_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(texts)
+def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
+    """Never a traceback; an error names the line or the rule, and nothing is written."""
+    RateLimitRule.objects.all().delete()
+    RateLimitRule.objects.create(name="kept", path="/", key="ip", limit=5)
+    revision = RateLimitRevision.read("default")
+    said_wrong = ""
+    try:
+        apply(text)
+    except RuleError as error:
+        said_wrong = str(error)
+    if said_wrong:
+        assert re.search(r"line \d+|rule '|two rules", said_wrong)
+        assert [rule.name for rule in RateLimitRule.objects.all()] == ["kept"]
+        assert RateLimitRevision.read("default") == revision
+    else:
+        assert plan(export()) == []
+        assert current.reload().problems == []

@@ -174,6 +174,9 @@ def _user(named: str | None) -> Any:
 
 def _read(file: str) -> str:
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if file == "-":
+            return sys.stdin.read(code.LONGEST_TEXT + 1)
+        with Path(file).open(encoding="utf-8") as opened:
+            return opened.read(code.LONGEST_TEXT + 1)
+    except (OSError, ValueError) as error:
         raise CommandError(f"{file}: {error}") from error
