@@ -193,6 +193,8 @@ def check_throttle_rates(**kwargs: Any) -> list[CheckMessage]:
 def check_paths(**kwargs: Any) -> list[CheckMessage]:
     """Every key, rate and cost given by a dotted path can be imported."""
     found: list[CheckMessage] = []
+    if getattr(settings, "ROOT_URLCONF", None):
+        list(_views(get_resolver().url_patterns))  # What views name is known when they are imported.
     for path, purpose in dotted.known.items():
         try:
             dotted.find(path, purpose)

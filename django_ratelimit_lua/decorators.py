@@ -48,7 +48,7 @@ class _Ratelimit:
       exact: in front letter by letter;
     - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
       list of these, decided together, all or nothing;
-    - `method`: ALL, UNSAFE, or the methods to count;
+    - `method`: ALL, UNSAFE, or the methods to count; GET is HEAD too, which runs the same view;
     - `block`: answer 429 when over the limit; else only set `request.limited` and let the view decide;
     - `cost`: the units a request takes, or a callable (group, request), or its dotted path;
     - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where

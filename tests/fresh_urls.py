@@ -71,6 +71,7 @@ def by_hand(request: HttpRequest) -> HttpResponse:
 by_hand.ratelimit_exempt = True  # type: ignore[attr-defined]
 
 urlpatterns = [
+    path("misspelt/", ratelimit(key="nowhere.key", rate="5/m")(limited)),
     path("limited/", limited),
     path("api/", limited),
     path("b/", limited),

@@ -98,6 +98,15 @@ def test_however_a_view_is_exempt_its_first_request_is(kind: str, prefix: str) -
     assert done.stdout.splitlines() == expected, done.stderr
 
 
+def test_a_check_knows_what_views_name_before_any_is_imported(prefix: str) -> None:
+    """`check --tag caches` in a new process finds a dotted path that leads nowhere."""
+    code = "from tests import fresh_site; from django.core.management import execute_from_command_line as run; "
+    command = [sys.executable, "-c", code + "run(['manage.py', 'check', '--tag', 'caches'])"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(prefix, []), capture_output=True, text=True)
+    assert "(django_ratelimit_lua.E003) Key 'nowhere.key' cannot be imported" in done.stderr
+    assert done.returncode == 1
+
+
 def test_a_script_name_in_a_header_walks_around_nothing(prefix: str) -> None:
     """gunicorn takes it from who is on the same host; rules by path, glob, route and key meet the view all the same."""
     rules: list[dict[str, object]] = [
