@@ -18,12 +18,14 @@ from .models.change import Risen, new_tag
 from .process import renew_after_fork
 from .publish import (
     BESIDE_SECONDS,
+    NewerFormatError,
     is_in_transaction,
     primary,
     publish,
     published_at,
     published_for,
     send,
+    snapshot_of,
     stage,
 )
 from .rules import current
@@ -40,36 +42,42 @@ UNMIGRATED = (
 )
 
 
-def heal(snapshot: Mapping[str, Any] | None, patience: float) -> bool:
-    """Publish what the database has, where that is not published; where it cannot be read, this snapshot, if there is
-    none at all. Tells whether what is published is what the database has.
+def heal(snapshot: Mapping[str, Any] | None, patience: float, rebuild: bool = False) -> bool:
+    """Publish what the database has, where that is not published, or to `rebuild` what cannot be read; where the
+    database cannot be read, this snapshot, if there is none at all. Tells whether what is published is what the
+    database has.
 
     A thread does it, whose connection sees only what is committed, and a request waits for it for so many seconds. Only
     in the transaction of a test case, whose changes no other thread can see, it is done at once.
     """
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
-        return _heal(snapshot)
+        return _heal(snapshot, rebuild)
     if not _healing.acquire(blocking=False):
         return False  # Somebody is at it: who comes meanwhile goes by what is known.
     done: list[bool] = []
-    thread = threading.Thread(target=_heal_and_release, args=(snapshot, done), name="ratelimit-heal", daemon=True)
+    thread = threading.Thread(
+        target=_heal_and_release, args=(snapshot, rebuild, done), name="ratelimit-heal", daemon=True
+    )
     thread.start()
     thread.join(max(0.0, patience))
     return any(done)
 
 
-def _heal_and_release(snapshot: Mapping[str, Any] | None, done: list[bool]) -> None:
+def _heal_and_release(snapshot: Mapping[str, Any] | None, rebuild: bool, done: list[bool]) -> None:
     try:
-        done.append(_heal(snapshot))
+        done.append(_heal(snapshot, rebuild))
     finally:
         connections[primary()].close()  # It is this thread's.
         _healing.release()
 
 
-def _heal(snapshot: Mapping[str, Any] | None) -> bool:
+def _heal(snapshot: Mapping[str, Any] | None, rebuild: bool) -> bool:
     try:
-        publish()
+        publish(rebuild=rebuild)
+    except NewerFormatError as error:
+        _warn("The rules cannot be published: %s", error)
+        return False
     except Exception as error:
         again = _failed("The rules in the database cannot be read or published: %s", error)
         _publish_memory(snapshot)
@@ -78,6 +86,30 @@ def _heal(snapshot: Mapping[str, Any] | None) -> bool:
         return False
     _mended()
     return True
+
+
+def read_database(patience: float) -> Mapping[str, Any] | None:
+    """What the database has, as this version would publish it; None where it cannot be read in so many seconds."""
+    using = primary()
+    found: list[Mapping[str, Any]] = []
+
+    def read() -> None:
+        try:
+            found.append(snapshot_of(using))
+        except Exception as error:
+            _warn("The rules in the database cannot be read: %s", error)
+
+    def read_in_a_thread() -> None:
+        read()
+        connections[using].close()  # It is this thread's.
+
+    if connections[using].in_atomic_block and not is_in_transaction(using):
+        read()
+    else:
+        thread = threading.Thread(target=read_in_a_thread, name="ratelimit-read", daemon=True)
+        thread.start()
+        thread.join(max(0.0, patience))
+    return found[0] if found else None
 
 
 def look() -> None:
@@ -229,6 +261,9 @@ def _retry() -> None:
             close_old_connections()
             try:
                 publish(rebuild=True)
+            except NewerFormatError as error:
+                _warn("The rules cannot be published: %s", error)
+                return
             except Exception as error:
                 if not _failed("The rules cannot be published: %s", error):
                     return
@@ -250,6 +285,9 @@ def _publish_committed() -> None:
     try:
         publish()
         unpublished = ""
+    except NewerFormatError as error:
+        unpublished = str(error)
+        logger.error("A change of the rules is saved, but not published by this process: %s", error)
     except Exception as error:
         unpublished = str(error)
         logger.error("A change of the rules is saved, but not published yet: %s", error)
@@ -268,4 +306,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
 def connect() -> None:
     """Publish whenever rules change, and whenever a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publish")
-    current.republish, current.compare = heal, look
+    current.republish, current.read_database, current.compare = heal, read_database, look

@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, islice
@@ -227,6 +227,12 @@ def send(
     ]  # fmt: skip
     reply: bytes = get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
     return reply
+
+
+def snapshot_of(using: str) -> Mapping[str, Any]:
+    """What a database has, as it would be published."""
+    found: dict[str, Any] = json.loads(_snapshot(using, RateLimitRevision.read(using)))
+    return found
 
 
 def _snapshot(using: str, row: Risen) -> bytes:

@@ -21,6 +21,7 @@ settings.configure(
     SECRET_KEY="tests",
     ALLOWED_HOSTS=["*"],
     USE_TZ=True,
+    ROOT_URLCONF="__main__",
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
@@ -120,6 +121,7 @@ def middleware(*, knows_user: bool) -> Any:
     return handle
 
 
+urlpatterns: list[Any] = []
 limiter = RateLimiter("limiter", "800/h")
 FACES: dict[str, Any] = {
     "decorator": writes,

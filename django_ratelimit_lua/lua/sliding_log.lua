@@ -12,8 +12,14 @@ local function load()
   time, last, length, total = now, 0, 0, 0
   local newest = checked(redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES'), key)
   if not newest or not newest[1] then return end
-  local member = newest[1]
-  last, serial = tonumber(newest[2]), unpack('>I6', member)
+  local member, score = newest[1], tonumber(newest[2])
+  if (#member ~= 6 and #member ~= 13) or not (score >= 0 and score < 9007199254740992) then
+    -- Not written by this program: no more ours to keep than a key of another type.
+    rcall('DEL', key)
+    cleared = cleared + 1
+    return
+  end
+  last, serial = score, unpack('>I6', member)
   local clock = #member == 13 and last - unpack('>I7', member, 7) or last
   local back = set_back(clock)
   if back > 0 then

@@ -6,12 +6,11 @@ place; a site whose database is another one publishes its rules beside it and go
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from threading import Lock
-from typing import Any, cast
+from threading import Event, Lock, Thread
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.core.signals import setting_changed
@@ -19,20 +18,29 @@ from django.core.signals import setting_changed
 from ..conf import conf
 from ..deny import denials
 from ..exceptions import StoreError
-from ..limits.call import Revision, StaleRules
+from ..limits.call import NO_RULES, Revision, StaleRules
 from ..process import renew_after_fork
-from ..store import Patience, get_store
+from ..store import PATIENCE, Patience, get_store
 from .problems import problems
 from .ruleset import Ruleset, revision_of, settings_rules
+from .understood import UnreadableError, snapshot_in
 
 logger = logging.getLogger("django_ratelimit_lua")
 REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are requests."""
 
-republish: Callable[[Mapping[str, Any] | None, float], bool] | None = None
-"""Publishes what the database has, or this snapshot where that cannot be read, and is waited for so many seconds; tells
-whether what is published now is what the database has. `healing` puts itself here."""
+MANY = 1000
+"""More rules than these are loaded by a thread of their own, while the old ones go on."""
+
+republish: Callable[[Mapping[str, Any] | None, float, bool], bool] | None = None
+"""Publishes what the database has, or this snapshot where that cannot be read, and is waited for so many seconds; anew
+even if it is there already, where what is there is garbage. Tells whether what is published now is what the database
+has. `healing` puts itself here."""
+
+read_database: Callable[[float], Mapping[str, Any] | None] | None = None
+"""What the database has, as it would be published by this version; None where that takes more than so many seconds, or
+fails. `healing` puts itself here."""
 
 compare: Callable[[], None] | None = None
 """Looks in the background whether what is published is what the database has; `healing` puts itself here."""
@@ -50,15 +58,17 @@ REMEDY = (
 
 _ruleset: Ruleset | None = None
 _snapshot: Mapping[str, Any] | None = None
-_lock = Lock()
+_lock, _lock_of_loading = Lock(), Lock()
+_loading: Event | None = None
+_unread: tuple[bytes, bytes | None] | None = None
 _verified_at = _unanswered_at = float("-inf")
 _compare_at = float("-inf")
 
 
 @renew_after_fork
 def _renew() -> None:
-    global _lock
-    _lock = Lock()
+    global _lock, _lock_of_loading, _loading
+    _lock, _lock_of_loading, _loading = Lock(), Lock(), None
 
 
 def fence_key() -> bytes:
@@ -125,8 +135,38 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     """Load the rules, the first time or because a call went by stale ones; those that are known where that takes
     longer than there is patience for (None: for as long as a decision may take). Blocks; raises `ImproperlyConfigured`
     only for the rules of the settings."""
-    global _ruleset, _unanswered_at
     patience = patience or Patience(conf.TIMEOUT)
+    known = _ruleset
+    if known is None or len(known.rules) <= MANY:
+        return _load(stale, patience)
+    # So many take a while to be read: a thread does that, and who asks waits as long as leaves time to decide.
+    loading, turn = _loading_in_background(stale), patience.share(2)
+    if not turn.wait(loading.wait):
+        patience.take_back(turn)
+    return _ruleset or known
+
+
+def _loading_in_background(stale: StaleRules | None) -> Event:
+    """The end of the loading that is under way in a thread, or of one that begins."""
+    global _loading
+    with _lock_of_loading:
+        if _loading is None or _loading.is_set():
+            _loading = done = Event()
+
+            def run() -> None:
+                try:
+                    _load(stale, Patience(PATIENCE))
+                except Exception:  # Nobody else would hear of it; who goes by the old rules asks again.
+                    logger.exception("The rules cannot be loaded")
+                finally:
+                    done.set()
+
+            Thread(target=run, name="ratelimit-rules", daemon=True).start()
+        return _loading
+
+
+def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
+    global _ruleset, _unanswered_at
     # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
     lock, turn, began = _lock, patience.share(2), time.monotonic()
     has_turn = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
@@ -144,26 +184,47 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
             _ruleset = Ruleset(declared)
             return _ruleset
         try:
-            fence, snapshot = _fetch(patience)
-            if republish is not None and _may_be_wrong(snapshot, known):
-                memory = known.snapshot if known is not None and known.revision.number else None
-                # Half of the time that is left, so that some is left to ask by what is known.
-                began, most = time.monotonic(), max(0.0, patience.left / 2)
-                is_right = republish(memory, most)
-                patience.spend(began, most)
-                fence, snapshot = _fetch(patience)
-                if not is_right and known is not None and known.fence is not None and not revision_of(snapshot).number:
-                    fence, snapshot = known.fence, known.snapshot  # There is no time: go by what is known.
+            fence, snapshot = _published_or_best(known, patience)
         except StoreError:
             _unanswered_at = time.monotonic()
             snapshot = {}
             if known is not None and known.fence is not None:
                 fence, snapshot = known.fence, known.snapshot
-        _ruleset = Ruleset(declared, snapshot, fence, known)
+        before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
+        ruleset = Ruleset(declared, snapshot, fence, before)
+        ruleset.prepare()
+        _ruleset = ruleset
         denials.clear()
-        return _ruleset
+        return ruleset
     finally:
         lock.release()
+
+
+def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
+    """The snapshot to go by, and the key that tells whether it is the current one. Raises `StoreError`."""
+    fetched = _fetch(patience)
+    is_garbage = fetched.unread is not None and not fetched.unread.is_newer
+    if republish is not None and (is_garbage or (fetched.unread is None and _may_be_wrong(fetched.snapshot, known))):
+        memory = known.snapshot if known is not None and known.revision.number else None
+        # Half of the time that is left, so that some is left to ask by what is known.
+        began, most = time.monotonic(), max(0.0, patience.left / 2)
+        is_right = republish(memory, most, is_garbage)
+        patience.spend(began, most)
+        fetched = _fetch(patience)
+        is_missing = fetched.unread is None and not revision_of(fetched.snapshot).number
+        if not is_right and is_missing and known is not None and known.fence is not None:
+            return known.fence, known.snapshot  # There is no time: go by what is known.
+    if fetched.unread is None:
+        return fetched.key, fetched.snapshot
+    best: Mapping[str, Any] | None = None
+    if fetched.unread.is_newer and read_database is not None:
+        began, most = time.monotonic(), max(0.0, patience.left / 2)
+        best = read_database(most)
+        patience.spend(began, most)
+    if best is None:
+        best = known.snapshot if known is not None and known.fence == fetched.key else {}
+    # As of that revision: it is not asked for again until something is published that may be understood.
+    return fetched.key, {**best, "revision": fetched.revision.text.decode()}
 
 
 def reload() -> Ruleset:
@@ -202,26 +263,40 @@ def _may_be_wrong(snapshot: Mapping[str, Any], known: Ruleset | None) -> bool:
     return known is not None and revision.number <= known.revision.number and revision != known.revision
 
 
-def _fetch(patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
-    """The snapshot that is published for this process's database, and the key it has. Raises `StoreError`."""
-    key = fence_key()
-    snapshot = _snapshot_at(key, patience)
-    if is_others(str(snapshot.get("database", ""))):
-        key = beside_key(database or "")
-        snapshot = _snapshot_at(key, patience)
-    return key, snapshot
+class _Fetched(NamedTuple):
+    """What is published under a key, or why it cannot be read."""
+
+    key: bytes
+    snapshot: Mapping[str, Any]
+    revision: Revision = NO_RULES
+    unread: UnreadableError | None = None
+    database: str = ""
 
 
-def _snapshot_at(key: bytes, patience: Patience) -> Mapping[str, Any]:
-    """The snapshot in Redis; empty where there is none, or none that can be read. Raises `StoreError`."""
-    text = get_store().ask(b"HGET", key, SNAPSHOT, patience=patience)
+def _fetch(patience: Patience) -> _Fetched:
+    """What is published for this process's database. Raises `StoreError`."""
+    fetched = _fetch_at(fence_key(), patience)
+    if is_others(fetched.database):
+        return _fetch_at(beside_key(database or ""), patience)
+    return fetched
+
+
+def _fetch_at(key: bytes, patience: Patience) -> _Fetched:
+    global _unread
+    written, text, owner = get_store().ask(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
     try:
-        snapshot = json.loads(text or b"{}")
-        revision_of(snapshot)
-    except (ValueError, AttributeError, TypeError) as error:
-        logger.error("The rules in Redis cannot be read: %s", error)
-        return {}
-    return cast("Mapping[str, Any]", snapshot)
+        snapshot = snapshot_in(text or b"{}")
+        return _Fetched(key, snapshot, revision_of(snapshot), None, str(snapshot.get("database", "")))
+    except UnreadableError as error:
+        unread = error
+    try:
+        revision = Revision.read(written or b"0")
+    except ValueError:
+        revision = NO_RULES
+    if _unread != (key, written):
+        _unread = (key, written)
+        logger.error("The rules in Redis cannot be read, the last that could be go on: %s", unread)
+    return _Fetched(key, {}, revision, unread, (owner or b"").decode(errors="replace"))
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..bounded import BoundedMap
-from ..glob import compiled
 from .rule import Rule
 
 _REMEMBERED, _REMEMBERED_BYTES = 4096, 4 * 2**20
@@ -27,8 +26,8 @@ class Index:
             if not rule.paths:
                 self._always.append(place)
             for pattern in rule.paths:
-                glob = compiled(pattern)
-                self._by_prefix.setdefault(pattern if glob is None else glob.prefix, []).append(place)
+                # What every path of it begins with; a glob is only compiled for a path that does.
+                self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
         self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
             _REMEMBERED, _REMEMBERED_BYTES, lambda path, found: 4 * len(path) + 8 * len(found)

@@ -138,6 +138,10 @@ class Ruleset:
             known = self._secrets[kind] = tuple(found)
         return known
 
+    def prepare(self) -> None:
+        """Make now what the first request would have to wait for."""
+        _ = self._index, self._beside
+
     @cached_property
     def _index(self) -> Index:
         return Index([rule for rule in self.rules if rule.group is None and rule.mode != "off"])

@@ -15,13 +15,15 @@ A snapshot of a higher `FORMAT`, or one that is none, is not read at all: see `c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..limits.call import Revision
 from ..limits.limit import OPTIONS
 from ..limits.rate import Rate
-from .rule import FIELDS, TIER_FIELDS, Rule, RuleError, compile_rule
+from .rule import FIELDS, Rule, RuleError, compile_rule
 
 FORMAT = 1
 """The shape of what is published. Raised only where versions that know the one before could not read it."""
@@ -31,7 +33,11 @@ WHERE = "Rules of the admin"
 
 
 class UnreadableError(ValueError):
-    """What is published cannot be read by this version."""
+    """What is published cannot be read by this version: it is of a newer format, or garbage."""
+
+    def __init__(self, problem: str, *, is_newer: bool = False) -> None:
+        super().__init__(problem)
+        self.is_newer = is_newer
 
 
 def read_rule(given: Any) -> Rule | RuleError:
@@ -54,12 +60,13 @@ def _compiled(given: Any) -> Rule | RuleError:
 
 def row_of(given: Any) -> int | None:
     """The row that a rule is of."""
-    pk = given.get("id") if isinstance(given, Mapping) else None
-    return pk if isinstance(pk, int) and not isinstance(pk, bool) else None
+    pk = given.get("id") if isinstance(given, dict) else None
+    return pk if type(pk) is int else None
 
 
 def _without_unknown(given: Mapping[str, Any], problem: RuleError) -> Rule | None:
-    words, ignored = _known_words(given)
+    words = {word: value for word, value in given.items() if word in (*FIELDS, "id")}
+    ignored = [f"{word!r}" for word in given if word not in words]
     choices: Sequence[str] = CHOICES
     while isinstance(rule := _compiled(words), RuleError):
         if rule.field not in choices or rule.field not in words:
@@ -68,19 +75,8 @@ def _without_unknown(given: Mapping[str, Any], problem: RuleError) -> Rule | Non
         choices = (*CHOICES, *OPTIONS)  # What else was said may belong to it, as the burst to a token bucket.
     if not ignored or not _may_be_widened(rule):
         return None
-    told = f"ignored in the {problem.where}, because this version does not know it: {', '.join(ignored)}"
+    told = f"{problem.where}: what this version does not know of it: {', '.join(ignored)}"
     return replace(rule, problems=(*rule.problems, told))
-
-
-def _known_words(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The words of a rule and of its tiers that are known, and the others."""
-    words = {word: value for word, value in given.items() if word in FIELDS or word == "id"}
-    ignored = [f"{word!r}" for word in given if word not in words]
-    tiers = words.get("tiers")
-    if isinstance(tiers, list) and all(isinstance(tier, Mapping) for tier in tiers):
-        words["tiers"] = [{word: tier[word] for word in TIER_FIELDS if word in tier} for tier in tiers]
-        ignored += sorted({f"{word!r} of a tier" for tier in tiers for word in tier if word not in TIER_FIELDS})
-    return words, ignored
 
 
 def _may_be_widened(rule: Rule) -> bool:
@@ -104,13 +100,23 @@ def shaped(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any],
     return parts, problems
 
 
-def check_format(snapshot: Any) -> Mapping[str, Any]:
-    """The snapshot, if it is one of ours. Raises `UnreadableError`."""
-    if not isinstance(snapshot, Mapping):
+def snapshot_in(text: bytes) -> Mapping[str, Any]:
+    """The snapshot that is written so. Raises `UnreadableError`."""
+    try:
+        snapshot = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"{type(error).__name__}: {error}") from None
+    if not isinstance(snapshot, dict):
         raise UnreadableError(f"not a snapshot of rules: {str(snapshot)[:100]}")
     form = snapshot.get("format", FORMAT)
-    if isinstance(form, bool) or not isinstance(form, int) or not 1 <= form <= FORMAT:
-        raise UnreadableError(f"a snapshot of the format {form!r}; this version reads {FORMAT}")
+    if isinstance(form, bool) or not isinstance(form, int) or form < 1:
+        raise UnreadableError(f"a snapshot of the format {str(form)[:100]}")
+    if form > FORMAT:
+        raise UnreadableError(f"a snapshot of the format {form}; this version reads {FORMAT}", is_newer=True)
+    try:
+        Revision.read(str(snapshot.get("revision", 0)).encode())
+    except ValueError as error:
+        raise UnreadableError(f"a snapshot of the revision {str(error)[:100]}") from None
     return snapshot
 
 
@@ -126,4 +132,7 @@ _SHAPES: Mapping[str, Callable[[Any], bool]] = {
     "rules": lambda value: isinstance(value, list),
     "kinds": _are_named_texts,
     "blocks": _are_texts,
+    "keys": _are_texts,
+    "field_keys": _are_named_texts,
+    "database": lambda value: isinstance(value, str),
 }

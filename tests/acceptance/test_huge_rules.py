@@ -1,0 +1,106 @@
+"""Thousands of rules: an edit reads again what has changed, and no request waits longer than it may for that."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.test import Client
+
+from django_ratelimit_lua.limits.call import Revision, StaleRules
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.store import Patience
+from tests.acceptance.test_rules import another_process, get, rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.acceptance.test_rules"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
+    """Rules that differ from those of another edit, and one that is for /ok."""
+    others = [
+        {"id": n, "name": f"rule {n}", "path": f"/app{n}/*/", "key": "ip", "rate": f"{100 + edit}/m"}
+        for n in range(1, count)
+    ]
+    return [*others, {"id": count, "name": "met", "path": "/ok", "key": "ip", "rate": f"{limit}/h"}]
+
+
+def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revision:
+    """Publish them, past the database."""
+    key = f"{prefix}{{rules}}"
+    known = json.loads(direct.hget(key, "rules"))
+    number = int(known["revision"].partition("-")[0]) + 1
+    revision = f"{number}-{number:016x}"
+    direct.hset(
+        key, mapping={"revision": revision, "rules": json.dumps({**known, "revision": revision, "rules": rules})}
+    )
+    return Revision.read(revision.encode())
+
+
+def test_an_edit_reads_again_only_the_rule_that_changed() -> None:
+    """Of a thousand rules, the others stay the very same."""
+    before = Ruleset((), {"rules": declared(1000, 5)})
+    edited = declared(1000, 5)
+    edited[7]["rate"] = "1/m"
+    after = Ruleset((), {"rules": edited}, before=before)
+    changed = [rule.name for rule in after.rules if before.by_name[rule.name] is not rule]
+    assert changed == ["rule 8"]
+    assert Ruleset((), {"rules": edited[1:]}, before=after).by_name.keys() == after.by_name.keys() - {"rule 1"}
+
+
+def test_the_old_rules_go_on_until_so_many_new_ones_are_there(direct: redis.Redis, prefix: str) -> None:
+    """A request waits for as long as leaves it time to decide; the new rules hold as soon as a thread has read them."""
+    rule("first", limit=1)
+    put(direct, prefix, declared(6000, 1000))
+    another_process()
+    assert get() == [200]
+    known = current.current()
+    assert known is not None
+    new = put(direct, prefix, declared(6000, 0, edit=1))
+    began = time.monotonic()
+    found = current.load(StaleRules(new), Patience(0.04))
+    waited = time.monotonic() - began
+    assert found is known  # All 6,000 have changed, and each takes a while.
+    assert waited < 0.5
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-rules") == 1
+    for _ in range(600):
+        if current._ruleset is not known:
+            break
+        time.sleep(0.05)
+    assert get() == [429]
+    assert current.load().revision == new
+
+
+def test_usual_numbers_of_rules_hold_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
+    """Up to a thousand without a thread; and of many, where they are there in time, too."""
+    rule("first", limit=1)
+    for count in (current.MANY, current.MANY + 1):
+        put(direct, prefix, declared(count, 1000))
+        another_process()
+        assert get() == [200]
+        put(direct, prefix, declared(count, 0, edit=1))
+        assert get() == [429]
+        put(direct, prefix, declared(count, 1000, edit=2))
+        assert Client(REMOTE_ADDR="203.0.113.7").get("/ok").status_code == 200
+
+
+def test_a_process_that_is_forked_while_it_loads_loads_itself(direct: redis.Redis, prefix: str) -> None:
+    """The thread is its parent's."""
+    rule("first", limit=1)
+    put(direct, prefix, declared(current.MANY + 1, 1000))
+    another_process()
+    assert get() == [200]
+    current._loading = threading.Event()  # Of a thread that there is no more.
+    current._renew()
+    put(direct, prefix, declared(current.MANY + 1, 0))
+    assert get() == [429]

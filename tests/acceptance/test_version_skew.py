@@ -1,0 +1,401 @@
+"""What other versions publish, and what is garbage: no request fails of it, and no limit is lifted by it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitTier as Tier
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.overrides import memory
+from tests.acceptance.test_rules import another_process, rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ODD = ("country", "host", "weight", "mode", "audience", "algorithm", "windows", "on_store_error", "align")
+FIRST = "203.0.113.1"
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit("search", "ip", "100/h")
+def search(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(",".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+
+
+urlpatterns = [path("search", search), path("good", ok), path("other", ok), path("odd", ok)]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+
+
+class Published:
+    """What is published, to be changed behind everybody's back, as another version would write it."""
+
+    def __init__(self, direct: redis.Redis, prefix: str) -> None:
+        self.direct, self.key = direct, f"{prefix}{{rules}}"
+        self._edits = 0
+        self.revision = ""
+
+    def snapshot(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.direct.hget(self.key, "rules"))
+        self.revision = found["revision"]
+        return found
+
+    def put(self, text: bytes | str) -> None:
+        """Put that there, as of a new revision."""
+        self._edits += 1
+        number = int(self.direct.hget(self.key, "revision").partition(b"-")[0]) + 1
+        revision = f"{number}-{self._edits:016x}"
+        try:
+            snapshot = json.loads(text)
+            if snapshot["revision"] == self.revision:  # Else it is wrong on purpose.
+                text = json.dumps({**snapshot, "revision": revision})
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        self.direct.hset(self.key, mapping={"revision": revision, "rules": text})
+
+    def put_rule(self, called: str, /, **words: Any) -> None:
+        """Give one rule these words, too; None takes one away."""
+        snapshot = self.snapshot()
+        for one in snapshot["rules"]:
+            if one["name"] == called:
+                one.update(words)
+                for word in [word for word, value in words.items() if value is None]:
+                    del one[word]
+        self.put(json.dumps(snapshot))
+
+
+@pytest.fixture
+def published(direct: redis.Redis, prefix: str) -> Published:
+    return Published(direct, prefix)
+
+
+def get(address: str, times: int = 1, ip: str = FIRST) -> list[int]:
+    return [Client(REMOTE_ADDR=ip).get(address).status_code for _ in range(times)]
+
+
+def knowing(is_new: bool) -> None:
+    """Go on as a process that has just started, or as one that knows the rules as they were."""
+    if is_new:
+        another_process()
+    else:
+        current.reload()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["has just started", "knows the rules"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"country": ["de"]},
+        {"host": "api.example.com", "weight": {"a": 1}, "method": ["GET"]},
+        {"mode": "sampled"},
+        {"audience": "bots"},
+        {"algorithm": "window_2", "windows": 3, "burst": 3},
+        {"on_store_error": "remember"},
+        {"align": "quarter"},
+    ],
+    ids=str,
+)
+def test_a_limit_with_words_that_are_not_known_is_a_limit(
+    words: dict[str, Any], is_new: bool, published: Published, caplog: Any
+) -> None:
+    """They are ignored, which is logged once; the rest of the rule holds."""
+    rule("good", path="/good", limit=2)
+    knowing(is_new)
+    published.put_rule("good", **words)
+    assert get("/good", 3) == [200, 200, 429]
+    warned = [record for record in caplog.records if "what this version does not know" in record.message]
+    assert len(warned) == 1
+    told = warned[0].message
+    assert all(repr(value) in told or repr(word) in told for word, value in words.items() if word in ODD)
+
+
+def test_a_tier_with_words_that_are_not_known_is_left_out(published: Published, caplog: Any) -> None:
+    """Its group has the numbers of the rule, as it has where a tier is wrong."""
+    rule("good", path="/good", limit=2)
+    published.put_rule(
+        "good", tiers=[{"group": "staff", "rate": "9/h", "colour": "red"}, {"group": "x", "rate": "8/h"}]
+    )
+    assert get("/good", 3) == [200, 200, 429]
+    assert [name for name, _ in current.load().by_name["good"].site.tiers] == ["x"]
+    assert "a tier, which is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"exempt": True, "rate": None, "key": None, "country": "de"},
+        {"mode": "off", "country": "de"},
+        {"rate": "0/h", "country": "de"},
+        {"path": None, "country": "de"},
+        {"key": "fingerprint"},
+        {"key": None},
+        {"rate": "a few"},
+        {"path": 5},
+        {"name": 5},
+    ],
+    ids=str,
+)
+def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
+    words: dict[str, Any], published: Published
+) -> None:
+    """What lifts limits, refuses everybody, is for nowhere or counts nobody known: a process that knows the rule as it
+    was goes by that, and one that does not leaves the rule out. The other rules hold."""
+    rule("odd", path="/odd", limit=3)
+    rule("good", path="/good", limit=2)
+    current.reload()
+    published.put_rule("odd", **words)
+    assert get("/odd", 4) == [200, 200, 200, 429]
+    assert get("/good", 3) == [200, 200, 429]
+    assert get("/other", 5) == [200] * 5
+    another_process()
+    assert get("/odd", 2, "203.0.113.2") == [200, 200]
+    assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
+    assert get("/other", 5, "203.0.113.2") == [200] * 5
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": 2, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
+)
+def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
+    text: str, published: Published, caplog: Any
+) -> None:
+    """It is logged once; requests cost what they always do; a process that has just started reads the database."""
+    rule("good", path="/good", limit=2)
+    assert get("/good", 1) == [200]
+    published.put(text)
+    if "format" in text:
+        published.direct.hset(published.key, "format", 2)
+    assert get("/good", 2) == [200, 429]
+    published.direct.config_resetstat()
+    assert get("/good", 10) == [429] * 10
+    statistics = published.direct.info("commandstats")
+    assert statistics["cmdstat_evalsha"]["calls"] == 10
+    assert not {"cmdstat_hget", "cmdstat_hmget"} & {name for name in statistics if statistics[name]["calls"] > 10}
+    assert len([record for record in caplog.records if "cannot be read" in record.message]) == 1
+    another_process()
+    assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
+    RateLimitRule.objects.update(limit=1)
+    assert get("/good", 2, "203.0.113.3") == [200, 200 if "format" in text else 429]
+
+
+def test_an_older_version_never_overwrites_what_a_newer_has_published(published: Published, caplog: Any) -> None:
+    """Nor does it try again and again: its edits are saved, and said to be published by the newer version. After going
+    back to the older version for good, one publication is told to take over."""
+    rule("good", path="/good", limit=2)
+    newer = json.dumps({**published.snapshot(), "format": 2, "rules": {"good": 2}})
+    published.put(newer)
+    published.direct.hset(published.key, "format", 2)
+    before = published.direct.hgetall(published.key)
+    RateLimitRule.objects.update(limit=1)
+    another_process()
+    assert get("/good", 2) == [200, 429]
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    assert published.direct.hgetall(published.key) == before
+    assert "newer version" in caplog.text
+    publish(rebuild=True, take_over=True)
+    assert published.direct.hget(published.key, "format") == b"1"
+    assert get("/good", 1, "203.0.113.9") == [429]
+    assert get("/good", 2, "203.0.113.8") == [200, 429]
+
+
+def junk() -> st.SearchStrategy[Any]:
+    """Any JSON."""
+    leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(
+        ["", "/", "ip", "off", "shadow", "5/m", "everyone", "user", "header:X-Key", "ip4/32", 0, -1, 2**53, 10**400]
+    )  # fmt: skip
+    return st.recursive(
+        leaves, lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(max_size=6), of, max_size=3)
+    )
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(way for key, one in inner for way in places(one, (*at, key)))]
+
+
+@st.composite
+def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
+    """What was published, with something dropped, added, or made of another type; or cut off. And whether the good rule
+    is still in it as it was."""
+    value = json.loads(text)
+    good = next((one for one in value["rules"] if one["name"] == "good"), None) if isinstance(value, dict) else None
+    good = json.dumps(good)
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from([text[: draw(st.integers(0, len(text) - 1))], text + b"]", b"\xff" + text])), False
+    for _ in range(draw(st.integers(1, 3))):
+        way = draw(st.sampled_from([way for way in places(value) if way] or [()]))
+        if not way:
+            break
+        inside = value
+        for key in way[:-1]:
+            inside = inside[key]
+        kind = draw(st.sampled_from(["drop", "add", "retype", "retype"]))
+        if kind == "drop":
+            del inside[way[-1]]
+        elif kind == "add" and isinstance(inside, dict):
+            inside[draw(st.text(max_size=8))] = draw(junk())
+        else:
+            inside[way[-1]] = draw(junk())
+    rules = value.get("rules") if isinstance(value, dict) else None
+    whole = value.get("format", 1) == 1 if isinstance(value, dict) else False
+    holds = whole and isinstance(rules, list) and any(json.dumps(one) == good for one in rules)
+    names = [one.get("name") for one in rules or () if isinstance(one, dict)] if isinstance(rules, list) else []
+    alone = sum(name == "good" for name in names) == 1
+    exempts = any(
+        isinstance(one, dict) and (one.get("exempt") is True or one.get("mode") == "off") for one in rules or ()
+    )
+    return json.dumps(value).encode(), holds and alone and not exempts if isinstance(rules, list) else False
+
+
+def ask(address: str, ip: str) -> int:
+    """The status, with every exception raised."""
+    return Client(REMOTE_ADDR=ip, headers={"x-key": "k"}).get(address).status_code
+
+
+def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: Published) -> None:
+    """Snapshots changed at random: dropped, added and retyped values at any depth, cut off, or no JSON at all."""
+    logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
+    one = rule("good", path="/good", limit=1)
+    rule("search", path="", limit=500, algorithm="token_bucket", burst=600)
+    rule("other", path="/o*r", order=3, audience="anonymous", algorithm="leaky_bucket", max_wait=0, message="wait")
+    Tier.objects.create(rule=one, group="staff", limit=70, unit="h")
+    RateLimitOverride.objects.create(rule=one, network="203.0.113.0/24", effect="limit", limit=1, unit="h")
+    RateLimitOverride.objects.create(network="198.51.100.9", effect="block")
+    key = RateLimitOverride(field="header:X-Key", limit=1000, unit="h", rule=RateLimitRule.objects.get(name="search"))
+    key.set_value("k")
+    key.save()
+    text = json.dumps(published.snapshot()).encode()
+    addresses = iter(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(2**20))
+
+    @given(mutations(text), st.booleans())
+    @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def holds(mutated: tuple[bytes, bool], is_new: bool) -> None:
+        written, good = mutated
+        if is_new:
+            another_process()
+        published.put(written)
+        ip = next(addresses)
+        answers = [ask(address, ip) for address in ("/good", "/good", "/search", "/other", "/odd")]
+        assert set(answers) <= {200, 429}
+        if good:
+            assert answers[:2] == [200, 429]
+
+    try:
+        holds()
+    finally:
+        logging.getLogger("django_ratelimit_lua").setLevel(logging.NOTSET)
+
+
+def test_whatever_is_written_about_a_subject_no_request_fails(published: Published) -> None:
+    """Records of overrides changed at random; a block that is still one blocks."""
+    logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
+    rule("good", path="/good", limit=1000)
+    RateLimitOverride.objects.create(network=FIRST, effect="block")
+    RateLimitOverride.objects.create(network="203.0.113.2", effect="limit", limit=3, burst=3)
+    fields = {name: value for name, value in published.direct.hgetall(published.key).items() if len(name) == 32}
+    numbers = iter(range(2**20))
+
+    @given(st.sampled_from(sorted(fields)), st.data())
+    @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def holds(field: bytes, data: st.DataObject) -> None:
+        declared = json.loads(fields[field][16:])
+        way = data.draw(st.sampled_from(places(declared)))
+        new = data.draw(junk())
+        if not way:
+            declared = new
+        else:
+            inside = declared
+            for key in way[:-1]:
+                inside = inside[key]
+            inside[way[-1]] = new
+        written = json.dumps(declared).encode()
+        if data.draw(st.integers(0, 9)) == 0:
+            written = written[: data.draw(st.integers(0, len(written)))]
+        published.direct.hset(published.key, field, b"%016x" % next(numbers) + written)
+        answers = {ip: ask("/good", ip) for ip in (FIRST, "203.0.113.2", "203.0.113.3")}
+        assert set(answers.values()) <= {200, 429}
+        assert answers["203.0.113.3"] == 200
+
+    try:
+        holds()
+    finally:
+        logging.getLogger("django_ratelimit_lua").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ({"effect": "slow"}, 429),
+        ({"effect": "exempt", "country": "de"}, 429),
+        ({"country": "de"}, 429),
+        ({"starts": "today"}, 429),
+    ],
+    ids=str,
+)
+def test_a_block_that_is_not_understood_goes_on_as_it_was(words: Any, status: int, published: Published) -> None:
+    """What a newer version has made of it, or who wrote by hand; a process that knows nothing of it keeps the block if
+    it is one, and lifts no limit."""
+    rule("good", path="/good", limit=1000)
+    RateLimitOverride.objects.create(network=FIRST, effect="block")
+    assert get("/good") == [429]
+    field = next(name for name in published.direct.hkeys(published.key) if len(name) == 32)
+    declared = json.loads(published.direct.hget(published.key, field)[16:])
+    published.direct.hset(published.key, field, b"f" * 16 + json.dumps([{**declared[0], **words}]).encode())
+    assert get("/good") == [status]
+    memory.__init__()  # type: ignore[misc]
+    assert get("/good") == [429 if words == {"country": "de"} else 200]
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])
+def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct: redis.Redis, prefix: str) -> None:
+    """Bytes of any length, or a key of another type: one that is none of its states is no state, and is replaced."""
+    limiter = RateLimiter("odd", "5/h", algorithm=algorithm, **({"max_wait": 0} if algorithm == "leaky_bucket" else {}))
+    limiter.hit("ada")
+    key = next(key for key in direct.keys(f"{prefix}*") if b"odd" in key)
+    kinds = st.sampled_from(["string", "hash", "list", "set", "zset"])
+
+    doubles = st.lists(st.floats(), max_size=12).map(lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers))
+
+    @given(kinds, st.binary(max_size=200) | doubles)
+    @hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def holds(kind: str, found: bytes) -> None:
+        direct.delete(key)
+        if kind == "string":
+            direct.set(key, found)
+        elif kind == "hash":
+            direct.hset(key, "a", found)
+        elif kind == "list":
+            direct.rpush(key, found)
+        elif kind == "set":
+            direct.sadd(key, found)
+        else:
+            direct.zadd(key, {found: 5})
+        assert limiter.hit("ada").source == "redis"
+
+    holds()
