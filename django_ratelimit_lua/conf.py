@@ -80,7 +80,7 @@ class Conf:
 
     @cached_property
     def TIMEOUT(self) -> float:
-        """Seconds one decision may take: connecting, sending and reading together."""
+        """Seconds that Redis may keep one decision waiting: connecting, sending and reading together."""
         value = getattr(settings, "RATELIMIT_TIMEOUT", 0.1)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
             raise _bad("TIMEOUT", value, "must be a number of seconds above 0, such as 0.1")

@@ -22,7 +22,6 @@ from .exchange import ANSWERS, Exchange, Question, Replies, greet
 from .patience import Patience, Pulse
 from .sentinel import Address, Sentinels
 
-GOODBYE_SECONDS = 0.5
 TICK = 0.005
 """Seconds between two looks at the clock, while anybody waits."""
 LONGEST_STEP = 0.0075

@@ -115,10 +115,10 @@ class Link:
             raise
 
     def _send(self, data: bytes, patience: Patience) -> None:
-        rest: bytes | memoryview = data
+        sent = self._within(self._sock.send, data, patience) or 0
+        rest = memoryview(data)[sent:]
         while rest:
-            sent = self._within(self._sock.send, rest, patience)
-            rest = memoryview(rest)[sent or 0 :]
+            rest = rest[self._within(self._sock.send, rest, patience) or 0 :]
 
     def _receive(self, owed: int, patience: Patience) -> list[Any]:
         replies = Replies(owed)

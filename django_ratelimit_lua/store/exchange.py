@@ -49,6 +49,12 @@ class Replies:
     def feed(self, data: bytes) -> bool:
         """Read on; whether all have come. Raises `InvalidResponse` for what is no reply, or more than was owed."""
         buffer = self._data
+        if self._owed == 1 and not buffer and data[:1] == b"$" and not self._open:
+            # Nearly every reply is one string that comes at once: what follows would find the same, later.
+            header, _, rest = data.partition(b"\r\n")
+            if rest[-2:] == b"\r\n" and header == b"$%d" % (len(rest) - 2):
+                self.found.append(rest[:-2])
+                return True
         buffer += data
         at = 0
         while len(self.found) < self._owed:
