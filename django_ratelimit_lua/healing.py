@@ -199,6 +199,8 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
 
 _retrying, _healing, _looking = threading.Lock(), threading.Lock(), threading.Lock()
 _warned = False
+unpublished = ""
+"""Why the last change that this process has made is not live yet; empty: it is."""
 
 
 @renew_after_fork
@@ -238,8 +240,8 @@ def _failed(message: str, error: Exception) -> bool:
 
 
 def _mended() -> None:
-    global _warned
-    problems.database = ""
+    global _warned, unpublished
+    problems.database = unpublished = ""
     if _warned:
         _warned = False
         logger.info("The rules are published again")
@@ -252,7 +254,6 @@ def soon() -> None:
 
 
 def _retry() -> None:
-    global unpublished
     pause = FIRST_PAUSE
     try:
         while True:
@@ -269,22 +270,16 @@ def _retry() -> None:
                     return
             else:
                 _mended()
-                unpublished = ""
                 return
     finally:
         connections.close_all()
         _retrying.release()
 
 
-unpublished = ""
-"""Why the last change that this process has made is not live yet; empty: it is."""
-
-
 def _publish_committed() -> None:
     global unpublished
     try:
         publish()
-        unpublished = ""
     except NewerFormatError as error:
         unpublished = str(error)
         logger.error("A change of the rules is saved, but not published by this process: %s", error)
@@ -293,7 +288,7 @@ def _publish_committed() -> None:
         logger.error("A change of the rules is saved, but not published yet: %s", error)
         soon()
     else:
-        problems.database = ""
+        problems.database = unpublished = ""
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
+import unittest
 from typing import Any
 
 import pytest
+import redis
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import Client, TestCase
 from django.urls import path, reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.exceeded import tally
+from django_ratelimit_lua.health import health
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.testing import override_ratelimits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -437,3 +444,44 @@ def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, mo
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
     assert "Redis cannot be asked" in operator.post(url, asked).content.decode()
     assert "Nothing was reset" in operator.post(url, {**asked, "action": "reset"}).content.decode()
+
+
+def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix: str, direct: redis.Redis) -> None:
+    """Redis is away; or another site's rules are in the place of ours, and ours hold beside them."""
+    working, url = settings.CACHES, f"{RULES}add/"
+    form = given(limit=2, key="ip", path="/ok", groups=[], methods=[])
+    settings.CACHES = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    saved = operator.post(url, form, follow=True)
+    assert "Saved, but not live yet: " in saved.content.decode()
+    settings.CACHES = working
+    saved = operator.post(url, {**form, "name": "second"}, follow=True)
+    assert "not live yet" not in saved.content.decode()
+    theirs = {"database": "another", "revision": f"99-{'0' * 16}"}
+    direct.hset(f"{prefix}{{rules}}", mapping={**theirs, "rules": json.dumps(theirs)})
+    saved = operator.post(url, {**form, "name": "third"}, follow=True)
+    assert "Another site keeps its rules under the same prefix" in saved.content.decode()
+    assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
+    assert health().problems[0].startswith("another site's rules are in the place of ours")
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_what_a_test_case_has_done_is_published_for_it(atomic: bool, settings: Any) -> None:
+    """In the transaction that it never commits, as `captureOnCommitCallbacks` does it, and where Redis was emptied: no
+    other connection could see it. Not so from a transaction inside of that."""
+    settings.DATABASES["default"]["ATOMIC_REQUESTS"] = atomic
+
+    class Case(TestCase):
+        def runTest(self) -> None:
+            with self.captureOnCommitCallbacks(execute=True):
+                RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1)
+            assert [Client().get("/ok").status_code for _ in range(2)] == [200, 429]
+            with transaction.atomic():
+                RateLimitRule.objects.update(limit=0)
+                assert publish() in (0, 1)
+                transaction.set_rollback(True)
+            assert publish() == 1
+
+    outcome = unittest.TestResult()
+    with override_ratelimits(RATELIMIT_RULES=[], RATELIMIT_DENY_CACHE_SECONDS=0):
+        Case().run(outcome)
+    assert (outcome.errors, outcome.failures) == ([], [])
