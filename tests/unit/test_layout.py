@@ -99,6 +99,20 @@ def test_imports_only_go_upward(path: Path) -> None:
             assert order[other] < order[room] or other == room, f"{room} imports {other}, which is below it"
 
 
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        (r"register_at_fork|[!=]= os\.getpid\(\)", {"process"}),
+        (r"\bOrderedDict\(|popitem\(last=False\)", {"bounded", "local"}),
+        (r"lru_cache\(maxsize=None\)|from functools import .*\bcached_property\b", set()),
+    ],
+    ids=["forks", "bounded maps", "caches without a bound, or with a lock that outlives a fork"],
+)
+def test_what_a_process_keeps_has_one_place(what: str, where: set[str]) -> None:
+    """One module hears of forks, and one kind of map forgets (and what may not be forgotten is in `local`)."""
+    assert {room_of(path) for path in PACKAGE.rglob("*.py") if re.search(what, path.read_text())} <= where
+
+
 def test_no_room_without_an_owner() -> None:
     """No utils, helpers, common, misc or constants."""
     assert not [path for path in PACKAGE.rglob("*") if re.match(r"(utils|helpers|common|misc|constants)\b", path.name)]
