@@ -30,8 +30,10 @@ end
 
 -- Milliseconds that a state is worth keeping which is idle from then on. Expiry is garbage collection, never meaning.
 -- (A whole number as an argument reaches Redis with all its digits; only Lua's own formatting would lose some.)
+-- Redis takes no expiry that its own clock could not count to: what is owed for a thousand years is owed for that long.
 local function lifetime(idle)
-  return floor((idle - now + slack) / 1000) + 1
+  local milliseconds = floor((idle - now + slack) / 1000) + 1
+  return milliseconds < 31536000000000 and milliseconds or 31536000000000
 end
 
 local function write(key, state, idle, time)

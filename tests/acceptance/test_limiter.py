@@ -165,6 +165,19 @@ def test_costs_are_whole_numbers(cost: Any) -> None:
     assert limiter.peek("ada").remaining == 5
 
 
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])
+@pytest.mark.parametrize("rate", ["5/s", "5/d", "5/520w"])
+def test_the_largest_cost_there_is_can_be_charged(rate: str, algorithm: str) -> None:
+    """However slowly it is worked off: it is counted, and the next one is refused."""
+    limiter = RateLimiter("largest", rate, algorithm=algorithm)
+    charged = limiter.charge("ada", 2**53)
+    assert charged.source == "redis"
+    refused = limiter.hit("ada")
+    assert (refused.allowed, refused.source) == (False, "redis")
+    assert refused.retry_after is not None
+    assert limiter.hit("ada", 2**53).retry_after is None
+
+
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
 def test_timeouts_are_seconds(timeout: Any) -> None:
     """Anything else is an error."""

@@ -142,6 +142,11 @@ def test_a_cost_afterwards_is_a_whole_number() -> None:
     view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
     with pytest.raises(LimitError, match="cost_after gave -1"):
         ask(view, "x")
+    huge = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: 2**53 + 1)(answer)
+    with pytest.raises(LimitError, match="cost_after gave 9007199254740993: must be a whole number from 0 to"):
+        ask(huge, "x")
+    with pytest.raises(LimitError, match="x: cost is a number of more than 256 bits"):
+        ask(ratelimit("x", "ip", "10/h", cost=lambda group, request: 2**100_000)(answer), "x")
     with pytest.raises(LimitError, match="count_if is 'failed'"):
         ratelimit("x", "ip", "10/h", count_if="failed")
 
