@@ -167,7 +167,7 @@ class Site:
         nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
         for one in rates:
             constant = one if isinstance(one, Rate) else Rate(1, nominal)
-            Limit("at this call site", constant, **with_default)
+            Limit(group if rule and group else "at this call site", constant, **with_default)
         return site
 
     @property

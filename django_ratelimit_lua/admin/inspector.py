@@ -6,7 +6,8 @@ import datetime
 from typing import Any
 
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.contrib.admin.utils import label_for_field
+from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -112,7 +113,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         try:
             override.full_clean(exclude=["subject", "kind"])
         except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
+            for name, problems in error.message_dict.items():
+                label = label_for_field(name, RateLimitOverride) if name != NON_FIELD_ERRORS else ""
+                messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
             return
         override.save()
         self.log_addition(request, override, _("From the inspector."))
