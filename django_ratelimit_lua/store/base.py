@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,25 +47,44 @@ def forgets(call: Call) -> Question:
 
 
 def asks(*parts: bytes) -> Question:
-    """The question that any other command is; its reply is of the kind that the command has."""
-    kinds = _REPLIES.get(parts[0], (bytes, int, list, type(None)))
+    """The question that any other command is; its reply has the form that the command's have."""
 
     def read(reply: Any) -> Any:
-        if not isinstance(reply, kinds):
+        form = _FORMS.get(parts[0])
+        if form is not None and not form(reply, len(parts)):
             raise InvalidResponse(f"no reply to {parts[0].decode()}: {reply!r:.80}")
         return reply
 
     return Question(wire.command(*parts), read)
 
 
-_REPLIES: dict[bytes, tuple[type, ...]] = {
-    b"EXPIRE": (int,),
-    b"GET": (bytes, type(None)),
-    b"HGET": (bytes, type(None)),
-    b"HGETALL": (list,),
-    b"HINCRBY": (int,),
-    b"HSET": (int,),
+def _is_number(reply: Any, parts: int) -> bool:
+    return isinstance(reply, int)
+
+
+def _is_text(reply: Any, parts: int) -> bool:
+    return reply is None or isinstance(reply, bytes)
+
+
+def _is_text_of_each(reply: Any, parts: int) -> bool:
+    return isinstance(reply, list) and len(reply) == parts - 2 and all(_is_text(text, 0) for text in reply)
+
+
+def _is_pairs(reply: Any, parts: int) -> bool:
+    return isinstance(reply, list) and len(reply) % 2 == 0 and all(isinstance(text, bytes) for text in reply)
+
+
+_FORMS: dict[bytes, Callable[[Any, int], bool]] = {
+    b"EXPIRE": _is_number,
+    b"GET": _is_text,
+    b"HDEL": _is_number,
+    b"HGET": _is_text,
+    b"HGETALL": _is_pairs,
+    b"HINCRBY": _is_number,
+    b"HMGET": _is_text_of_each,
+    b"HSET": _is_number,
 }
+"""What the replies to a command of so many parts may be; a script's may be anything."""
 
 
 def _number(reply: Any) -> int:
