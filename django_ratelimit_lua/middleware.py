@@ -11,13 +11,14 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponseBase
 
 from .callsite import Site
+from .conf import conf
 from .drive import arun, run
 from .exceptions import Ratelimited
 from .exempt import is_exempt
 from .http import arefusal, note, refusal, told, too_many_requests
 from .limits.decision import Decision
 from .routes import was_foreseen
-from .rules.ruleset import Ruleset
+from .rules.ruleset import Ruleset, settings_rules
 from .steps import Steps, steps
 from .wanted import counted
 
@@ -39,6 +40,8 @@ class RateLimitMiddleware:
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        if conf.ENABLE:
+            settings_rules()  # What cannot be applied is refused when the server starts, not at each request.
         self.get_response = get_response
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:

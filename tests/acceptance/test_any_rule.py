@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import Group, User
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management import CommandError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.test import AsyncClient, Client, override_settings
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.health import health
+from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
 from django_ratelimit_lua.models.rule import METHODS
 from django_ratelimit_lua.rules import current
@@ -343,3 +344,13 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     current._ruleset = known  # A process that has not heard of it.
     assert get() == [429]
     assert not health().problems
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cost": 2**53 + 1}, {"algorithm": "fixed_window", "align": "day"}, {"audience": "nobody"}]
+)
+def test_settings_that_cannot_be_applied_start_no_server(fields: dict[str, Any], settings: Any) -> None:
+    """They are refused when the middleware is made, before any request."""
+    settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "5/m", **fields}]
+    with pytest.raises(ImproperlyConfigured, match="rule 'site'"):
+        RateLimitMiddleware(ok)
