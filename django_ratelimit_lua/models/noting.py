@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import apps
+from django.db import DatabaseError, transaction
 from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
 from ..signals import rules_changed
@@ -49,7 +50,11 @@ def _after_deletion(sender: Any, instance: Any, using: str, origin: Any = None, 
 
 def _changed_blindly(sender: Any, using: str, **kwargs: Any) -> None:
     """A migration's model was saved or deleted, which knows nothing of what our own can do."""
-    RateLimitRevision.rise(using, rebuild=True)
+    try:
+        with transaction.atomic(using):
+            RateLimitRevision.rise(using, rebuild=True)
+    except DatabaseError:
+        return  # The tables are not yet as this version knows them. All is published when the migrations are done.
     rules_changed.send(RateLimitRevision, using=using)
 
 

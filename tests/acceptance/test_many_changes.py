@@ -11,6 +11,7 @@ from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
+from django.core.management import call_command
 from django.core.management.sql import emit_post_migrate_signal
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
@@ -265,3 +266,18 @@ def test_a_migration_that_nobody_told_of_is_published() -> None:
     row.limit = 30
     row.save()
     assert Client().get("/search").content == b"search=30"
+
+
+def test_a_migration_may_make_rules_before_our_tables_are_complete() -> None:
+    """One that depends on our first migration alone; what it made is published when all migrations are done."""
+    rule("search", path="", limit=50)
+    try:
+        call_command("migrate", "django_ratelimit_lua", "0001", verbosity=0)
+        state = MigrationExecutor(connection).loader.project_state(("django_ratelimit_lua", "0001_initial"))
+        historical = state.apps.get_model("django_ratelimit_lua", "RateLimitRule")
+        row = historical.objects.get()
+        row.limit = 20
+        row.save()
+    finally:
+        call_command("migrate", "django_ratelimit_lua", verbosity=0)
+    assert Client().get("/search").content == b"search=20"
