@@ -164,8 +164,26 @@ def test_no_override_is_lost_where_redis_is_emptied_while_they_are_published(
     one("rule(limit=1000) ;; [block(network=f'203.0.113.{number}') for number in range(5)]")
     one("publishing.BATCH = 2")
     for emptied_at in range(1, 14):
-        one(f"publish_with({emptied_at})")
+        one(f"empty_redis() ;; publish_with({emptied_at})")
         assert one("[ask(f'203.0.113.{number}') for number in range(6)]") == ["refused"] * 5 + [MANY], emptied_at
+
+
+def test_what_was_published_of_a_lost_history_is_not_built_upon(
+    empty: Path, tmp_path: Path, prefix: str, started: Any
+) -> None:
+    """A backup is restored, and comes past the number that is published before anything is published again: a block
+    of the history that is lost does not stay with it."""
+    databases = site(tmp_path, empty)
+    one, other = started(prefix, databases), started(prefix, databases)
+    one("rule(limit=1000)")
+    backup = copy(databases["default"], tmp_path / "backup.sqlite3")
+    one("block(network='203.0.113.1')")
+    assert other("[ask('203.0.113.1'), ask('203.0.113.2')]") == ["refused", MANY]
+    copy(backup, databases["default"])
+    one("die_after('edit(1001)') ;; die_after('edit(1002)')")
+    one("block(network='203.0.113.2')")
+    for worker in (one, other):
+        assert worker("[ask('203.0.113.1'), ask('203.0.113.2')]") == [{"site": 1002}, "refused"]
 
 
 ADA = "{'key': 'secret'}, {'user': 'ada'}, {'address': '203.0.113.9'}, {'address': '198.51.100.7'}"
