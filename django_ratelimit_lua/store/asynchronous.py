@@ -24,9 +24,9 @@ from .sentinel import Address, Sentinels
 
 TICK = 0.005
 """Seconds between two looks at the clock, while anybody waits."""
-LONGEST_STEP = 0.0075
+LONGEST_STEP = 0.01
 """Seconds that the clock advances at most between two looks: what is more, the loop was busy with something else. So
-within 0.1 s it has listened a dozen times at least."""
+within 0.1 s it has listened ten times at least."""
 
 
 class _Wait:

@@ -67,10 +67,10 @@ class Link:
     def __init__(
         self, kind: type[AbstractConnection], kwargs: dict[str, Any], pulse: Pulse, sentinels: Sentinels | None = None
     ) -> None:
+        self._sock: Any = None
         self._pulse = pulse
         self._sentinels = sentinels
         self._dial = _dial_of(cast(Any, kind))(**kwargs)
-        self._sock: Any = None
         self._timeout = -1.0
         self._has_news: Callable[[], bool] = lambda: True
 
@@ -87,6 +87,9 @@ class Link:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+
+    def __del__(self) -> None:
+        self.close()  # Of a store that was let go of while it was in use.
 
     def _perform(self, exchange: Exchange, patience: Patience) -> Any:
         try:

@@ -438,7 +438,7 @@ def test_a_slow_database_keeps_nobody_waiting(
     RateLimitRule.objects.create(name="x", limit=7, unit="h")
     limiter = RateLimiter("x", "100/h")
     assert limiter.hit("x").limits[0].limit == 7
-    monkeypatch.setattr(healing, "_heal", lambda snapshot: time.sleep(1.5))
+    monkeypatch.setattr(healing, "_heal", lambda *args: time.sleep(1.5))
     settings.RATELIMIT_TIMEOUT = 0.2
     assert limiter.hit("x").limits[0].limit == 7
     with redis.Redis.from_url(own.url) as direct:
