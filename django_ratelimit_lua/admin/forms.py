@@ -91,6 +91,13 @@ class RowForm(forms.ModelForm):  # type: ignore[type-arg]
         self.instance.to_check = "all" if is_switched_on else "nothing"
         super()._post_clean()  # type: ignore[misc]
 
+    def _update_errors(self, errors: ValidationError) -> None:
+        # What is wrong with fields that the list does not have is told where the rule is switched on.
+        told: dict[str, list[Any]] = {}
+        for field, problems in errors.update_error_dict({}).items():
+            told.setdefault(field if field in self.fields else "mode", []).extend(problems)
+        super()._update_errors(ValidationError(told))  # type: ignore[misc]
+
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
     """The tiers of a rule, which have to fit it as it is in the form, not as it was saved last."""

@@ -481,6 +481,22 @@ def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, r
     assert operator.get(f"{RULES}{RateLimitRule.objects.get(name='broken').pk}/change/").status_code == 200
 
 
+@pytest.mark.parametrize("fields", [{"key": "nonsense"}, {"methods": {}}, {"unit": "y"}])
+def test_a_broken_rule_is_not_switched_on_in_the_list(fields: dict[str, Any], operator: Client) -> None:
+    """It says why, though the field that is wrong is not in the list."""
+    rule = RateLimitRule.objects.create(**{"name": "x", "path": "/", "key": "ip", "limit": 5, "mode": "off", **fields})
+    row = {
+        "form-TOTAL_FORMS": 1,
+        "form-INITIAL_FORMS": 1,
+        "form-0-id": rule.pk,
+        "form-0-mode": "enforce",
+        "form-0-order": 0,
+    }
+    assert errors(operator.post(RULES, {**row, "_save": "Save"}))
+    rule.refresh_from_db()
+    assert rule.mode == "off"
+
+
 @pytest.mark.parametrize("key", ["abc", "9" * 40, "²", "1_2_3", "%00"])
 def test_a_page_of_no_row_is_not_found(key: str, operator: Client) -> None:
     """Whatever stands in its address."""
