@@ -58,6 +58,10 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             response: HttpResponse = _told(request, super().delete_view(request, object_id, extra_context))
             return response
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """A row; an empty name of a field, as a link may have it, is none."""
+        return super().get_object(request, object_id, from_field or None)
+
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any) -> Any:
         """Actions, on rows."""
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)

@@ -502,4 +502,6 @@ def test_a_page_of_no_row_is_not_found(key: str, operator: Client) -> None:
     """Whatever stands in its address."""
     for page in (f"{RULES}{key}/history/", f"{RULES}restore/{key}/", f"{RULES}{key}/mode/off/"):
         assert operator.post(page).status_code in (404, 302)
+    for page in ("change", "delete"):
+        assert operator.get(f"{RULES}{key}/{page}/?_to_field=").status_code in (404, 302)
     assert operator.get(f"{RULES}{key}/history/").status_code == 404
