@@ -36,23 +36,24 @@ def describe(
     *,
     partial: bool = False,
     max_wait_us: int | None = None,
+    longest_hold_us: int | None = None,
     now: int | None = None,
     ruleset: Ruleset | None = None,
     subjects: Sequence[Subject] = (),
 ) -> Call:
     """The call that decides these charges, with what the settings say about keys and the clock.
 
-    `now`: microseconds since 1970, for a clock of the caller's own; `ruleset`: the rules it goes by, where it has to go
-    by the current ones; `subjects`: whose overrides it goes by.
+    `max_wait_us`, `longest_hold_us`: see `Call`; `now`: microseconds since 1970, for a clock of the caller's own;
+    `ruleset`: the rules it goes by, where it has to go by the current ones; `subjects`: whose overrides it goes by.
     """
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
         now = now_us()
     if ruleset is None or ruleset.fence is None:
-        return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial)
+        return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us)
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
-        revision=ruleset.revision, fence=ruleset.fence, subjects=subjects,
+        revision=ruleset.revision, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
     )  # fmt: skip
 
 

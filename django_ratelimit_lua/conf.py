@@ -87,6 +87,14 @@ class Conf:
         return float(value)
 
     @cached_property
+    def MAX_WAIT(self) -> float:
+        """Seconds that a request is held at most by a limit that makes callers wait and names no `max_wait`."""
+        value = getattr(settings, "RATELIMIT_MAX_WAIT", 5.0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
+            raise _bad("MAX_WAIT", value, "must be a number of seconds from 0, such as 5")
+        return float(value)
+
+    @cached_property
     def ON_STORE_ERROR(self) -> Policy:
         """What a decision is when Redis cannot be asked."""
         value = getattr(settings, "RATELIMIT_ON_STORE_ERROR", None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack, cast
@@ -19,8 +17,9 @@ from .http import arefusal, note, refusal, told
 from .identity.keys import KeyLike
 from .limits.limit import Options
 from .limits.rate import LimitError
-from .outcome import settle
+from .outcome import give_back, settle
 from .steps import steps
+from .waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .wanted import Wanted
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -57,7 +56,8 @@ class _Ratelimit:
     - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
-    request until its turn. Raises `LimitError` for what cannot be understood, when the decorator is written.
+    request until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would
+    take longer is refused. Raises `LimitError` for what cannot be understood, when the decorator is written.
     """
 
     ALL = ALL
@@ -144,13 +144,14 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if blocks and not decision:
             return refusal(request, decision)
         if blocks and decision.wait > 0:
-            time.sleep(decision.wait)
+            hold(decision.wait, lambda: run(give_back(kept, decision), request))
         if not settles:
             return told(request, checked(request, *args, **kwargs))
         try:
             outcome = checked(request, *args, **kwargs)
-        except Exception as error:
-            run(settle(request, error, kept, decision), request)
+        except BaseException as error:
+            with unmasked(error):
+                run(settle(request, error, kept, decision), request)
             raise
         run(settle(request, outcome, kept, decision), request)
         return told(request, outcome)
@@ -164,15 +165,25 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if blocks and not decision:
             return await arefusal(request, decision)
         if blocks and decision.wait > 0:
-            await asyncio.sleep(decision.wait)
+            await ahold(
+                decision.wait,
+                lambda: arun(give_back(kept, decision), request),
+                lambda: run(give_back(kept, decision), request),
+            )
         if not settles:
             return told(request, await checked(request, *args, **kwargs))
         try:
             outcome = await checked(request, *args, **kwargs)
-        except Exception as error:
-            await arun(settle(request, error, kept, decision), request)
+        except GeneratorExit as stopped:
+            # Nothing can be waited for any more here.
+            with unmasked(stopped):
+                in_thread(functools.partial(run, settle(request, stopped, kept, decision), request))
             raise
-        await arun(settle(request, outcome, kept, decision), request)
+        except BaseException as error:
+            with unmasked(error):
+                await to_the_end(arun(settle(request, error, kept, decision), request))
+            raise
+        await to_the_end(arun(settle(request, outcome, kept, decision), request))
         return told(request, outcome)
 
     wrapper: Any = achecker if _is_async(checked) else checker

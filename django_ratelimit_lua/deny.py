@@ -153,7 +153,7 @@ class DenyCache:
 def _key(call: Call) -> Any:
     charges = tuple([(charge.digest, charge.limit.key_part, charge.cost) for charge in call.charges])
     subjects = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
-    return (call.prefix, call.revision, call.partial, call.max_wait_us, subjects, charges)
+    return (call.prefix, call.revision, call.partial, call.max_wait_us, call.longest_hold_us, subjects, charges)
 
 
 def _weight(key: Any, denial: Denial) -> int:

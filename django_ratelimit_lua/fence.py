@@ -33,7 +33,8 @@ def without(call: Call) -> Call:
     """The call without what it asks about rules and overrides."""
     # On the way of every request in a cluster: `replace` takes four times as long.
     return Call(
-        call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at
+        call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
+        longest_hold_us=call.longest_hold_us,
     )  # fmt: skip
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
 from .callsite import named
-from .check import acheck_current, aforget, check_current, describe, forget
+from .check import acheck, acheck_current, aforget, check, check_current, describe, forget
 from .conf import conf
 from .deny import Denial, denials
 from .exceeded import tally
@@ -25,6 +23,7 @@ from .limits.limit import Limit, Options, wait_us
 from .limits.rate import LimitError, Rate
 from .rules.current import current
 from .rules.ruleset import Ruleset
+from .waiting import ahold, hold, refunds
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
@@ -80,13 +79,17 @@ class RateLimiter:
         return self._made[algorithm]
 
     def _by(
-        self, operation: Operation, identity: Identity, cost: int, **options: Any
+        self, operation: Operation, identity: Identity, cost: int, kept: list[Charge] | None = None, **options: Any
     ) -> Callable[[Ruleset | None], Call]:
-        return self._about(operation, digest(identity), cost, **options)
+        return self._about(operation, digest(identity), cost, kept, **options)
 
-    def _about(self, operation: Operation, who: bytes, cost: int, **options: Any) -> Callable[[Ruleset | None], Call]:
+    def _about(
+        self, operation: Operation, who: bytes, cost: int, kept: list[Charge] | None = None, **options: Any
+    ) -> Callable[[Ruleset | None], Call]:
         def call(ruleset: Ruleset | None) -> Call:
             charges = [Charge(limit, who, cost) for limit in self._limits_by(ruleset)]
+            if kept is not None:
+                kept[:] = charges
             return describe(charges, operation, ruleset=ruleset, **options)
 
         return call
@@ -189,27 +192,35 @@ class RateLimiter:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
 
         The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken
-        and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken.
+        and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken. The timeout
+        takes the place of the limit's `max_wait`; a leaky bucket's `queue` bounds how many wait only where it is given.
+        Who is interrupted while waiting gives the turn back.
         """
-        decision = self._tallied(check_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout))))
+        kept: list[Charge] = []
+        by = self._by("hit", identity, cost, kept, max_wait_us=_patience(timeout))
+        decision = self._tallied(check_current(by))
         if decision.allowed and decision.wait > 0:
-            try:
-                time.sleep(decision.wait)
-            except BaseException:
-                self.refund(identity, cost)
-                raise
+            hold(decision.wait, lambda: self._give_back(decision, kept))
         return decision
 
     async def aacquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
-        decision = self._tallied(await acheck_current(self._by("hit", identity, cost, max_wait_us=_patience(timeout))))
+        kept: list[Charge] = []
+        by = self._by("hit", identity, cost, kept, max_wait_us=_patience(timeout))
+        decision = self._tallied(await acheck_current(by))
         if decision.allowed and decision.wait > 0:
-            try:
-                await asyncio.sleep(decision.wait)
-            except BaseException:
-                await self.arefund(identity, cost)
-                raise
+            await ahold(
+                decision.wait, lambda: self._agive_back(decision, kept), lambda: self._give_back(decision, kept)
+            )
         return decision
+
+    def _give_back(self, decision: Decision, kept: list[Charge]) -> None:
+        for call in _returned(decision, kept):
+            check(call)
+
+    async def _agive_back(self, decision: Decision, kept: list[Charge]) -> None:
+        for call in _returned(decision, kept):
+            await acheck(call)
 
     def __call__(
         self,
@@ -255,6 +266,14 @@ class RateLimiter:
             return await function(*args, **kwargs)
 
         return cast(F, alimited if inspect.iscoroutinefunction(function) else limited)
+
+
+def _returned(decision: Decision, kept: list[Charge]) -> list[Call]:
+    """The calls that give back what a decision took, if it was Redis that counted it."""
+    if decision.source == "fallback":
+        return []
+    states = zip(kept, decision.limits, strict=True)
+    return refunds(decision, [(charge, state.counted_at) for charge, state in states if state.allowed])
 
 
 def _patience(timeout: float | timedelta | None) -> int:

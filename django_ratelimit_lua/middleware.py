@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -17,10 +15,12 @@ from .exceptions import Ratelimited
 from .exempt import is_exempt
 from .http import arefusal, note, refusal, told, too_many_requests
 from .limits.decision import Decision
+from .outcome import give_back
 from .routes import was_foreseen
 from .rules.ruleset import Ruleset, settings_rules
 from .steps import Steps, steps
-from .wanted import counted
+from .waiting import ahold, hold
+from .wanted import Wanted, counted
 
 _Choose = Callable[[HttpRequest, Ruleset], list[Site] | None]
 
@@ -78,18 +78,24 @@ class RateLimitMiddleware:
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        decision = run(_steps(request, choose), request)
+        kept: list[Wanted] = []
+        decision = run(_steps(request, choose, kept), request)
         if decision and decision.wait > 0:
-            time.sleep(decision.wait)
+            hold(decision.wait, lambda: run(give_back(kept, decision), request))
         self._note(request, decision)
         return None if decision else _rendered(refusal(request, decision))
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        decision = await arun(_steps(request, choose), request)
+        kept: list[Wanted] = []
+        decision = await arun(_steps(request, choose, kept), request)
         if decision and decision.wait > 0:
-            await asyncio.sleep(decision.wait)
+            await ahold(
+                decision.wait,
+                lambda: arun(give_back(kept, decision), request),
+                lambda: run(give_back(kept, decision), request),
+            )
         self._note(request, decision)
         return None if decision else await _arendered(await arefusal(request, decision))
 
@@ -112,8 +118,8 @@ async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
     return response if getattr(response, "is_rendered", True) else await sync_to_async(_rendered)(response)
 
 
-def _steps(request: HttpRequest, choose: _Choose) -> Steps:
-    return steps(request, lambda ruleset: choose(request, ruleset), "", everywhere=True)
+def _steps(request: HttpRequest, choose: _Choose, kept: list[Wanted]) -> Steps:
+    return steps(request, lambda ruleset: choose(request, ruleset), "", kept=kept, everywhere=True)
 
 
 def _sites(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:

@@ -1,7 +1,8 @@
 """What is left to do when a view has answered or raised: give back, clear, charge.
 
 A unit is taken before the view and given back after it, so that requests that run side by side cannot slip through
-together. A worker that dies in between loses its unit until the limit forgets it.
+together. A view that is cancelled or interrupted has an outcome, too. A worker that dies in between loses its unit
+until the limit forgets it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,26 @@ from .check import describe
 from .limits.call import whole_cost
 from .limits.decision import Decision
 from .steps import Forget, Steps
+from .waiting import refunds
 from .wanted import Wanted, called
 
 
+def give_back(kept: Sequence[Wanted], decision: Decision) -> Steps:
+    """Give back all that a decision took, for a request that will not be served after all."""
+    if decision.source != "fallback":
+        taken = [
+            (one.charge, state.counted_at)
+            for one, state in zip(kept, decision.limits, strict=False)
+            if state.allowed and one.charge.cost > 0
+        ]
+        for call in refunds(decision, taken):  # noqa: UP028 - a list cannot be sent what came of it
+            yield call
+    return decision
+
+
 def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision: Decision) -> Steps:
-    """Settle the charges of a decision, by the outcome: a response, or the exception that was raised."""
+    """Settle the charges of a decision, by the outcome: a response, or the exception that was raised, which may be what
+    stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`."""
     if decision.source == "fallback":
         return decision  # Nothing was taken that could be given back.
     back, more, clear = [], [], []
@@ -41,10 +57,9 @@ def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision:
                 more.append(replace(charge, cost=cost))
         taken = state.allowed and charge.cost > 0
         if taken and site.count_if is not None and not (yield from called(site.count_if, request, outcome)):
-            back.append(charge)
-    for moment in dict.fromkeys(decision.counted_at(charge.digest) for charge in back):
-        of = [charge for charge in back if decision.counted_at(charge.digest) == moment]
-        yield replace(describe(of, "refund"), hit_at=moment)
+            back.append((charge, state.counted_at))
+    for call in refunds(decision, back):  # noqa: UP028
+        yield call
     if more:
         yield describe(more, "charge")
     if clear:

@@ -18,6 +18,7 @@ from .conf import conf
 from .exceeded import tally
 from .limits.call import Call, Operation, Revision, StaleRules
 from .limits.decision import Decision
+from .limits.rate import SECOND
 from .overridden import answer, asked_of, sort
 from .rules.current import is_due, verified
 from .rules.overrides import Asked, memory
@@ -118,7 +119,7 @@ def decided(
             charges = [one.charge for one in sorted_out.counted]
             call = describe(
                 charges, "peek" if sorted_out.refused and operation == "hit" else operation,
-                now=now, ruleset=ruleset, subjects=known.subjects(),
+                longest_hold_us=round(conf.MAX_WAIT * SECOND), now=now, ruleset=ruleset, subjects=known.subjects(),
             )  # fmt: skip
             if is_last:
                 call = replace(call, revision=None, subjects=())

@@ -11,8 +11,10 @@ from .drive import run
 from .http import note
 from .limits.decision import LimitState
 from .limits.rate import SECOND
+from .outcome import give_back
 from .rules.ruleset import Ruleset
 from .steps import decided
+from .waiting import hold
 from .wanted import Wanted
 
 States = tuple[LimitState, ...]
@@ -67,6 +69,8 @@ class Answers:
         )
         if decision.limits:
             note(plain(request), decision)
+        if decision and decision.wait > 0 and not clocks:  # By another clock, it is not known how long that is.
+            hold(decision.wait, lambda: run(give_back(kept, decision), plain(request)))
         told = list(zip(kept, decision.limits, strict=False))
         # Whom a block keeps out that no rule is needed for, a throttle tells that stands for all rules.
         blocked = () if decision or told else decision.limits

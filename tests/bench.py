@@ -132,6 +132,28 @@ def server_cost(sha: str) -> None:
     print("aim: at most 6x for 1 and 12x for 3\n")
 
 
+def backlog() -> None:
+    """Script time of a hit that reserves its turn where nobody waits, and where ten thousand do."""
+    commands = {}
+    for algorithm in ALGORITHMS:
+        for waiting in (0, 10_000):
+            limit = limiter(f"waiting{waiting}", "10/s", algorithm).limits[0]
+            # A cost of 1 each at the very same moment, so that the backlog stays what it is.
+            call = describe([Charge(limit, b"w" * 32)], max_wait_us=-1, now=1_750_000_000_000_000)
+            with DIRECT.pipeline(transaction=False) as pipeline:
+                for _ in range(waiting):
+                    pipeline.execute_command(*_with_time(call, call.now, load=False))
+                pipeline.execute()
+            peek = describe([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
+            commands[f"{algorithm} {waiting}"] = wire.evalsha(peek)
+    times = script_time(commands)
+    print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
+    for algorithm in ALGORITHMS:
+        empty, full = times[f"{algorithm} 0"], times[f"{algorithm} 10000"]
+        print(f"{algorithm:18}{empty:14.1f}{full:14.1f}{full / empty:7.1f}x")
+    print("aim: at most 3x\n")
+
+
 def rules(count: int) -> list[dict[str, Any]]:
     """Rules of which one applies."""
     others = [{"name": f"r{n}", "path": f"/area{n}/*", "key": "ip", "rate": "5/m"} for n in range(count - 1)]
@@ -197,13 +219,14 @@ def memory() -> None:
     )
 
 
-def _with_time(call: Any, now: int) -> list[Any]:
+def _with_time(call: Any, now: int, *, load: bool = True) -> list[Any]:
     import dataclasses
 
     from django_ratelimit_lua import lua
 
     call = dataclasses.replace(call, now=now)
-    DIRECT.script_load(lua.PROGRAM)
+    if load:
+        DIRECT.script_load(lua.PROGRAM)
     return ["EVALSHA", lua.SHA, len(call.keys()), *call.keys(), *call.args()]
 
 
@@ -228,6 +251,7 @@ def main() -> None:
     print("medians of rounds taken in turns; Valkey on loopback\n")
     client_cost(sha)
     server_cost(sha)
+    backlog()
     faces()
     memory()
     deny_cache()

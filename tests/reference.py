@@ -1,19 +1,34 @@
 """What each algorithm promises, as plain and exact Python: the reference that the Lua program is held against.
 
 Times are integer microseconds. `ask` returns the earliest moment a cost could go (None: never) and the moment from
-which it would be let in; the rest does what its name says. Written from the design's words, not from the Lua code.
+which it would be let in; `take` and `punish` return the moment from which the units count, by which `give` finds them;
+the rest does what its name says. Written from the design's words, not from the Lua code.
+
+What is given back leaves a limit as if it had never been taken, as far as it remembers who took what. Each remembers
+only so much, and where it has to put two together it goes by the later of them: `MOST_RUNS`, `MOST_HOLES`,
+`MOST_WINDOWS`, `SPARE_SEGMENTS` and `SPARE_UNITS` say how much.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
+from django_ratelimit_lua.limits.calendar import PERIODS
 from django_ratelimit_lua.limits.limit import Limit
 
 SET_BACK = 60_000_000
 """Microseconds: a clock that was set back by more takes what is counted along."""
+MOST_RUNS = 16
+MOST_HOLES = 16
+MOST_WINDOWS = 16
+SPARE_SEGMENTS = 16
+SPARE_UNITS = 128
 
 
 class Reference:
@@ -53,11 +68,29 @@ class Reference:
         return self.size
 
 
+@dataclass
+class Run:
+    """Units that came together: from the moment of the first of them on, worked off from a moment on."""
+
+    first: int
+    start: int
+    units: int
+
+
 class TokenBucket(Reference):
-    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and under what."""
+    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and under what; and for
+    what is given back, the hits since it was last full, in runs."""
 
     written = Fraction(0)
     under: object = None
+
+    def __init__(self, limit: Limit) -> None:
+        self.runs: list[Run] = []
+        super().__init__(limit)
+
+    def shift(self, back: int) -> None:
+        super().shift(back)
+        self.runs = [Run(run.first - back, run.start - back, run.units) for run in self.runs]
 
     def capacity(self) -> int:
         return 0 if self.size == 0 else self.limit.burst or self.size
@@ -65,9 +98,12 @@ class TokenBucket(Reference):
     def rate(self) -> Fraction:
         return Fraction(self.size, self.period)
 
+    def is_edited(self) -> bool:
+        return self.under not in (None, (self.rate(), self.capacity()))
+
     def owed(self) -> Fraction:
         """At the last write; after an edit in whole tokens, up to a full burst."""
-        if self.under == (self.rate(), self.capacity()):
+        if not self.is_edited():
             return self.written
         return Fraction(min(math.ceil(self.written), self.capacity()))
 
@@ -75,24 +111,96 @@ class TokenBucket(Reference):
         """Tokens missing now."""
         return max(Fraction(0), self.owed() - self.rate() * (self.clock(now) - self.seen))
 
+    def due(self, now: int) -> Fraction:
+        """When nothing will be owed any more."""
+        return self.clock(now) + (self.debt(now) / self.rate() if self.size else 0)
+
+    def remembered(self, now: int) -> list[Run]:
+        if not self.debt(now):
+            return []
+        if self.is_edited():
+            return [Run(self.runs[0].first, self.seen, int(self.owed()))]
+        return self.runs
+
     def owes(self, now: int, tokens: Fraction) -> None:
-        self.written, self.under = tokens, (self.rate(), self.capacity())
+        if tokens <= 0:
+            self.runs = []
+        self.written, self.under = max(tokens, Fraction(0)), (self.rate(), self.capacity())
         self.wrote(now, idle=tokens <= 0)
 
     def earliest(self, now: int, cost: int) -> int:
         missing = self.debt(now) + cost - self.capacity()
         return self.clock(now) + (math.ceil(missing / self.rate()) if missing > 0 else 0)
 
-    def take(self, now: int, at: int, cost: int) -> None:
+    def note(self, now: int, moment: int, cost: int) -> None:
+        runs = self.remembered(now)
+        while runs and runs[-1].start + runs[-1].units / self.rate() <= self.clock(now):
+            done = runs.pop()
+            if runs:
+                runs[-1].units += done.units
+        if runs and moment <= runs[-1].start:
+            while len(runs) > 1 and runs[-1].first > moment:
+                self.join(runs, len(runs) - 1)
+            runs[-1].first = min(runs[-1].first, moment)
+            runs[-1].units += cost
+        else:
+            runs.append(Run(moment, moment, cost))
+        if len(runs) > MOST_RUNS:
+
+            def gap(run: Run, later: Run) -> float:
+                is_between = run.start <= self.clock(now) < later.start
+                return math.inf if is_between else later.start - run.start
+
+            gaps = sorted(itertools.starmap(gap, itertools.pairwise(runs)))
+            place = 1
+            while place < len(runs) and len(runs) > MOST_RUNS // 2 + 1:
+                if gap(runs[place - 1], runs[place]) <= gaps[MOST_RUNS // 2 - 1]:
+                    self.join(runs, place)
+                else:
+                    place += 1
+        self.runs = runs
+
+    @staticmethod
+    def join(runs: list[Run], place: int) -> None:
+        later = runs.pop(place)
+        runs[place - 1].start = later.start
+        runs[place - 1].units += later.units
+
+    def take(self, now: int, at: int, cost: int) -> int:
         # What is owed at the moment it goes, told as of the clock of this write.
-        until = self.rate() * (max(at, self.clock(now)) - self.clock(now))
+        moment = max(at, self.clock(now))
+        self.note(now, moment, cost)
+        until = self.rate() * (moment - self.clock(now))
         self.owes(now, max(self.debt(now) - until, Fraction(0)) + cost + until)
+        return moment
 
-    def punish(self, now: int, cost: int) -> None:
+    def punish(self, now: int, cost: int) -> int:
+        self.note(now, self.clock(now), cost)
         self.owes(now, min(self.debt(now) + cost, Fraction(self.capacity())))
+        return self.clock(now)
 
-    def give(self, now: int, cost: int) -> None:
-        self.owes(now, max(self.debt(now) - cost, Fraction(0)))
+    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        runs, debt = self.remembered(now), self.debt(now)
+        if hit_at is None:
+            left = debt - cost
+            while runs and cost > 0:
+                back = min(cost, runs[-1].units)
+                runs[-1].units, cost = runs[-1].units - back, cost - back
+                if not runs[-1].units:
+                    runs.pop()
+            left = left if runs or type(self) is not TokenBucket else Fraction(0)
+        else:
+            place = max((place for place, run in enumerate(runs) if run.first <= hit_at), default=None)
+            if place is not None:
+                runs[place].units -= min(cost, runs[place].units)
+                if not runs[place].units:
+                    runs.pop(place)
+            due = Fraction(self.clock(now))
+            for run in runs:
+                due = (max(due, run.start) if run is not runs[0] else Fraction(run.start)) + run.units / self.rate()
+            left = min(debt, (due - self.clock(now)) * self.rate())
+        self.runs = runs
+        self.owes(now, left)
 
     def remaining(self, now: int) -> int:
         return max(0, math.floor(self.capacity() - self.debt(now)))
@@ -102,7 +210,15 @@ class TokenBucket(Reference):
 
 
 class LeakyBucket(TokenBucket):
-    """A queue: everyone leaves when all before have been served."""
+    """A queue: everyone leaves when all before have been served. A turn given back with others behind it is a hole."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.holes: list[tuple[int, int]] = []
+        super().__init__(limit)
+
+    def shift(self, back: int) -> None:
+        super().shift(back)
+        self.holes = [(start - back, end - back) for start, end in self.holes]
 
     def capacity(self) -> int:
         if self.size == 0:
@@ -120,203 +236,358 @@ class LeakyBucket(TokenBucket):
             fits = max(fits, at - self.limit.max_wait_us)
         return at, fits
 
-    def take(self, now: int, at: int, cost: int) -> None:
-        if at <= self.idle(now):
+    def note(self, now: int, moment: int, cost: int) -> None:
+        pass
+
+    def remembered(self, now: int) -> list[Run]:
+        return []
+
+    def current_holes(self, now: int) -> list[tuple[int, int]]:
+        return self.holes if self.debt(now) and not self.is_edited() else []
+
+    def hole(self, now: int, start: int, end: int) -> None:
+        holes, self.holes = self.holes, []
+        for hole in holes:
+            if start <= hole[1] <= start + 1 and hole[1] > self.clock(now):
+                start = hole[0]
+            elif hole[0] <= end <= hole[0] + 1:
+                end = hole[1]
+            elif hole[1] > self.clock(now):
+                self.holes.append(hole)
+        if len(self.holes) < MOST_HOLES:
+            self.holes.append((start, end))
+
+    def owes(self, now: int, tokens: Fraction) -> None:
+        self.holes = self.holes if tokens > 0 else []
+        super().owes(now, tokens)
+
+    def take(self, now: int, at: int, cost: int) -> int:
+        self.holes = self.current_holes(now)
+        idle, at = self.idle(now), max(at, self.clock(now))
+        if at <= idle:
             # Turns are counted from exact moments; only the one that leaves is told a whole microsecond.
             self.owes(now, self.debt(now) + cost)
-        else:
-            super().take(now, at, cost)
+            return max(idle, at)
+        if at > self.clock(now):
+            self.hole(now, max(idle, self.clock(now)), at)
+        holes = self.holes
+        super().take(now, at, cost)
+        self.holes = holes
+        return at
+
+    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        self.holes, idle, clock = self.current_holes(now), self.idle(now), self.clock(now)
+        if hit_at is not None and math.ceil(self.due(now) - cost / self.rate()) != hit_at:
+            span = math.ceil(cost / self.rate())
+            if 1 / self.rate() >= 2 and clock < hit_at + span < idle:
+                self.hole(now, hit_at, hit_at + span)
+            self.owes(now, self.debt(now))
+            return
+        self.owes(now, self.debt(now) - cost)
+        while True:
+            idle = self.idle(now)
+            met = next((hole for hole in self.holes if hole[0] < idle <= hole[1]), None)
+            if met is None:
+                return
+            self.holes.remove(met)
+            self.owes(now, (max(met[0], clock) - clock) * self.rate())
 
 
 class FixedWindow(Reference):
-    """A count per window, anchored at its first hit or at multiples of the period."""
+    """A count per window, anchored at its first hit, at multiples of the period, or where a calendar says."""
 
-    start, count = 0, 0
+    def __init__(self, limit: Limit) -> None:
+        # Start and count of each; hits before that moment are none of theirs.
+        self.windows: list[tuple[int, int]] = []
+        self.since = self.begins = 0
+        super().__init__(limit)
 
     def shift(self, back: int) -> None:
+        if self.limit.align in PERIODS:
+            return
         super().shift(back)
-        self.start -= back
+        self.since -= back
+        self.windows = [(start - back, count) for start, count in self.windows]
 
-    def aligned(self, moment: int) -> int | None:
-        return moment - moment % self.period if self.limit.align == "clock" else None
-
-    def current(self, now: int) -> tuple[int, int]:
-        """Start and count of the window that counts now (a later one, if that is the last one reserved in)."""
-        clock = self.clock(now)
-        opens = self.aligned(clock)
-        if self.start > clock:
-            return self.start, self.count
-        if self.count == 0:
-            return (clock if opens is None else opens), 0
-        if opens is not None:
-            return opens, self.count if max(self.seen, self.start) >= opens else 0
-        return (self.start, self.count) if clock < self.start + self.period else (clock, 0)
+    def aligned(self, moment: int) -> tuple[int, int] | None:
+        """The window that holds a moment, if it does not start with its own first hit."""
+        if self.limit.align is None:
+            return None
+        if self.limit.align == "clock":
+            return moment - moment % self.period, moment - moment % self.period + self.period
+        return calendar_window(self.limit.align, self.limit.time_zone, moment)
 
     def end(self, start: int) -> int:
-        return start + self.period if self.limit.align is None else start - start % self.period + self.period
+        window = self.aligned(start)
+        return start + self.period if window is None else window[1]
+
+    def current(self, now: int) -> list[tuple[int, int]]:
+        """The windows that count now."""
+        clock, windows, self.begins = self.clock(now), list(self.windows), self.since
+        aligned = self.aligned(clock)
+        while windows and windows[0][0] <= clock:
+            start, count = windows[0]
+            if aligned is None:
+                if start + self.period > clock:
+                    break
+            elif start >= aligned[0] or (self.seen >= aligned[0] and (len(windows) == 1 or windows[1][0] > self.seen)):
+                windows[0] = (aligned[0], count)
+                break
+            windows.pop(0)
+            self.begins = self.end(start)
+        merged: list[tuple[int, int]] = []
+        for window in windows:
+            if merged and window[0] < self.end(merged[-1][0]):
+                window = (window[0], merged.pop()[1] + window[1])
+            merged.append(window)
+        return merged
 
     def earliest(self, now: int, cost: int) -> int:
-        start, count = self.current(now)
-        if count + cost > self.size:
-            return self.end(start)
-        return max(start, self.clock(now))
+        windows = self.current(now)
+        if not windows:
+            return self.clock(now)
+        start, count = windows[-1]
+        return self.end(start) if count + cost > self.size else max(start, self.clock(now))
 
-    def take(self, now: int, at: int, cost: int) -> None:
-        at = max(at, self.clock(now))
-        start, count = self.current(now)
-        if at >= self.end(start) or (count == 0 and at >= start):
-            opens = self.aligned(at)
-            start, count = (at if opens is None else opens), 0
-        self.start, self.count = start, count + cost
-        self.wrote(now)
+    def keep(self, now: int, windows: list[tuple[int, int]]) -> None:
+        self.windows, self.since = windows, self.begins
+        self.wrote(now, idle=not windows)
 
-    def punish(self, now: int, cost: int) -> None:
-        self.take(now, now, cost)
+    def take(self, now: int, at: int, cost: int) -> int:
+        at, windows = max(at, self.clock(now)), self.current(now)
+        if windows and at < self.end(windows[-1][0]):
+            start, count = windows[-1]
+            windows[-1] = (start, count + cost)
+            at = max(at, start)
+        else:
+            aligned = self.aligned(at)
+            start = at if aligned is None else aligned[0]
+            self.begins = self.begins if windows else start
+            windows.append((start, cost))
+            if len(windows) > MOST_WINDOWS:
+                place = 0 if windows[0][0] > self.clock(now) else 1
+                before, after = windows[place : place + 2]
+                windows[place : place + 2] = [(after[0], before[1] + after[1])]
+        self.keep(now, windows)
+        return at
 
-    def give(self, now: int, cost: int) -> None:
-        self.start, count = self.current(now)
-        self.count = max(0, count - cost)
-        idle = self.count == 0 and self.start <= self.clock(now)
-        self.start = 0 if idle else self.start
-        self.wrote(now, idle)
+    def punish(self, now: int, cost: int) -> int:
+        return self.take(now, now, cost)
+
+    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        windows = self.current(now)
+        places = list(range(len(windows)))[::-1]
+        if hit_at is not None:
+            places = [place for place in places if self.begins <= hit_at < self.end(windows[place][0])][-1:]
+        for place in places:
+            start, count = windows[place]
+            back = min(cost, count)
+            cost -= back
+            windows[place] = (start, count - back)
+        self.keep(now, [window for window in windows if window[1]])
 
     def remaining(self, now: int) -> int:
-        start, count = self.current(now)
+        windows = self.current(now)
+        if not windows:
+            return self.size
+        start, count = windows[-1]
         return 0 if start > self.clock(now) else max(0, self.size - count)
 
     def idle(self, now: int) -> int:
-        start, count = self.current(now)
-        return self.end(start) if count else start if start > self.clock(now) else now
+        windows = self.current(now)
+        return self.end(windows[-1][0]) if windows else now
+
+
+def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
+    """The day, week or month that holds a moment: searched second by second around local midnights."""
+    zone = ZoneInfo(time_zone)
+    day = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone).date()
+
+    def starts(day: date) -> bool:
+        return align == "day" or (day.weekday() == 0 if align == "week" else day.day == 1)
+
+    def midnight(day: date) -> int:
+        return round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1_000_000
+
+    first = day
+    while not starts(first):
+        first -= timedelta(days=1)
+    after = day + timedelta(days=1)
+    while not starts(after):
+        after += timedelta(days=1)
+    return midnight(first), midnight(after)
 
 
 class SlidingLog(Reference):
-    """Exact: a unit counts for one period from the moment it goes. Kept as (moment, units, clock of the write)."""
+    """Exact: a unit counts for one period from the moment it goes. Kept as (moment, units, clock of the write); the
+    oldest, if there are too many, together at the moment of the latest of them."""
 
     def __init__(self, limit: Limit) -> None:
         self.units: list[tuple[int, int, int]] = []
+        self.past = (0, 0)
         super().__init__(limit)
 
     def shift(self, back: int) -> None:
         super().shift(back)
         self.units = [(at - back, count, clock - back) for at, count, clock in self.units]
+        self.past = (self.past[0] - back, self.past[1])
 
     def live(self, moment: int) -> list[tuple[int, int, int]]:
         return [unit for unit in self.units if unit[0] + self.period > moment]
 
+    def together(self, moment: int) -> int:
+        return self.past[1] if self.past[0] + self.period > moment else 0
+
     def used(self, moment: int) -> int:
-        return sum(count for _, count, _ in self.live(moment))
+        return self.together(moment) + sum(count for _, count, _ in self.live(moment))
 
     def last(self) -> int:
-        return self.units[-1][0] if self.units else 0
+        return self.units[-1][0] if self.units else self.past[0] if self.past[1] else 0
 
     def keep(self, now: int, units: list[tuple[int, int, int]]) -> None:
         clock = self.clock(now)
         self.units = units
+        self.past = (self.past[0], self.together(clock))
         self.units = self.live(clock)
         self.seen = self.units[-1][2] if self.units else 0
 
     def earliest(self, now: int, cost: int) -> int:
         moment = max(self.clock(now), self.last())
-        candidates = [moment] + [at + self.period for at, _, _ in self.units if at + self.period > moment]
+        candidates = [at + self.period for at in (self.past[0], *(at for at, _, _ in self.units))]
+        candidates = [moment] + [at for at in candidates if at > moment]
         return next(at for at in candidates if self.used(at) + cost <= self.size)
 
-    def take(self, now: int, at: int, cost: int) -> None:
+    def take(self, now: int, at: int, cost: int) -> int:
         clock = self.clock(now)
-        self.keep(now, [*self.units, (max(at, clock, self.last()), cost, clock)])
+        moment = max(at, clock, self.last())
+        self.keep(now, [*self.units, (moment, cost, clock)])
+        more = sum(count for _, count, _ in self.units) - self.size
+        if more > SPARE_UNITS:
+            more -= SPARE_UNITS // 2
+            self.past = (self.past[0], self.past[1] + more)
+            while more > 0:
+                at, count, clock = self.units.pop(0)
+                self.past = (at, self.past[1])
+                if count > more:
+                    self.units.insert(0, (at, count - more, clock))
+                more -= count
+        return moment
 
-    def punish(self, now: int, cost: int) -> None:
-        self.take(now, now, min(cost, self.size))
+    def punish(self, now: int, cost: int) -> int:
+        moment = self.take(now, now, min(cost, self.size))
         excess = self.used(self.clock(now)) - self.size
         while excess > 0:
             at, count, clock = self.units.pop(0)
             if count > excess:
                 self.units.insert(0, (at, count - excess, clock))
             excess -= count
+        return moment
 
-    def give(self, now: int, cost: int) -> None:
-        units = self.live(self.clock(now))
-        while units and cost > 0:
-            at, count, clock = units.pop()
-            if count > cost:
-                units.append((at, count - cost, clock))
-            cost -= count
-        self.keep(now, units)
+    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        clock, units = self.clock(now), []
+        self.keep(now, self.units)
+        for at, count, written in reversed(self.units):
+            back = min(cost, count) if hit_at in (None, at) else 0
+            cost -= back
+            units += [(at, count - back, written)] if count > back else []
+        if self.together(clock) and (hit_at is None or (hit_at <= self.past[0] and hit_at + self.period > clock)):
+            self.past = (self.past[0], max(0, self.past[1] - cost))
+        self.keep(now, units[::-1])
 
     def remaining(self, now: int) -> int:
         return 0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
 
     def idle(self, now: int) -> int:
-        return self.last() + self.period if self.live(self.clock(now)) else now
+        return self.last() + self.period if self.used(self.clock(now)) else now
 
 
 class SlidingWindow(Reference):
-    """Counted in segments: a unit counts until its whole segment is a period old. Kept as {segment's end: units}."""
-
-    last = 0
+    """Counted in segments: a unit counts until its whole segment is a period old. Kept as (last departure, units) of
+    each segment; hits before `since` are none of theirs."""
 
     def __init__(self, limit: Limit) -> None:
-        self.segments: dict[int, int] = {}
+        self.segments: list[tuple[int, int]] = []
+        self.since = 0
         super().__init__(limit)
 
+    def length(self) -> int:
+        return self.period // (self.limit.segments or 10)
+
     def shift(self, back: int) -> None:
-        back -= back % (self.period // (self.limit.segments or 10))
+        back -= back % self.length()
         super().shift(back)
-        self.last -= back
-        self.segments = {end - back: units for end, units in self.segments.items()}
+        self.since -= back
+        self.segments = [(last - back, units) for last, units in self.segments]
 
     def end(self, at: int) -> int:
-        length = self.period // (self.limit.segments or 10)
-        return at - at % length + length
+        return at - at % self.length() + self.length()
 
-    def live(self, moment: int) -> dict[int, int]:
-        # Nothing went after the last moment, so no segment need end later than the one that would hold it now.
-        latest = self.end(max(self.last, self.seen))
-        segments: dict[int, int] = {}
-        for end, units in self.segments.items():
-            if min(end, latest) + self.period > moment:
-                segments[min(end, latest)] = segments.get(min(end, latest), 0) + units
+    def live(self, moment: int) -> list[tuple[int, int]]:
+        segments: list[tuple[int, int]] = []
+        for last, units in self.segments:
+            if self.end(last) + self.period <= moment:
+                continue
+            if segments and self.end(segments[-1][0]) == self.end(last):
+                units += segments.pop()[1]
+            segments.append((last, units))
         return segments
 
     def used(self, moment: int) -> int:
-        return sum(self.live(moment).values())
+        return sum(units for _, units in self.live(moment))
 
-    def keep(self, now: int, segments: dict[int, int], last: int) -> None:
-        self.segments, self.last = segments, last
+    def last(self) -> int:
+        return self.segments[-1][0] if self.segments else 0
+
+    def keep(self, now: int, segments: list[tuple[int, int]]) -> None:
+        gone = [self.end(last) for last, _ in self.segments if self.end(last) + self.period <= self.clock(now)]
+        self.since = max([self.since, *gone])
+        self.segments = segments
         self.wrote(now, idle=not segments)
-        if not segments:
-            self.last = 0
 
     def earliest(self, now: int, cost: int) -> int:
-        moment = max(self.clock(now), self.last)
-        candidates = [moment] + [end + self.period for end in self.live(moment)]
+        moment = max(self.clock(now), self.last())
+        candidates = [moment] + [self.end(last) + self.period for last, _ in self.live(moment)]
         return next(at for at in sorted(candidates) if self.used(at) + cost <= self.size)
 
-    def take(self, now: int, at: int, cost: int) -> None:
-        at = max(at, self.clock(now), self.last)
+    def take(self, now: int, at: int, cost: int) -> int:
+        at = max(at, self.clock(now), self.last())
         segments = self.live(self.clock(now))
-        segments[self.end(at)] = segments.get(self.end(at), 0) + cost
-        self.keep(now, segments, at)
+        if not segments:
+            self.segments, self.since = [], self.end(at) - self.length()
+        if segments and self.end(segments[-1][0]) == self.end(at):
+            segments[-1] = (at, segments[-1][1] + cost)
+        else:
+            segments.append((at, cost))
+        if len(segments) > SPARE_SEGMENTS + Fraction(self.period, self.length()):
+            place = next(place for place, (last, _) in enumerate(segments) if last > self.clock(now))
+            after = segments[place + 1 : place + 2]
+            if after and self.end(after[0][0]) + self.period <= at:
+                segments[place : place + 2] = [(after[0][0], segments[place][1] + after[0][1])]
+        self.keep(now, segments)
+        return at
 
-    def punish(self, now: int, cost: int) -> None:
-        self.take(now, now, cost)
+    def punish(self, now: int, cost: int) -> int:
+        return self.take(now, now, cost)
 
-    def give(self, now: int, cost: int) -> None:
-        segments, last = self.live(self.clock(now)), self.last
-        while segments and cost > 0:
-            end, units = max(segments.items())
-            segments[end] = units - cost
-            cost -= units
-            if segments[end] <= 0:
-                del segments[end]
-                last = min(last, max(segments, default=0))
-        self.keep(now, segments, last)
+    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        segments = self.live(self.clock(now))
+        self.keep(now, segments)
+        places = list(range(len(segments)))[::-1]
+        if hit_at is not None:
+            places = [place for place in places if self.since <= hit_at < self.end(segments[place][0])][-1:]
+        for place in places:
+            last, units = segments[place]
+            back = min(cost, units)
+            cost -= back
+            segments[place] = (last, units - back)
+        self.keep(now, [segment for segment in segments if segment[1]])
 
     def remaining(self, now: int) -> int:
-        return 0 if self.last > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
+        return 0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
 
     def idle(self, now: int) -> int:
         live = self.live(self.clock(now))
-        return max(live) + self.period if live else now
+        return self.end(live[-1][0]) + self.period if live else now
 
 
 REFERENCES = {
@@ -329,17 +600,18 @@ REFERENCES = {
 
 
 class Answer(NamedTuple):
-    """What one limit is expected to say; times in microseconds, `retry` None for never."""
+    """What one limit is expected to say; times in microseconds, `retry` None for never, `counted` 0 for not."""
 
     allowed: bool
     remaining: int
     retry: int | None
     reset: int
     wait: int
+    counted: int
 
 
 def decide(
-    limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False
+    limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False, hit_at: int | None = None
 ) -> tuple[bool, int, list[Answer]]:
     """One call: whether it is allowed, the units granted, and each limit's answer."""
     for limit in limits:
@@ -354,15 +626,16 @@ def decide(
     departs = max([now] + [at for (at, _), limit in zip(asked, limits, strict=True) if limit in enforced and at])
     answers = []
     for limit, (at, accepts), ok in zip(limits, asked, fine, strict=True):
+        counted = 0
         if operation == "refund":
-            limit.give(now, cost)
+            limit.give(now, cost, hit_at)
             at, accepts, ok = now, now, True
         elif operation == "hit" and cost and allowed and ok:
-            limit.take(now, max(at or 0, departs), cost)
+            counted = limit.take(now, max(at or 0, departs), cost)
         elif operation == "hit" and cost and limit.limit.count_denied:
-            limit.punish(now, cost)
+            counted = limit.punish(now, cost)
             at, accepts = limit.ask(now, cost)
         retry = None if accepts is None else max(0, accepts - now)
         reset = max(0, limit.idle(now) - now)
-        answers.append(Answer(ok, limit.remaining(now), retry, reset, 0 if at is None else at - now))
+        answers.append(Answer(ok, limit.remaining(now), retry, reset, 0 if at is None else at - now, counted))
     return allowed, cost if allowed and operation == "hit" else 0, answers

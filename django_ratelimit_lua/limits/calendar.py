@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from .rate import SECOND, LimitError
@@ -10,6 +12,10 @@ from .rate import SECOND, LimitError
 DAY = 86_400 * SECOND
 PERIODS = {"day": (DAY, DAY), "week": (7 * DAY, 7 * DAY), "month": (28 * DAY, 31 * DAY)}
 """The shortest and the longest period, in microseconds, that a rate counted by that calendar unit may name."""
+
+
+MOST_AHEAD = 100
+"""Windows for which a hit can be reserved ahead: of days, three months."""
 
 
 def zone(name: str) -> ZoneInfo:
@@ -36,14 +42,39 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]
     ['1969-12-01', '1970-01-01', '1970-02-01', '1970-03-01']
     """
     tz = zone(time_zone)
-    today = datetime.fromtimestamp(now // SECOND, UTC).astimezone(tz).date()
-    current = _start(unit, today)
-    step = {"day": 1, "week": 7, "month": 32}[unit]
-    following = _start(unit, current + timedelta(days=step))
-    after = _start(unit, following + timedelta(days=step))
+    current = _current(unit, tz, now)
     previous = _start(unit, current - timedelta(days=1))
+    start, following, after = _starts(unit, time_zone, current, 3)
+    return _stamp(previous, tz), start, following, after
 
-    def stamp(day: date) -> int:
-        return round(datetime.combine(day, time.min, tz).timestamp()) * SECOND
 
-    return stamp(previous), stamp(current), stamp(following), stamp(after)
+def boundaries_ahead(unit: str, time_zone: str, now: int, until: int | None) -> tuple[tuple[int, ...], bool]:
+    """The starts of `unit` that follow those of `boundaries`, up to the first one after `until`, but only so many that
+    `MOST_AHEAD` lie ahead of `now`; and whether these are all that were asked for (None: there is always another).
+
+    >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
+    >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in ahead], is_all
+    (['1970-04-01'], True)
+    """
+    current = _current(unit, zone(time_zone), now)
+    starts = _starts(unit, time_zone, current, MOST_AHEAD + 1)
+    if until is None or starts[-1] <= until:
+        return starts[3:], False
+    return starts[3 : bisect_right(starts, until) + 1], True
+
+
+def _current(unit: str, tz: ZoneInfo, now: int) -> date:
+    return _start(unit, datetime.fromtimestamp(now // SECOND, UTC).astimezone(tz).date())
+
+
+@lru_cache(maxsize=256)
+def _starts(unit: str, time_zone: str, first: date, count: int) -> tuple[int, ...]:
+    tz, step = zone(time_zone), timedelta(days={"day": 1, "week": 7, "month": 32}[unit])
+    days = [first]
+    while len(days) < count:
+        days.append(_start(unit, days[-1] + step))
+    return tuple(_stamp(day, tz) for day in days)
+
+
+def _stamp(day: date, tz: ZoneInfo) -> int:
+    return round(datetime.combine(day, time.min, tz).timestamp()) * SECOND

@@ -25,7 +25,7 @@ _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
 _HEADER = 5
-_PER_LIMIT = 6
+_PER_LIMIT = 7
 MOST_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
 
@@ -117,6 +117,8 @@ class Call:
 
     - `prefix`: what every key begins with; `now`: microseconds since 1970, or None for the server's clock;
     - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
+    - `longest_hold_us`: how long a hit may be held by a limit that names no `max_wait` and makes callers wait anyway,
+      as a leaky bucket does; None: as long as it takes;
     - `partial`: grant as many units as there are;
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
     - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
@@ -133,6 +135,15 @@ class Call:
     fence: bytes = b""
     hit_at: int | None = None
     subjects: Sequence[Subject] = ()
+    longest_hold_us: int | None = None
+
+    def max_wait_us_of(self, limit: Limit) -> int:
+        """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
+        if self.max_wait_us is not None:
+            return self.max_wait_us
+        if limit.max_wait_us < 0 and self.longest_hold_us is not None:
+            return self.longest_hold_us
+        return limit.max_wait_us
 
     @property
     def revision_number(self) -> int:
@@ -159,13 +170,16 @@ class Call:
             (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
         ]
         now = time.time_ns() // 1000 if self.now is None else self.now
-        for charge in self.charges:
+        waits = [self.max_wait_us_of(charge.limit) for charge in self.charges]
+        for charge, max_wait in zip(self.charges, waits, strict=True):
             limit = charge.limit
-            max_wait = limit.max_wait_us if self.max_wait_us is None else self.max_wait_us
             args.append(limit.algorithm.encode())
-            args.append(
-                _RECORD.pack(charge.cost, limit.mode != "enforce", limit.count_denied, max_wait, *limit.numbers(now))
+            record = _RECORD.pack(
+                charge.cost, limit.mode != "enforce", limit.count_denied, max_wait, *limit.numbers(now)
             )
+            if limit.wants_more:
+                record += limit.more(now, waits, is_patient=self.max_wait_us is not None)
+            args.append(record)
         if self.subjects:
             args += [subject.digest for subject in self.subjects]
             args += [subject.tag for subject in self.subjects]
@@ -200,7 +214,7 @@ class Call:
         states = []
         at = _HEADER
         for charge in self.charges:
-            verdict, used, remaining, retry, reset, wait = numbers[at : at + _PER_LIMIT]
+            verdict, used, remaining, retry, reset, wait, counted_at = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
             if verdict not in _VERDICTS:
                 raise ValueError("not the reply to this call: no verdict")
@@ -217,6 +231,7 @@ class Call:
                     wait / SECOND,
                     limit.mode,
                     limit.rate.period,
+                    int(counted_at),
                 )
             )
         granted = int(numbers[2]) if self.operation in ("hit", "charge") else 0

@@ -19,7 +19,9 @@ class LimitState:
     - `limit`: the rate's units, and `period` its seconds; `used`: units counted; `remaining`: units that could go now;
     - `retry_after`: when the same hit would be allowed if nothing else happened; None: never;
     - `reset_after`: when the limit is wholly unused again if nothing else happens;
-    - `wait`: how long this limit alone would hold the hit.
+    - `wait`: how long this limit alone would hold the hit;
+    - `counted_at`: the moment from which the units count that were taken, in microseconds since 1970; by it they can be
+      given back (0: none were taken, or not by that clock).
     """
 
     name: str
@@ -32,6 +34,7 @@ class LimitState:
     wait: float
     mode: Mode = "enforce"
     period: float = 0.0
+    counted_at: int = field(default=0, compare=False)
 
     @property
     def enforced(self) -> bool:

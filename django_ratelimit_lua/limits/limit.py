@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
+from struct import pack
 from typing import Any, Literal, Never, TypedDict, get_args
 
 from . import algorithms, calendar
@@ -76,11 +77,13 @@ class Limit:
 
     - `algorithm`: token_bucket (= gcra), leaky_bucket, fixed_window, sliding_window or sliding_log;
     - `burst`: units a token bucket holds when full (default: the rate's limit);
-    - `queue`: units that may wait in a leaky bucket behind the one being served (default: the rate's limit - 1);
+    - `queue`: units that may wait in a leaky bucket behind the one being served (default: the rate's limit - 1, which
+      does not bound `RateLimiter.acquire`);
     - `segments`: parts of a sliding window (default 10): it forgets at most one part late;
     - `align`: a fixed window starts at its first hit (None), at multiples of the period since 1970 UTC ("clock"),
       or with each "day", "week" (Monday) or "month" in `time_zone` (an IANA name, default "UTC");
-    - `max_wait`: seconds a hit may be reserved ahead instead of being refused;
+    - `max_wait`: seconds a hit may be reserved ahead instead of being refused (default: none; of a leaky bucket any, on
+      views `RATELIMIT_MAX_WAIT`);
     - `count_denied`: refused hits count too;
     - `mode`: "shadow" counts and decides but never refuses;
     - `lease`: units that a process may take at once, to spend them without asking (token_bucket, leaky_bucket and
@@ -110,6 +113,7 @@ class Limit:
     key_part: bytes = field(repr=False, compare=False)
     numbers: Callable[[int], algorithms.Numbers] = field(repr=False, compare=False)
     max_wait_us: int = field(repr=False, compare=False)
+    wants_more: bool = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -158,6 +162,8 @@ class Limit:
         self._check_options(kind)
         object.__setattr__(self, "max_wait_us", self._max_wait_us())
         object.__setattr__(self, "numbers", self._numbers(kind))
+        by_calendar = self.align in calendar.PERIODS
+        object.__setattr__(self, "wants_more", by_calendar or (kind.name == "leaky_bucket" and self.queue is None))
 
     def _check_options(self, kind: algorithms.Algorithm) -> None:
         where = f"Limit {self.name!r}"
@@ -259,6 +265,20 @@ class Limit:
         for attribute in fields(self):
             object.__setattr__(copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name)))
         return copy
+
+    def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
+        """What the algorithm is given beyond its numbers, for one call.
+
+        `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any time; `is_patient`:
+        the caller says so itself, and waits in any queue whose length nobody has named.
+        """
+        if self.align not in calendar.PERIODS:
+            return pack("<d", 1) if is_patient else b""
+        if not any(waits):
+            return b""
+        until = None if min(waits) < 0 else now + max(waits)
+        ahead, is_all = calendar.boundaries_ahead(self.align, self.time_zone, now, until)
+        return pack(f"<{len(ahead) + 1}d", not is_all, *ahead)
 
     def _max_wait_us(self) -> int:
         if self.max_wait is not None:

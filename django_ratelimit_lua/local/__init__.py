@@ -311,7 +311,9 @@ def _key(call: Call, charge: Charge) -> Key:
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
     retry = counter.retry_after(now, max(charge.cost, 1))
-    longest = charge.limit.max_wait_us if call.max_wait_us is None else call.max_wait_us
+    longest = call.max_wait_us_of(charge.limit)
+    if retry and charge.limit.wants_more and call.max_wait_us is not None and charge.limit.align is None:
+        retry = 0.0  # Whoever says how long to wait does so in a queue of any length.
     if retry == 0.0 and charge.limit.algorithm == "leaky_bucket" and longest >= 0:
         retry = max(0.0, counter.wait(now) - longest / SECOND)
     return retry

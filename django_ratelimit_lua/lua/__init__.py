@@ -17,7 +17,7 @@ def _assemble() -> bytes:
     # An algorithm's file is the body of a function: it reads a limit's state into locals and returns the functions
     # that work on them. Behind a branch, so that a call only pays for the algorithms it uses.
     branches = "else".join(f"if name == '{name}' then\n{source(name)}\n" for name in ALGORITHMS)
-    opening = f"local open\nfunction open(name, key, limit, period, a, b, c, d, e, f)\n{branches}end\nend\n"
+    opening = f"local open\nfunction open(name, key, limit, period, a, b, c, d, e, f, more)\n{branches}end\nend\n"
     return "\n".join([source("state"), opening, source("program")]).encode()
 
 

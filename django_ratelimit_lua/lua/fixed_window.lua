@@ -1,84 +1,160 @@
 --[[
 Fixed window: a count that starts again with every window.
 
+With units reserved ahead there are several windows in use, and the next hit goes by the last. The others only matter when
+units are given back; of more than sixteen, the first two that are still to come are counted as one.
+
 record          limit, period; a: 0 the window starts with its first hit, 1 with the clock's multiples of the period,
-                2 with a calendar, of which b, c, d, e are four boundaries in a row around now
-state           clock, start, count: of the last window in which anything goes
+                2 with a calendar, of which b, c, d, e are four boundaries in a row around now; more: of a calendar, where
+                calls may wait: 1 if the calendar goes on for longer than it is told here (else 0), then further boundaries
+state           clock, the first moment that the first window stands for, the end of the last window, then for each window in
+                use its start and its count, oldest first
 promise         at most `limit` units in one window, so at most twice that in any period
 ]]
-local time, start, count = now, now, 0
+local time, from, last_end, size = now, nil, 0, 0
+local starts, counts, boundaries = {}, {}, nil
+if a == 2 then
+  boundaries = {b, c, d, e}
+  for offset = 9, #more, 8 do boundaries[#boundaries + 1] = unpack('<d', more, offset) end
+end
 
--- Where the window that holds a moment starts and ends, if it does not start with its own first hit.
+-- Where the window that holds a moment starts and ends, if it does not start with its own first hit; of a moment that
+-- is further ahead than the boundaries, only where the last of these is.
 local function window(moment)
   if a == 0 then return nil, nil end
   if a == 1 then return moment - moment % period, moment - moment % period + period end
   if moment < b then return b - period, b end
-  if moment < c then return b, c end
-  if moment < d then return c, d end
-  if moment < e then return d, e end
-  return e, e + period
+  for i = 2, #boundaries do
+    if moment < boundaries[i] then return boundaries[i - 1], boundaries[i] end
+  end
+  return boundaries[#boundaries], nil
 end
 
-local function finish()
-  local _, finishes = window(start)
-  return finishes or start + period
+local function finish(place)
+  if a == 0 then return starts[place] + period end
+  local _, finishes = window(starts[place])
+  if finishes then return finishes end
+  if place < size then return starts[place + 1] end
+  return last_end > starts[place] and last_end or starts[place] + period
+end
+
+local function remove(place)
+  table.remove(starts, place)
+  table.remove(counts, place)
+  size = size - 1
 end
 
 local state = checked(redis.pcall('GET', key), key)
-if state and #state == 24 then
-  local clock, began, counted = unpack('<ddd', state)
+if state and #state >= 40 and #state % 16 == 8 and is_ours(state) then
+  local clock
+  clock, from, last_end = unpack('<ddd', state)
   local back = a ~= 2 and set_back(clock) or 0 -- Days and months are what the calendar says.
+  clock, from, last_end = clock - back, from - back, last_end - back
+  for offset = 25, #state, 16 do
+    size = size + 1
+    starts[size], counts[size] = unpack('<dd', state, offset)
+    starts[size] = starts[size] - back
+  end
   if back > 0 then
-    clock, began = clock - back, began - back
-    rcall('SET', key, pack('<ddd', clock, began, counted), 'KEEPTTL')
+    local moved = {pack('<ddd', clock, from, last_end)}
+    for i = 1, size do moved[i + 1] = pack('<dd', starts[i], counts[i]) end
+    rcall('SET', key, table.concat(moved), 'KEEPTTL')
   end
   if clock > time then time = clock end
   local opens = window(time)
-  if opens then
+  while size > 0 and starts[1] <= time do
     -- Hits since this window opened belong to it, whatever windows were when they were counted.
-    if began > time then
-      start, count = began, counted
-    elseif clock >= opens or began >= opens then
-      start, count = opens, counted
-    else
-      start = opens
+    if opens then
+      local is_of_clock = clock >= opens and (size == 1 or starts[2] > clock)
+      if starts[1] >= opens or is_of_clock then
+        starts[1] = opens
+        break
+      end
+    elseif starts[1] + period > time then
+      break
     end
-  elseif began + period > time then
-    start, count = began, counted
-  else
-    start = time
+    from = finish(1)
+    remove(1)
   end
-else
-  start = window(time) or time
+  local place = 1
+  while place < size do
+    if starts[place + 1] < finish(place) then
+      -- One window now, after an edit.
+      counts[place + 1] = counts[place] + counts[place + 1]
+      remove(place)
+    else
+      place = place + 1
+    end
+  end
 end
+if size == 0 then last_end = 0 end
 
+-- Of a window whose end is not known yet: when the calendar will have been told as far.
 local function at(cost)
   if cost > limit then return nil end
-  if count + cost > limit then return finish() end
-  return start > time and start or now
+  if size == 0 then return now end
+  local moment = starts[size] > time and starts[size] or now
+  if counts[size] + cost > limit then
+    moment = finish(size)
+    if #more > 0 and unpack('<d', more) == 1 and moment >= boundaries[#boundaries] then
+      local _, following = window(time)
+      return moment, following
+    end
+  end
+  return moment
 end
 
 local function idle()
-  if count > 0 then return finish() end
-  return start > time and start or now
+  return size > 0 and finish(size) or now
+end
+
+local function save()
+  local states = {pack('<ddd', time, from or time, idle())}
+  for i = 1, size do states[i + 1] = pack('<dd', starts[i], counts[i]) end
+  write(key, table.concat(states), idle(), time)
 end
 
 local function take(cost, moment)
   if moment < time then moment = time end
-  if moment >= finish() or (count == 0 and moment >= start) then start, count = window(moment) or moment, 0 end
-  count = count + cost
-  write(key, pack('<ddd', time, start, count), idle(), time)
+  if size > 0 and moment < finish(size) then
+    counts[size] = counts[size] + cost
+    if moment < starts[size] then moment = starts[size] end
+  else
+    size, last_end = size + 1, 0
+    starts[size], counts[size] = window(moment) or moment, cost
+    if size == 1 then from = starts[1] end
+    if size > 16 then
+      local place = starts[1] > time and 1 or 2
+      counts[place + 1] = counts[place] + counts[place + 1]
+      remove(place)
+    end
+  end
+  save()
+  return moment
 end
 
--- A window ahead whose units are all given back stays the next one: those before it are full.
+-- Those of a hit go back to its window; else the latest go back first.
 local give = op == 'refund' and function(cost)
-  if given_at and given_at < start then cost = 0 end
-  count = count > cost and count - cost or 0
-  write(key, pack('<ddd', time, start, count), idle(), time)
+  local place = size
+  if given_at then
+    while place > 1 and finish(place - 1) > given_at do place = place - 1 end
+    if size == 0 or given_at < from or given_at >= finish(place) then cost = 0 end
+  end
+  while place > 0 and cost > 0 do
+    local back = math.min(cost, counts[place])
+    cost, counts[place] = given_at and 0 or cost - back, counts[place] - back
+    if counts[place] == 0 then
+      if place == size then last_end = starts[place] end
+      remove(place)
+    end
+    place = place - 1
+  end
+  save()
 end
 
 local function numbers()
-  if start > time then return limit, 0, idle() end
+  if size > 0 and starts[size] > time then return limit, 0, idle() end
+  local count = size > 0 and counts[size] or 0
   return count, count < limit and limit - count or 0, idle()
 end
 

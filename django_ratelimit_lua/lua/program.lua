@@ -12,12 +12,14 @@ ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not al
                 whose units are given back (the latest, if empty)
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
-                limit, period in microseconds, and six numbers a to f that its algorithm's file explains
+                limit, period in microseconds, and six numbers a to f that its algorithm's file explains; and as many
+                more as that file may want for this call
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
 returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
                 of a foreign type were cleared, the wait (of a refusal: what it would have been); then for each limit its verdict (0 or 1), used, remaining,
-                retry_after (below 0: never), reset_after, wait. Times and waits are microseconds.
+                retry_after (below 0: never), reset_after, wait, and the moment from which the units count that a hit
+                took (0: it took none), by which they are given back. Times and waits are microseconds.
                 A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
                 so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
                 The token is the end of the string, or the last element of the array.
@@ -50,8 +52,10 @@ end
 
 local charges = {}
 for i = 1, count do
-  local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', ARGV[4 + 2 * i])
-  local at, take, give, numbers = open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f)
+  local record = ARGV[4 + 2 * i]
+  local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
+  local more = #record > 96 and string.sub(record, 97) or ''
+  local at, take, give, numbers = open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
   charges[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
                 at = at, take = take, give = give, numbers = numbers, departs = now, accepts = now, allowed = true}
 end
@@ -102,7 +106,7 @@ end
 local answer = pack('<ddddd', denied and 0 or 1, now, granted, cleared, departs - now)
 for i = 1, count do
   local charge = charges[i]
-  local allowed = charge.allowed
+  local allowed, counted = charge.allowed, 0
   if op == 'refund' then
     charge.give(charge.cost)
   elseif op == 'charge' then
@@ -110,9 +114,9 @@ for i = 1, count do
     look(charge)
   elseif op == 'hit' and charge.cost > 0 then
     if not denied and allowed then
-      charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)
+      counted = charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)
     elseif charge.count_denied == 1 then
-      charge.take(charge.cost, now, true)
+      counted = charge.take(charge.cost, now, true)
       look(charge)
     end
   end
@@ -120,6 +124,6 @@ for i = 1, count do
   local retry, wait = 0, 0
   if not charge.allowed then retry = charge.accepts and charge.accepts - now or -1 end
   if charge.departs then wait = charge.departs - now end
-  answer = answer .. pack('<dddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait)
+  answer = answer .. pack('<ddddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait, counted)
 end
 return answer .. token

@@ -1,26 +1,32 @@
 --[[
 Sliding log: every unit is remembered by the moment it goes.
 
+With units reserved far ahead, the next one has to wait for one of the latest `limit`. Older ones only matter when units are
+given back: beyond 128 more than the limit they are counted together, at the moment of the last of them.
+
 record          limit, period
 state           a sorted set: score, the moment a unit goes; member, a counter of 6 bytes and, for a unit reserved ahead,
-                7 bytes of how far ahead that was
+                7 bytes of how far ahead that was; first of all perhaps a counter of 0 and 6 bytes: so many units together
 promise         never more than `limit` units in any period, and no refusal that this does not demand
 ]]
-local time, last, serial, length, total = now, 0, 0, 0, 0
+local time, last, serial, total, past, past_at = now, 0, 0, 0, 0, 0
 
 local function load()
-  time, last, length, total = now, 0, 0, 0
+  time, last, total, past = now, 0, 0, 0
   local newest = checked(redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES'), key)
   if not newest or not newest[1] then return end
-  local member, score = newest[1], tonumber(newest[2])
-  if (#member ~= 6 and #member ~= 13) or not (score >= 0 and score < 9007199254740992) then
+  local member, clock = newest[1], 0
+  last = tonumber(newest[2])
+  if (#member ~= 6 and #member ~= 12 and #member ~= 13) or not (last >= 0 and last < 9007199254740992) then
     -- Not written by this program: no more ours to keep than a key of another type.
     rcall('DEL', key)
-    cleared = cleared + 1
+    cleared, last = cleared + 1, 0
     return
   end
-  last, serial = score, unpack('>I6', member)
-  local clock = #member == 13 and last - unpack('>I7', member, 7) or last
+  if #member ~= 12 then
+    serial = unpack('>I6', member)
+    clock = #member == 13 and last - unpack('>I7', member, 7) or last
+  end
   local back = set_back(clock)
   if back > 0 then
     local units = rcall('ZRANGE', key, 0, -1, 'WITHSCORES')
@@ -28,8 +34,15 @@ local function load()
     clock, last = clock - back, last - back
   end
   if clock > time then time = clock end
-  length = rcall('ZCARD', key)
   total = rcall('ZCOUNT', key, string.format('(%.0f', time - period), '+inf')
+  local first = rcall('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if #first[1] == 12 then
+    past_at = tonumber(first[2])
+    if past_at + period > time then
+      past = unpack('>I6', first[1], 7)
+      total = total - 1 + past
+    end
+  end
 end
 load()
 
@@ -38,9 +51,12 @@ local function at(cost)
   local moment = last > time and last or time
   local excess = total + cost - limit
   if excess > 0 then
-    local oldest = length - total + excess - 1
-    local freed = tonumber(rcall('ZRANGE', key, oldest, oldest, 'WITHSCORES')[2]) + period
-    if freed > moment then moment = freed end
+    local leaves = past_at
+    if excess > past then
+      local place = excess - total - 1
+      leaves = tonumber(rcall('ZRANGE', key, place, place, 'WITHSCORES')[2])
+    end
+    if leaves + period > moment then moment = leaves + period end
   end
   return moment > time and moment or now
 end
@@ -51,7 +67,12 @@ end
 
 local function prune()
   rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', time - period))
-  length = total
+end
+
+local function set_past(moment, units)
+  if past > 0 then rcall('ZREMRANGEBYRANK', key, 0, 0) end
+  if units > 0 then rcall('ZADD', key, string.format('%.0f', moment), pack('>I6I6', 0, units)) end
+  past, past_at = units, moment
 end
 
 local function expire()
@@ -75,25 +96,41 @@ local function take(cost, moment, refused)
       units = {}
     end
   end
-  last, length, total = moment, length + cost, total + cost
-  if beyond and total > limit then
-    rcall('ZREMRANGEBYRANK', key, 0, length - limit - 1)
-    total = limit
-  end
+  last, total = moment, total + cost
   prune()
+  if beyond and total > limit then
+    rcall('ZREMRANGEBYRANK', key, 0, -limit - 1)
+    load()
+  elseif total - past > limit + 128 then
+    local more, first = total - past - limit - 64, past > 0 and 1 or 0
+    local latest = rcall('ZRANGE', key, first + more - 1, first + more - 1, 'WITHSCORES')[2]
+    rcall('ZREMRANGEBYRANK', key, first, first + more - 1)
+    set_past(tonumber(latest), past + more)
+  end
   expire()
+  return moment
 end
 
 -- Those of a hit go back by its moment; else the latest go back first.
 local give = op == 'refund' and function(cost)
   prune()
+  local left = 0
   if given_at then
     local moment = string.format('%.0f', given_at)
-    local units = cost > 0 and rcall('ZRANGEBYSCORE', key, moment, moment, 'LIMIT', 0, cost) or {}
-    for i = 1, #units do rcall('ZREM', key, units[i]) end
-  elseif cost > 0 then
-    rcall('ZREMRANGEBYRANK', key, string.format('%.0f', -cost), -1)
+    local units = cost > 0 and rcall('ZRANGEBYSCORE', key, moment, moment, 'LIMIT', 0, cost + 1) or {}
+    for i = 1, #units do
+      if #units[i] ~= 12 and cost > 0 then
+        rcall('ZREM', key, units[i])
+        cost = cost - 1
+      end
+    end
+    if given_at <= past_at and given_at + period > time then left = cost end
+  else
+    local units = cost < total - past and cost or total - past
+    if units > 0 then rcall('ZREMRANGEBYRANK', key, string.format('%.0f', -units), -1) end
+    left = cost - units
   end
+  if past > 0 and left > 0 then set_past(past_at, past > left and past - left or 0) end
   load()
   expire()
 end

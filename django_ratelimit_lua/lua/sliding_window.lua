@@ -1,52 +1,59 @@
 --[[
 Sliding window in segments: the oldest, partly expired segment counts whole.
 
+With units reserved far ahead, what the next one has to wait for is in the last period before the latest. Segments further
+back only matter when units are given back; of more than sixteen, the first that are still to go are counted as one, at the
+end of the last of them.
+
 record          limit, period; a: the length of a segment in microseconds
-state           clock, the last departure, then for each segment in use its end and its count, oldest first
+state           clock, the first moment that the first segment stands for, then for each segment in use the last departure
+                in it and its count, oldest first
 promise         never more than `limit` units in any period; a unit is forgotten at most one segment late
 ]]
-local time, last, total, size = now, 0, 0, 0
-local ends, counts = {}, {}
+local time, from, total, size = now, now, 0, 0
+local lasts, ends, counts = {}, {}, {}
+
+local function finish(moment)
+  return moment - moment % a + a
+end
 
 local state = checked(redis.pcall('GET', key), key)
-if state and #state >= 32 and #state % 16 == 0 then
+if state and #state >= 32 and #state % 16 == 0 and is_ours(state) then
   local clock
-  clock, last = unpack('<dd', state)
+  clock, from = unpack('<dd', state)
   local back = set_back(clock)
   if back > 0 then
     back = back - back % a
-    local moved = {pack('<dd', clock - back, last - back)}
+    local moved = {pack('<dd', clock - back, from - back)}
     for offset = 17, #state, 16 do
-      local segment, units = unpack('<dd', state, offset)
-      moved[#moved + 1] = pack('<dd', segment - back, units)
+      local last, units = unpack('<dd', state, offset)
+      moved[#moved + 1] = pack('<dd', last - back, units)
     end
     state = table.concat(moved)
-    clock, last = clock - back, last - back
+    clock, from = clock - back, from - back
     rcall('SET', key, state, 'KEEPTTL')
   end
   if clock > time then time = clock end
-  -- Nothing was counted after the last departure, so no segment need end later than the one that holds it
-  -- (it would, had segments been longer before an edit).
-  local latest = clock > last and clock or last
-  latest = latest - latest % a + a
   for offset = 17, #state, 16 do
-    local segment, units = unpack('<dd', state, offset)
-    if segment > latest then segment = latest end
+    local last, units = unpack('<dd', state, offset)
+    local segment = last - last % a + a
     if segment + period > time then
-      if ends[size] == segment then
-        counts[size] = counts[size] + units
+      if segment == ends[size] then
+        lasts[size], counts[size] = last, counts[size] + units
       else
         size = size + 1
-        ends[size], counts[size] = segment, units
+        lasts[size], ends[size], counts[size] = last, segment, units
       end
       total = total + units
+    else
+      from = segment
     end
   end
 end
 
 local function at(cost)
   if cost > limit then return nil end
-  local moment, used = last > time and last or time, total
+  local moment, used = size > 0 and lasts[size] > time and lasts[size] or time, total
   for i = 1, size do
     local gone = ends[i] + period
     if gone > moment then
@@ -58,58 +65,67 @@ local function at(cost)
   return moment > time and moment or now
 end
 
+local function idle()
+  return size > 0 and ends[size] + period or now
+end
+
 local function save()
-  local states = {pack('<dd', time, last)}
-  for i = 1, size do states[i + 1] = pack('<dd', ends[i], counts[i]) end
-  write(key, table.concat(states), size > 0 and ends[size] + period or now, time)
+  local states = {pack('<dd', time, from)}
+  for i = 1, size do states[i + 1] = pack('<dd', lasts[i], counts[i]) end
+  write(key, table.concat(states), idle(), time)
+end
+
+local function remove(place)
+  table.remove(lasts, place)
+  table.remove(ends, place)
+  table.remove(counts, place)
+  size = size - 1
 end
 
 local function take(cost, moment)
   if moment < time then moment = time end
-  if moment < last then moment = last end
-  local segment = moment - moment % a + a
+  if size > 0 and moment < lasts[size] then moment = lasts[size] end
+  local segment = finish(moment)
   if ends[size] == segment then
-    counts[size] = counts[size] + cost
+    lasts[size], counts[size] = moment, counts[size] + cost
   else
     size = size + 1
-    ends[size], counts[size] = segment, cost
+    lasts[size], ends[size], counts[size] = moment, segment, cost
+    if size == 1 then from = segment - a end
   end
-  total, last = total + cost, moment
+  if size > 16 + period / a then
+    local place = 1
+    while place < size and lasts[place] <= time do place = place + 1 end
+    if place < size and ends[place + 1] + period <= moment then
+      counts[place + 1] = counts[place] + counts[place + 1]
+      remove(place)
+    end
+  end
+  total = total + cost
   save()
+  return moment
 end
 
 -- Those of a hit go back to its segment; else the latest go back first.
 local give = op == 'refund' and function(cost)
+  local place = size
   if given_at then
-    for i = 1, size do
-      if ends[i] == given_at - given_at % a + a then
-        local back = math.min(cost, counts[i])
-        counts[i], total = counts[i] - back, total - back
-        if counts[i] == 0 then
-          table.remove(ends, i)
-          table.remove(counts, i)
-          size = size - 1
-        end
-        break
-      end
-    end
-    cost = 0
+    local segment = finish(given_at)
+    while place > 1 and ends[place - 1] >= segment do place = place - 1 end
+    if size == 0 or given_at < from or ends[place] < segment then cost = 0 end
   end
-  while size > 0 and cost > 0 do
-    local back = math.min(cost, counts[size])
-    cost, total, counts[size] = cost - back, total - back, counts[size] - back
-    if counts[size] == 0 then
-      size = size - 1
-      last = math.min(last, ends[size] or 0)
-    end
+  while place > 0 and cost > 0 do
+    local back = math.min(cost, counts[place])
+    cost, total, counts[place] = given_at and 0 or cost - back, total - back, counts[place] - back
+    if counts[place] == 0 then remove(place) end
+    place = place - 1
   end
   save()
 end
 
 local function numbers()
-  local idle = size > 0 and ends[size] + period or now
-  if last > time then return limit, 0, idle end
-  return total, total < limit and limit - total or 0, idle
+  if size > 0 and lasts[size] > time then return limit, 0, idle() end
+  return total, total < limit and limit - total or 0, idle()
 end
 
 return at, take, give, numbers

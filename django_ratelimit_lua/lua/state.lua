@@ -44,6 +44,15 @@ local function write(key, state, idle, time)
   end
 end
 
+-- Whether a state's numbers are such as this program writes; else it is no more ours to keep than a key of another type.
+local function is_ours(state)
+  for offset = 1, #state, 8 do
+    local number = unpack('<d', state, offset)
+    if not (number > -9007199254740992 and number < 9007199254740992 and number == floor(number)) then return false end
+  end
+  return true
+end
+
 -- How many whole tokens at a per b microseconds a span of (us + part / a) microseconds is worth.
 -- The quotient is exact below 2^53; above that it is an estimate, and the comparisons are exact.
 local function whole_tokens(us, part, a, b)
@@ -51,6 +60,7 @@ local function whole_tokens(us, part, a, b)
   local units = us * a + part
   local tokens = floor(units / b)
   if units < 9007199254740992 then return tokens end
+  if tokens > 4503599627370496 then return 4503599627370496 end
   local function fits(n)
     local parts = n * (b % a)
     local span = n * floor(b / a) + floor(parts / a)

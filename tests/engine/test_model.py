@@ -54,7 +54,7 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool) -> Limit:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["peek"] + ["hit"] * 6 + ["partial", "refund", "edit"]),
+        st.sampled_from(["peek"] + ["hit"] * 6 + ["partial", "refund", "return", "return", "edit"]),
         st.sampled_from(
             [
                 0,
@@ -93,6 +93,7 @@ def said(decision: Decision) -> list[Answer]:
             microseconds(state.retry_after),
             microseconds(state.reset_after) or 0,
             microseconds(state.wait) or 0,
+            state.counted_at,
         )
         for state in decision.limits
     ]
@@ -100,6 +101,7 @@ def said(decision: Decision) -> list[Answer]:
 
 def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) -> None:
     names = [f"l{index}" for index in range(len(algorithms))]
+    taken: list[tuple[int, int]] = []
     now, who = START, f"{next(serial):032d}".encode()
     current = [
         limit_data.draw(limits(algorithm, name, plain)) for algorithm, name in zip(algorithms, names, strict=True)
@@ -113,15 +115,21 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) ->
             for reference, limit in zip(references, current, strict=True):
                 reference.edit(limit)
             continue
-        operation = "hit" if action == "partial" else action
+        operation = {"partial": "hit", "return": "refund"}.get(action, action)
         partial = action == "partial" and cost > 0
+        hit_at = None
+        if action == "return" and taken:
+            # Of one of the latest hits, or of one that is no more.
+            hit_at, cost = taken[-1 - cost % len(taken)]
 
-        def ask(operation: str, now: int, cost: int = cost, partial: bool = partial) -> Decision:
+        def ask(operation: str, now: int, cost: int = cost, partial: bool = partial, **options: Any) -> Decision:
             charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
-            return get_store().run(Call(charges, operation, b"m:", now, partial=partial))
+            return get_store().run(Call(charges, operation, b"m:", now, partial=partial, **options))
 
-        expected, granted, answers = decide(references, operation, now, cost, partial)
-        decision = ask(operation, now)
+        expected, granted, answers = decide(references, operation, now, cost, partial, hit_at)
+        decision = ask(operation, now, hit_at=hit_at)
+        if granted:
+            taken.append((answers[0].counted or now, granted))
         assert (decision.allowed, decision.granted, said(decision)) == (expected, granted, answers)
         if not decision.allowed and decision.retry_after is not None:
             # Exactly true: refused one microsecond before, allowed at it.

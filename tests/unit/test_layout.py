@@ -35,6 +35,7 @@ ROOMS = [
     "local exceeded",
     "hot fallback",
     "check",
+    "waiting",
     "limiter wanted health",
     "overridden",
     "steps",
@@ -145,7 +146,7 @@ def test_the_programs_header_says_what_it_is_given() -> None:
     assert "12 doubles" in header
     assert "unpack('<" + "d" * 12 + "'" in text
     assert "pack('<" + "d" * 5 + "'" in text
-    assert "pack('<" + "d" * 6 + "'" in text
+    assert "answer .. pack('<" + "d" * 7 + "'" in text
     assert set(re.findall(r"op == '(\w+)'", text)) <= set(
         re.search(r"what to do: (.*)", header).group(1).replace(",", "").split()
     )

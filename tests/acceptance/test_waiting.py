@@ -1,0 +1,359 @@
+"""Who waits for a turn waits no longer than said, and owes it to the others when stopped meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.check import check_current
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.server import url
+
+
+def request(**query: str) -> HttpRequest:
+    return RequestFactory().get("/", query)
+
+
+async def cancelled(coroutine: Any, times: int = 1, after: float = 0.1) -> None:
+    """Run a coroutine, cancel it while it waits, as often as told, and see that it ends so."""
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.sleep(after)
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def next_turn(limiter: RateLimiter) -> float:
+    """Seconds that whoever came now would have to wait."""
+    return check_current(limiter._by("peek", "ada", 1, max_wait_us=-1)).wait
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
+    """Of two who wait the first is cancelled, however often: nobody gets the turn of the second; when it is cancelled
+    as well, it is as if neither had come."""
+    limiter = RateLimiter("own", "1/h", algorithm=algorithm)
+
+    async def turns() -> None:
+        await limiter.aacquire("ada")
+        waits, tasks = [next_turn(limiter)], []
+        for _ in range(2):
+            tasks.append(asyncio.ensure_future(limiter.aacquire("ada")))
+            await asyncio.sleep(0.1)
+            waits.append(next_turn(limiter))
+        left = []
+        for task in tasks:
+            for _ in range(times):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            left.append(next_turn(limiter))
+        assert left[0] == pytest.approx(waits[2], abs=2), "behind the second, who keeps its turn"
+        assert left[1] == pytest.approx(waits[0], abs=2)
+
+    asyncio.run(turns())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nobody_is_served_twice_in_a_period_when_others_give_up(algorithm: str) -> None:
+    """Twelve wait at five a second, every second one gives up: the others leave in their own turns."""
+    limiter = RateLimiter("pace", "5/s", algorithm=algorithm, **({"burst": 1} if algorithm == "token_bucket" else {}))
+
+    async def all_of_them() -> list[int]:
+        moments: list[int] = []
+
+        async def one() -> None:
+            moments.append((await limiter.aacquire("ada")).limits[0].counted_at)
+
+        tasks = [asyncio.ensure_future(one()) for _ in range(12)]
+        await asyncio.sleep(0.1)
+        for task in tasks[1::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [asyncio.ensure_future(one()) for _ in range(3)]
+        await asyncio.gather(*tasks)
+        return sorted(moments)
+
+    moments = asyncio.run(all_of_them())
+    most = 2 if algorithm == "fixed_window" else 1
+    for before, after in zip(moments, moments[5 * most :], strict=False):
+        assert after - before >= 1_000_000
+
+
+class Stopped(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """This thread is interrupted in a moment."""
+
+    def stop(*args: Any) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupted_turn_is_given_back(interrupted: None) -> None:
+    """Ctrl-C and the like in `acquire`."""
+    limiter = RateLimiter("stop", "1/m", algorithm="leaky_bucket")
+    limiter.acquire("ada")
+    with pytest.raises(Stopped):
+        limiter.acquire("ada")
+    assert limiter.peek("ada").limits[0].reset_after <= 60
+
+
+def test_a_request_interrupted_while_held_gives_its_turn_back(interrupted: None) -> None:
+    """The decorator's wait."""
+    view = ratelimit("held", "ip", "1/4s", algorithm="leaky_bucket", queue=5)(lambda request: HttpResponse())
+    view(request())
+    with pytest.raises(Stopped):
+        view(request())
+    held = request()
+    started = time.monotonic()
+    view(held)
+    assert held.ratelimit.wait <= 4
+    assert time.monotonic() - started > 2
+
+
+def test_a_client_that_hangs_up_while_held_gives_its_turn_back(settings: Any) -> None:
+    """In asynchronous views and in the middleware, where the task of the request is cancelled."""
+    settings.RATELIMIT_RULES = [
+        {"name": "held", "path": "/", "key": "ip", "rate": "1/4s", "algorithm": "leaky_bucket", "queue": 5}
+    ]
+
+    @ratelimit("held-view", "ip", "1/4s", algorithm="leaky_bucket", queue=5)
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    async def plain(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    async def ask(handler: Any) -> None:
+        await handler(request())
+        await cancelled(handler(request()))
+        seen = request()
+        await cancelled(handler(seen))
+        held = request()
+        await cancelled(handler(held))
+
+    started = time.monotonic()
+    asyncio.run(ask(view))
+    asyncio.run(ask(RateLimitMiddleware(plain)))
+    assert time.monotonic() - started < 4
+    for name in ("held-view:*:ip:1/4s", "held"):
+        limiter = RateLimiter(name, "1/4s", algorithm="leaky_bucket", queue=5)
+        assert limiter.peek(("ip", "127.0.0.1")).limits[0].reset_after <= 4, name
+
+
+def test_a_coroutine_that_is_thrown_away_gives_its_turn_back() -> None:
+    """It is only closed, and cannot wait for anything any more."""
+    limiter = RateLimiter("away", "1/h", algorithm="leaky_bucket")
+    limiter.hit("ada")
+
+    async def closed() -> None:
+        coroutine = limiter.aacquire("ada")
+        task = asyncio.ensure_future(coroutine)
+        await asyncio.sleep(0.2)
+        assert limiter.peek("ada").limits[0].reset_after > 3600
+        coroutine.close()
+        task.cancel()
+
+    asyncio.run(closed())
+    assert limiter.peek("ada").limits[0].reset_after <= 3600
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, Stopped])
+def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) -> None:
+    """`count_if`, `cost_after` and `reset_if` are asked with what stopped the view, which goes on its way."""
+    seen: list[Any] = []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        raise stop
+
+    options = {
+        "count_if": lambda request, outcome: seen.append(outcome) or False,
+        "cost_after": lambda request, outcome: 3,
+        "reset_if": lambda request, outcome: False,
+    }
+    with pytest.raises(stop):
+        ratelimit("stopped", "ip", "10/h", **options)(view)(request())
+    assert [type(one) for one in seen] == [stop]
+    assert RateLimiter("stopped:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 3
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_client_that_hangs_up_has_an_outcome(times: int) -> None:
+    """The view is cancelled: what it has cost is charged, what does not count is given back, by asynchronous predicates
+    as well, and however often it is cancelled."""
+
+    async def no(request: HttpRequest, outcome: Any) -> bool:
+        await asyncio.sleep(0.01)
+        assert isinstance(outcome, asyncio.CancelledError)
+        return False
+
+    @ratelimit("hung", "ip", "10/h", count_if=no, cost_after=lambda request, outcome: 4, reset_if=no)
+    async def view(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(60)
+        return HttpResponse()
+
+    asyncio.run(cancelled(view(request()), times))
+    assert RateLimiter("hung:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 4
+
+
+def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(caplog: pytest.LogCaptureFixture) -> None:
+    """A predicate that knows responses only fails, which is logged; the request stays cancelled, its unit counted."""
+
+    @ratelimit("fails", "ip", "10/h", count_if=lambda request, outcome: outcome.status_code != 200)
+    async def view(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(60)
+        return HttpResponse()
+
+    asyncio.run(cancelled(view(request())))
+    assert "could not be settled" in caplog.text
+    assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
+
+
+def test_long_views_that_succeed_are_never_refused() -> None:
+    """A token bucket whose hits are all given back, each after many tokens' time, refuses nobody."""
+    view = ratelimit("long", "ip", "20/s", algorithm="token_bucket", burst=4, count_if=lambda request, outcome: False)
+
+    async def slow(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.25)
+        return HttpResponse()
+
+    async def traffic() -> list[int]:
+        async def client() -> list[int]:
+            return [(await handler(request())).status_code for _ in range(5)]
+
+        return [status for statuses in await asyncio.gather(*(client() for _ in range(4))) for status in statuses]
+
+    handler = view(slow)
+    assert asyncio.run(traffic()) == [200] * 20
+
+
+class Paced(SimpleRateThrottle):
+    """A throttle that makes its clients wait."""
+
+    scope = "paced"
+    rate = "5/s"
+    algorithm = "leaky_bucket"
+
+    def get_cache_key(self, request: Any, view: Any) -> str:
+        """Everybody."""
+        return "all"
+
+
+def test_a_view_is_held_for_a_few_seconds_at_most(settings: Any) -> None:
+    """A leaky bucket without `max_wait`: beyond `RATELIMIT_MAX_WAIT` the answer is 429, with a true time to come back.
+    Decorator, rule and throttle alike; a `max_wait` of the limit's own goes first."""
+    settings.RATELIMIT_RULES = [{"name": "six", "path": "/", "key": "ip", "rate": "6/m", "algorithm": "leaky_bucket"}]
+    slow = ratelimit("six-view", "ip", "6/m", algorithm="leaky_bucket")(lambda request: HttpResponse())
+    middleware = RateLimitMiddleware(lambda request: HttpResponse())
+
+    class View(APIView):
+        throttle_classes = (type("Six", (Paced,), {"scope": "six-a-minute", "rate": "6/m"}),)
+
+        def get(self, request: Any) -> Response:
+            return Response()
+
+    for handler in (slow, middleware, View.as_view()):
+        started = time.monotonic()
+        answers = [handler(request()) for _ in range(3)]
+        assert time.monotonic() - started < 2
+        assert [answer.status_code for answer in answers] == [200, 429, 429]
+        assert 4 <= int(answers[1]["Retry-After"]) <= 6, "ten seconds to its turn, of which five can be waited"
+    settings.RATELIMIT_MAX_WAIT = 0
+    none = ratelimit("none", "ip", "5/s", algorithm="leaky_bucket")(lambda request: HttpResponse())
+    assert [none(request()).status_code for _ in range(2)] == [200, 429]
+    own = ratelimit("own", "ip", "5/s", algorithm="leaky_bucket", max_wait=0.3)(lambda request: HttpResponse())
+    assert [own(request()).status_code for _ in range(2)] == [200, 200]
+
+
+def test_a_throttle_holds_its_requests() -> None:
+    """In DRF, too, a leaky bucket's requests leave one after the other."""
+
+    class View(APIView):
+        throttle_classes = (Paced,)
+
+        def get(self, request: Any) -> Response:
+            return Response()
+
+    started = time.monotonic()
+    assert [View.as_view()(request()).status_code for _ in range(3)] == [200] * 3
+    assert time.monotonic() - started >= 0.39
+
+
+def test_acquire_waits_as_long_as_it_is_told() -> None:
+    """Whose turn comes within the timeout gets it, however many wait; a queue that was given is a bound anyway."""
+
+    def all_of(limiter: RateLimiter, timeout: float | None) -> list[bool]:
+        async def ask() -> list[bool]:
+            decisions = await asyncio.gather(*(limiter.aacquire("ada", timeout=timeout) for _ in range(12)))
+            return [decision.allowed for decision in decisions]
+
+        return asyncio.run(ask())
+
+    assert sum(all_of(RateLimiter("four", "8/s", algorithm="leaky_bucket"), 1)) == 9
+    assert sum(all_of(RateLimiter("few", "8/s", algorithm="leaky_bucket", queue=2), 1)) == 3
+    assert sum(all_of(RateLimiter("any", "20/s", algorithm="leaky_bucket"), None)) == 12
+    for algorithm in ("token_bucket", "sliding_log", "fixed_window"):
+        assert sum(all_of(RateLimiter("each", "8/s", algorithm=algorithm), 1.2)) == 12
+
+
+def test_a_hit_is_bounded_by_the_queue_where_others_wait_longer() -> None:
+    """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is one."""
+    limiter = RateLimiter("mixed", "10/m", algorithm="leaky_bucket")
+    call = limiter._by("hit", "ada", 1, max_wait_us=-1)
+    assert all(check_current(call) for _ in range(15))
+    refused = limiter.hit("ada")
+    assert not refused
+    assert refused.retry_after == pytest.approx(36, abs=1)
+    assert check_current(call).wait == pytest.approx(90, abs=1)
+
+
+def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
+    """A real Ctrl-C in a real process."""
+    limiter = RateLimiter("ctrl-c", "1/m", algorithm="leaky_bucket")
+    limiter.hit("ada")
+    code = (
+        "import django; django.setup()\nfrom django.conf import settings\n"
+        f"settings.RATELIMIT_CACHE_PREFIX = {prefix!r}\nfrom django_ratelimit_lua import RateLimiter\n"
+        "limiter = RateLimiter('ctrl-c', '1/m', algorithm='leaky_bucket')\nprint('ready', flush=True)\n"
+        "limiter.acquire('ada')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "RATELIMIT_TEST_URL": url()},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.wait(10)
+    assert limiter.peek("ada").limits[0].reset_after <= 60

@@ -1,0 +1,127 @@
+"""Turns reserved far ahead: each in its right window, and a backlog that costs no more than a short one."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import get_store
+from tests.reference import calendar_window
+
+pytestmark = pytest.mark.engine
+
+START = 1_750_000_000_000_000
+DAY = 86_400_000_000
+serial = itertools.count()
+EXAMPLES = settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
+RATES = {"day": "2/d", "week": "2/w", "month": "2/30d"}
+
+
+class Asker:
+    """One limit of somebody new."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.who = b"ahead:%026d" % next(serial)
+
+    def __call__(self, now: int, operation: str = "hit", **options: Any) -> Decision:
+        return get_store().run(self.call(now, operation, **options))
+
+    def call(self, now: int, operation: str = "hit", **options: Any) -> Call:
+        return Call([Charge(self.limit, self.who)], operation, b"a:", now, **options)
+
+
+@EXAMPLES
+@given(
+    align=st.sampled_from(list(RATES)),
+    zone=st.sampled_from(ZONES),
+    start=st.integers(0, 40 * 365).map(lambda days: days * DAY + 11 * 3_600_000_000),
+    wait=st.sampled_from([3, 10, 40, 200]),
+    steps=st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0, 1, DAY // 3, DAY, 5 * DAY])), max_size=12),
+)
+def test_everyone_gets_his_own_calendar_window(align: str, zone: str, start: int, wait: int, steps: Any) -> None:
+    """With `max_wait`, however many days, weeks or months ahead: two in each window, none of them left out, and each
+    begins when the calendar says; who is refused is told exactly when not."""
+    limit = Limit("ahead", RATES[align], algorithm="fixed_window", align=align, time_zone=zone, max_wait=wait * 86_400)
+    ask, now = Asker(limit), start
+    counted: dict[int, int] = {}
+    for hits, later in steps:
+        for _ in range(hits):
+            decision = ask(now)
+            if not decision:
+                retry = round(decision.retry_after * 1e6)
+                assert not ask(now + retry - 1, "peek")
+                assert ask(now + retry, "peek")
+                break
+            moment = now + round(decision.wait * 1e6)
+            opens, _ = calendar_window(align, zone, moment)
+            assert moment in (now, opens), "now, or when a window opens"
+            earlier = [window for window in counted if window >= calendar_window(align, zone, now)[0]]
+            assert all(counted[window] == 2 for window in earlier if window != opens)
+            counted[opens] = counted.get(opens, 0) + 1
+            assert counted[opens] <= 2
+        now += later
+
+
+@pytest.mark.parametrize("align", list(RATES))
+def test_beyond_the_calendar_it_is_refused_until_the_next_window(align: str) -> None:
+    """Whoever would wait as long as it takes is told a hundred windows ahead; the next is refused, and exactly when
+    another window is near enough, not any more."""
+    ask = Asker(Limit("far", RATES[align], algorithm="fixed_window", align=align, time_zone="Europe/Berlin"))
+    moments = []
+    while decision := ask(START, max_wait_us=-1):
+        moments.append(START + round(decision.wait * 1e6))
+    assert len(moments) == len(set(moments)) * 2 == 200
+    assert round(decision.retry_after * 1e6) == calendar_window(align, "Europe/Berlin", START)[1] - START
+    after = START + round(decision.retry_after * 1e6)
+    assert not ask(after - 1, max_wait_us=-1)
+    late = ask(after, max_wait_us=-1)
+    assert late
+    assert after + round(late.wait * 1e6) == calendar_window(align, "Europe/Berlin", moments[-1])[1]
+
+
+def test_a_limit_that_does_not_wait_knows_the_end_of_a_far_window() -> None:
+    """Somebody has reserved for next month; whoever does not wait is told the true time to come back."""
+    ask = Asker(Limit("mixed", "1/d", algorithm="fixed_window", align="day"))
+    for _ in range(20):
+        assert ask(START, max_wait_us=-1)
+    midnight = calendar_window("day", "UTC", START)[0]
+    assert ask(START).retry_after == (midnight + 20 * DAY - START) / 1e6
+    assert datetime.fromtimestamp(midnight / 1e6, UTC).hour == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> None:
+    """A thousand who wait take no more of the server's memory than a limit's worth and a bit: at most 1 KB, and of a
+    sliding log 128 units more than its limit. Everyone leaves in a turn of his own all the same."""
+    ask = Asker(Limit("backlog", "2/s", algorithm=algorithm))
+    moments, sizes = [], []
+    for number in range(1000):
+        decision = ask(START + number, max_wait_us=-1, longest_hold_us=None)
+        moments.append(START + number + round(decision.wait * 1e6))
+        key = ask.call(START).keys()[0]
+        sizes.append(direct.zcard(key) if algorithm == "sliding_log" else direct.strlen(key))
+    assert max(sizes) <= (2 + 128 + 1 if algorithm == "sliding_log" else 1024)
+    assert moments == sorted(moments)
+    for before, after in zip(
+        moments, moments[4 if algorithm in ("token_bucket", "fixed_window") else 2 :], strict=False
+    ):
+        assert after - before >= 1_000_000
+    expected = {"sliding_window": 1.1}.get(algorithm, 1.0) * 500_000_000
+    assert moments[-1] - START <= expected

@@ -1,0 +1,210 @@
+"""What was taken and is given back leaves a limit as if it had never been taken: nothing less, and nothing more."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import get_store
+from tests.reference import REFERENCES
+
+pytestmark = pytest.mark.engine
+
+START = 1_750_000_000_000_000
+EXAMPLES = settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+serial = itertools.count()
+RATES = ["1/s", "3/s", "7/11s", "10/m"]
+LATER = [0, 0, 1, 3, 1_000, 99_999, 250_000, 999_999, 1_000_000, 1_571_429, 6_000_000, 61_000_000]
+
+
+class Asker:
+    """One limit of somebody new."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.who = b"refunds:%024d" % next(serial)
+
+    def __call__(self, now: int, operation: str = "hit", cost: int = 1, **options: Any) -> Decision:
+        return get_store().run(Call([Charge(self.limit, self.who, cost)], operation, b"r:", now, **options))
+
+
+class Taken:
+    """A hit that was admitted: when it asked, when it counts, and its units."""
+
+    def __init__(self, asked: int, decision: Decision, cost: int) -> None:
+        self.asked = asked
+        self.moment = decision.limits[0].counted_at
+        self.cost = cost
+        self.is_back = False
+
+
+def flow(limit: Limit, script: list[tuple[str, int, int, int]]) -> tuple[list[Taken], Asker, int]:
+    ask, now, taken = Asker(limit), START, []
+    for action, later, cost, which in script:
+        now += later
+        if action == "hit":
+            decision = ask(now, cost=cost)
+            if decision:
+                taken.append(Taken(now, decision, cost))
+        else:
+            out = [one for one in taken if not one.is_back]
+            if out:
+                one = out[which % len(out)]
+                one.is_back = True
+                ask(now, "refund", one.cost, hit_at=one.moment)
+    return taken, ask, now
+
+
+scripts = st.lists(
+    st.tuples(st.sampled_from(["hit", "hit", "back"]), st.sampled_from(LATER), st.sampled_from([1, 1, 1, 2, 3]),
+              st.integers(0, 40)),
+    min_size=30, max_size=60,
+)  # fmt: skip
+waits = st.sampled_from([None, None, 0.7, 30.0])
+
+
+def limits(algorithm: str, rate: str, wait: float | None, burst: int | None) -> Limit:
+    options: dict[str, Any] = {"max_wait": wait}
+    if algorithm == "token_bucket":
+        options["burst"] = burst
+    return Limit("back", rate, algorithm=algorithm, **options)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@EXAMPLES
+@given(rate=st.sampled_from(RATES), wait=waits, burst=st.sampled_from([None, 1, 4]), script=scripts)
+def test_what_is_kept_keeps_the_promise(algorithm: str, rate: str, wait: Any, burst: Any, script: Any) -> None:
+    """However much is given back in between, what is not given back never exceeds the limit in any interval."""
+    limit = limits(algorithm, rate, wait, burst)
+    taken, _, _ = flow(limit, script)
+    kept = sorted((one for one in taken if not one.is_back), key=lambda one: one.moment)
+    size, period = limit.rate.limit, limit.rate.period_us
+    for first, last in itertools.combinations_with_replacement(range(len(kept)), 2):
+        units = sum(one.cost for one in kept[first : last + 1])
+        span = kept[last].moment - kept[first].moment
+        if algorithm == "token_bucket":
+            assert units <= (limit.burst or size) + Fraction(span * size, period)
+        elif algorithm == "leaky_bucket":
+            # Each leaves when all before it are served; told in whole microseconds.
+            before = units - kept[last].cost
+            assert span + 1 >= Fraction(before * period, size)
+        elif algorithm == "fixed_window":
+            assert span >= period or units <= 2 * size
+        else:
+            assert span >= period or units <= size
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+@EXAMPLES
+@given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
+def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
+    algorithm: str, rate: str, burst: Any, script: Any
+) -> None:
+    """Where every hit is given back, however late and in whatever order, nobody is refused while fewer units are in
+    flight than the limit has."""
+    limit = limits(algorithm, rate, None, burst)
+    ask, now, out = Asker(limit), START, []
+    size = (limit.burst if algorithm == "token_bucket" else None) or limit.rate.limit
+    for action, later, cost, which in script:
+        now += later
+        if action == "hit":
+            flying = sum(one.cost for one in out)
+            decision = ask(now, cost=cost)
+            if decision:
+                out.append(Taken(now, decision, cost))
+            else:
+                assert flying + cost > size
+        elif out:
+            one = out.pop(which % len(out))
+            ask(now, "refund", one.cost, hit_at=one.moment)
+    for one in out:
+        ask(now, "refund", one.cost, hit_at=one.moment)
+    state = ask(now, "peek").limits[0]
+    assert (state.used, state.reset_after) == (0, 0.0)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
+@EXAMPLES
+@given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
+def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, script: Any) -> None:
+    """Afterwards the limit is what it would be had only those asked whose units were kept, each when it counts."""
+    limit = limits(algorithm, rate, None, burst)
+    taken, ask, now = flow(limit, script)
+    ideal = REFERENCES[algorithm](limit)
+    for one in taken:
+        if not one.is_back:
+            ideal.take(one.asked, one.moment, one.cost)
+    state = ask(now, "peek", 0).limits[0]
+    told = round(state.reset_after * 1e6)
+    expected = max(0, ideal.idle(now) - now)
+    if algorithm == "leaky_bucket":
+        # A turn in the middle that is given back stays free only as long as its time has not come.
+        # (Exact turns are counted from here, whole microseconds in the reference.)
+        assert state.remaining <= ideal.remaining(now + 1)
+        assert told >= expected - 1
+        return
+    if len(taken) <= 16 or algorithm != "token_bucket":
+        segment = limit.rate.period_us // 10 if algorithm == "sliding_window" else 0
+        assert 0 <= told - expected <= segment
+        assert state.remaining == ideal.remaining(now)
+    else:
+        assert told >= expected
+        assert state.remaining <= ideal.remaining(now)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("order", ["first", "last", "middle"])
+def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
+    """Of many who wait one gives its turn back: the others keep theirs, and whoever comes next gets none of them."""
+    ask = Asker(limits(algorithm, "2/s", 1000.0, 1) if algorithm != "leaky_bucket" else Limit(
+        "back", "2/s", algorithm=algorithm, queue=1000))  # fmt: skip
+    turns = [Taken(START, ask(START), 1) for _ in range(12)]
+    gone = turns.pop({"first": 2, "middle": 6, "last": 11}[order])
+    ask(START + 1, "refund", hit_at=gone.moment)
+    turns += [Taken(START + 2, ask(START + 2), 1) for _ in range(3)]
+    moments = sorted(one.moment for one in turns)
+    for before, after in zip(moments, moments[2:], strict=False):
+        assert after - before >= 1_000_000
+    if order == "last":
+        assert gone.moment in [one.moment for one in turns[-3:]], "it is free again"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_when_all_who_wait_give_up_nobody_waits(algorithm: str) -> None:
+    """In the order they came, or any other: then it is as if none of them had come."""
+    for order in (1, -1):
+        ask = Asker(Limit("back", "1/s", algorithm=algorithm, **({"queue": 1000} if algorithm == "leaky_bucket" else {
+            "max_wait": 1000.0})))  # fmt: skip
+        served = ask(START)
+        turns = [ask(START).limits[0].counted_at for _ in range(40)]
+        next_turn = math.inf if not turns else turns[0]
+        for moment in turns[::order]:
+            ask(START + 3, "refund", hit_at=moment)
+        assert served.wait == 0
+        assert ask(START + 4).limits[0].counted_at == next_turn, order
+
+
+def test_a_hit_of_a_later_clock_is_found_again() -> None:
+    """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and goes back by that."""
+    for algorithm in ALGORITHMS:
+        ask = Asker(Limit("skew", "4/m", algorithm=algorithm))
+        assert ask(START + 5_000)
+        decision = ask(START)
+        assert decision.limits[0].counted_at >= START + 5_000
+        ask(START, "refund", hit_at=decision.limits[0].counted_at)
+        assert ask(START + 5_000, "peek").limits[0].used == 1, algorithm
