@@ -80,7 +80,7 @@ if state and #state >= 40 and #state % 16 == 8 and is_ours(state) then
   while place < size do
     if starts[place + 1] < finish(place) then
       -- One window now, after an edit.
-      counts[place + 1] = counts[place] + counts[place + 1]
+      counts[place + 1] = bounded(counts[place] + counts[place + 1])
       remove(place)
     else
       place = place + 1
@@ -117,15 +117,15 @@ end
 local function take(cost, moment)
   if moment < time then moment = time end
   if size > 0 and moment < finish(size) then
-    counts[size] = counts[size] + cost
+    counts[size] = bounded(counts[size] + cost)
     if moment < starts[size] then moment = starts[size] end
   else
     size, last_end = size + 1, 0
-    starts[size], counts[size] = window(moment) or moment, cost
+    starts[size], counts[size] = window(moment) or moment, bounded(cost)
     if size == 1 then from = starts[1] end
     if size > 16 then
       local place = starts[1] > time and 1 or 2
-      counts[place + 1] = counts[place] + counts[place + 1]
+      counts[place + 1] = bounded(counts[place] + counts[place + 1])
       remove(place)
     end
   end

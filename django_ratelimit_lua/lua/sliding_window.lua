@@ -87,17 +87,17 @@ local function take(cost, moment)
   if size > 0 and moment < lasts[size] then moment = lasts[size] end
   local segment = finish(moment)
   if ends[size] == segment then
-    lasts[size], counts[size] = moment, counts[size] + cost
+    lasts[size], counts[size] = moment, bounded(counts[size] + cost)
   else
     size = size + 1
-    lasts[size], ends[size], counts[size] = moment, segment, cost
+    lasts[size], ends[size], counts[size] = moment, segment, bounded(cost)
     if size == 1 then from = segment - a end
   end
   if size > 16 + period / a then
     local place = 1
     while place < size and lasts[place] <= time do place = place + 1 end
     if place < size and ends[place + 1] + period <= moment then
-      counts[place + 1] = counts[place] + counts[place + 1]
+      counts[place + 1] = bounded(counts[place] + counts[place + 1])
       remove(place)
     end
   end

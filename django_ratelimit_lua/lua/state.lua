@@ -46,11 +46,18 @@ end
 
 -- Whether a state's numbers are such as this program writes; else it is no more ours to keep than a key of another type.
 local function is_ours(state)
-  for offset = 1, #state, 8 do
-    local number = unpack('<d', state, offset)
+  local size = #state / 8
+  local numbers = {unpack('<' .. string.rep('d', size), state)}
+  for i = 1, size do
+    local number = numbers[i]
     if not (number > -9007199254740992 and number < 9007199254740992 and number == floor(number)) then return false end
   end
   return true
+end
+
+-- Units that were used without asking may be as many as a number holds; what is more than that counts as that many.
+local function bounded(number)
+  return number < 9007199254740991 and number or 9007199254740991
 end
 
 -- How many whole tokens at a per b microseconds a span of (us + part / a) microseconds is worth.

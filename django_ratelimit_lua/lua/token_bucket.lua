@@ -22,6 +22,7 @@ local time, us, part, runs = now, now, 0, ''
 local function move(tokens)
   local parts = part + tokens * d
   us, part = us + tokens * c + floor(parts / a), parts % a
+  if us >= 9007199254740991 then us, part = 9007199254740991, 0 end
 end
 
 local state = checked(redis.pcall('GET', key), key)
@@ -74,10 +75,11 @@ end
 
 -- Remember units by the moment they go.
 local function note(cost, moment)
+  cost = bounded(cost)
   local size, done, first, from, units = #runs, 0, nil, nil, nil
   while size > 0 do
     first, from, units = unpack('<ddd', runs, size - 23)
-    units = units + done
+    units = bounded(units + done)
     local parts = units * d
     local finish = from + units * c + floor(parts / a)
     if finish > time or (finish == time and parts % a > 0) then break end
@@ -104,7 +106,7 @@ local function note(cost, moment)
       first, from = firsts[1], froms[1]
       for i = 2, #froms do
         if froms[i] - from <= near and joined < 8 and not (from <= time and froms[i] > time) then
-          joined, from, of = joined + 1, froms[i], of + sums[i]
+          joined, from, of = joined + 1, froms[i], bounded(of + sums[i])
         else
           kept[#kept + 1] = pack('<ddd', first, from, of)
           first, from, of = firsts[i], froms[i], sums[i]
@@ -118,7 +120,7 @@ local function note(cost, moment)
       local earlier, _, before = unpack('<ddd', runs, size - 47)
       first, units, size = earlier, units + before, size - 24
     end
-    runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first < moment and first or moment, from, units + cost)
+    runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first < moment and first or moment, from, bounded(units + cost))
   end
 end
 

@@ -465,10 +465,12 @@ def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_what_a_test_case_has_done_is_published_for_it(atomic: bool, settings: Any) -> None:
+def test_what_a_test_case_has_done_is_published_for_it(
+    atomic: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the transaction that it never commits, as `captureOnCommitCallbacks` does it, and where Redis was emptied: no
     other connection could see it. Not so from a transaction inside of that."""
-    settings.DATABASES["default"]["ATOMIC_REQUESTS"] = atomic
+    monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", atomic)
 
     class Case(TestCase):
         def runTest(self) -> None:
