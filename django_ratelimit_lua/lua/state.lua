@@ -44,15 +44,24 @@ local function write(key, state, idle, time)
   end
 end
 
--- Whether a state's numbers are such as this program writes; else it is no more ours to keep than a key of another type.
+-- Whether a state's numbers (four at least) are such as this program writes; else it is no more ours to keep than a key of
+-- another type. Nearly all states have eight at most: for these, no loop and no table.
 local function is_ours(state)
-  local size = #state / 8
-  local numbers = {unpack('<' .. string.rep('d', size), state)}
-  for i = 1, size do
-    local number = numbers[i]
-    if not (number > -9007199254740992 and number < 9007199254740992 and number == floor(number)) then return false end
+  local most = 9007199254740992
+  if #state > 64 then
+    local numbers = {unpack('<' .. string.rep('d', #state / 8), state)}
+    for i = 1, #state / 8 do
+      local number = numbers[i]
+      if not (number > -most and number < most and number % 1 == 0) then return false end
+    end
+    return true
   end
-  return true
+  local m, n, o, p, q, r, s, t = unpack(string.sub('<dddddddd', 1, 1 + #state / 8), state)
+  q, r, s, t = q or 0, r or 0, s or 0, t or 0
+  return m > -most and m < most and m % 1 == 0 and n > -most and n < most and n % 1 == 0
+    and o > -most and o < most and o % 1 == 0 and p > -most and p < most and p % 1 == 0
+    and q > -most and q < most and q % 1 == 0 and r > -most and r < most and r % 1 == 0
+    and s > -most and s < most and s % 1 == 0 and t > -most and t < most and t % 1 == 0
 end
 
 -- Units that were used without asking may be as many as a number holds; what is more than that counts as that many.
