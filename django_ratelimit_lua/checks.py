@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
@@ -67,7 +68,10 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 @register(Tags.caches)
 def check_cache(**kwargs: Any) -> list[CheckMessage]:
     """The cache alias is django-redis, with a client we can use."""
-    problem = why_unusable(conf.USE_CACHE)
+    try:
+        problem = why_unusable(conf.USE_CACHE)
+    except ImproperlyConfigured:
+        return []  # `check_settings` says it.
     if problem is None:
         return []
     hint = "Point RATELIMIT_USE_CACHE at an alias whose BACKEND is 'django_redis.cache.RedisCache'."
@@ -104,7 +108,7 @@ def _no_session(what: str) -> list[CheckMessage]:
     """What is wrong with whatever goes by the session, in this project."""
     if SESSIONS not in getattr(settings, "MIDDLEWARE", ()):
         problem, hint = "of which there is none", f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
-    elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
+    elif str(settings.SESSION_ENGINE).endswith(".signed_cookies"):
         problem = "which clients keep themselves here and can have as often as they like"
         hint = "Use the key 'user_or_ip', or sessions that are kept on the server."
     else:
@@ -195,7 +199,9 @@ def check_paths(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     if getattr(settings, "ROOT_URLCONF", None):
         list(_views(get_resolver().url_patterns))  # What views name is known when they are imported.
-    for path, purpose in dotted.known.items():
+    with suppress(ImproperlyConfigured):  # `check_rules` says it.
+        settings_rules()  # What rules name is known when they are read; nobody may have done that yet.
+    for path, purpose in list(dotted.known.items()):  # Importing may make more of them known.
         try:
             dotted.find(path, purpose)
         except ImproperlyConfigured as error:
@@ -206,8 +212,11 @@ def check_paths(**kwargs: Any) -> list[CheckMessage]:
 @register(Tags.caches, deploy=True)
 def check_proxies(**kwargs: Any) -> list[CheckMessage]:
     """It is said whether a proxy stands before the site: if one does and is not trusted, all visitors share a count."""
-    if conf.TRUSTED_PROXIES is not None or conf.IP_META_KEY is not None:
-        return []
+    try:
+        if conf.TRUSTED_PROXIES is not None or conf.IP_META_KEY is not None:
+            return []
+    except ImproperlyConfigured:
+        return []  # `check_settings` says it.
     signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
     told = [name for name in signs if getattr(settings, name, None)]
     why = f" ({', '.join(told)} says that one stands before this site)" if told else ""

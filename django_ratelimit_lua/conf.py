@@ -24,6 +24,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CLOCKS = ("redis", "client")
 
 
+_LONE = re.compile("[\ud800-\udfff]")
+"""Half a character, which UTF-8 has no bytes for."""
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 
@@ -44,6 +46,12 @@ def unmapped(network: Network) -> Network:
     return network
 
 
+def _is_secret(value: object) -> bool:
+    if isinstance(value, str):
+        return bool(value) and not _LONE.search(value)
+    return isinstance(value, bytes) and bool(value)
+
+
 def _bad(name: str, value: object, right: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"RATELIMIT_{name} is {value!r}: {right}")
 
@@ -58,7 +66,10 @@ class Conf:
     @cached_property
     def USE_CACHE(self) -> str:
         """The alias in `CACHES`, which must be django-redis."""
-        return cast(str, getattr(settings, "RATELIMIT_USE_CACHE", "default"))
+        value = getattr(settings, "RATELIMIT_USE_CACHE", "default")
+        if not isinstance(value, str) or not value:
+            raise _bad("USE_CACHE", value, "must be an alias of CACHES, such as 'default'")
+        return value
 
     @cached_property
     def CACHE_PREFIX(self) -> bytes:
@@ -66,7 +77,10 @@ class Conf:
         value = getattr(settings, "RATELIMIT_CACHE_PREFIX", "rl:")
         if not isinstance(value, str) or set(value) & set("{}"):
             raise _bad("CACHE_PREFIX", value, "must be text without braces, such as 'rl:'")
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise _bad("CACHE_PREFIX", value, f"must be text without braces, such as 'rl:'; {error}") from None
 
     @cached_property
     def ALGORITHM(self) -> str:
@@ -179,7 +193,11 @@ class Conf:
     @cached_property
     def KEY_SECRET(self) -> str | bytes:
         """What the digests of identities are keyed with."""
-        return cast("str | bytes", getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY)
+        value = getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY
+        if not _is_secret(value):
+            # The value itself is not shown: it may be most of a secret.
+            raise ImproperlyConfigured(f"RATELIMIT_KEY_SECRET is a {type(value).__name__}: must be text or bytes")
+        return cast("str | bytes", value)
 
     @cached_property
     def KEY_SECRET_FALLBACKS(self) -> tuple[str | bytes, ...]:
@@ -187,8 +205,9 @@ class Conf:
         own = getattr(settings, "RATELIMIT_KEY_SECRET", None)
         default = () if own else settings.SECRET_KEY_FALLBACKS
         value = getattr(settings, "RATELIMIT_KEY_SECRET_FALLBACKS", default)
-        if not isinstance(value, (list, tuple)) or not all(isinstance(one, (str, bytes)) and one for one in value):
-            raise _bad("KEY_SECRET_FALLBACKS", value, "must be a list of earlier secrets")
+        if not isinstance(value, (list, tuple)) or not all(map(_is_secret, value)):
+            # The value itself is not shown: there are secrets in it.
+            raise ImproperlyConfigured("RATELIMIT_KEY_SECRET_FALLBACKS must be a list of earlier secrets")
         return tuple(value)
 
     @cached_property
@@ -214,6 +233,8 @@ class Conf:
                 raise _bad("TRUSTED_PROXIES", value, f"{right}; at most 32")
             return value
         if not isinstance(value, (list, tuple)):
+            raise _bad("TRUSTED_PROXIES", value, right)
+        if not all(isinstance(network, (str, ipaddress.IPv4Network, ipaddress.IPv6Network)) for network in value):
             raise _bad("TRUSTED_PROXIES", value, right)
         try:
             return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != "unix")
@@ -260,7 +281,10 @@ class Conf:
     @cached_property
     def EXCEPTION_CLASS(self) -> type[Exception] | None:
         """Raised instead of answering 429, where set."""
-        return cast("type[Exception] | None", self._callable("EXCEPTION_CLASS"))
+        found = self._callable("EXCEPTION_CLASS")
+        if found is not None and not (isinstance(found, type) and issubclass(found, Exception)):
+            raise _bad("EXCEPTION_CLASS", found, "must be a class of exceptions, or its dotted path")
+        return found
 
     @cached_property
     def VIEW(self) -> Callable[..., Any] | None:

@@ -17,7 +17,7 @@ def find(path: str, purpose: str) -> Callable[..., Any]:
     """What a path names. Raises `ImproperlyConfigured` where that cannot be imported or called."""
     try:
         found = import_string(path)
-    except ImportError as error:
+    except Exception as error:  # Importing runs code, which may raise anything.
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")

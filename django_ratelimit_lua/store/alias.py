@@ -90,13 +90,20 @@ def _provider(connection: Any) -> Any:
 
 def why_unusable(alias: str) -> str | None:
     """What is wrong with a cache alias for our purpose, or None."""
-    try:
-        cache = caches[alias]
-    except InvalidCacheBackendError:
+    if alias not in caches.settings:
         return f"CACHES has no alias {alias!r}"
+    try:
+        return _problem(alias, caches[alias])
+    except Exception as error:  # Django, django-redis and redis-py make of bad settings whatever they like.
+        return f"CACHES[{alias!r}] cannot be used: {str(error) or type(error).__name__}"
+
+
+def _problem(alias: str, cache: Any) -> str | None:
     if not isinstance(cache, RedisCache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
+    if not cache._server:  # django-redis would take any server as one of none.
+        return f"CACHES[{alias!r}] has no LOCATION; name the server, such as 'redis://127.0.0.1:6379/0'"
     client = cache.client
     known = isinstance(client, SentinelClient) or (
         isinstance(client, DefaultClient) and type(client).connect is DefaultClient.connect
@@ -104,10 +111,7 @@ def why_unusable(alias: str) -> str | None:
     if not known:
         kinds = "django_redis.client.DefaultClient or SentinelClient"
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
-    try:
-        pool = _pools(client)[0]
-    except Exception as error:
-        return f"CACHES[{alias!r}] cannot be used: {error}"
+    pool = _pools(client)[0]
     if isinstance(client.connection_factory, ClusterConnectionFactory):
         if pool.connection_kwargs.get("db"):
             return f"CACHES[{alias!r}] names database {pool.connection_kwargs['db']}; a cluster has only database 0"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.core.checks import run_checks
+from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
@@ -323,3 +327,106 @@ def test_a_key_by_session_without_sessions_of_the_servers_is_a_warning(settings:
     assert found() == []
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     assert [(identifier, "keep themselves" in text) for identifier, text in found()] == [("W011", True)]
+
+
+NONSENSE: list[Any] = [
+    None, True, False, 0, -1, 7, 10**40, 0.5, -0.5, float("nan"), float("inf"), "", " ", "*", "default", "10.0.0.0/8",
+    "nowhere.at.all", ".", "a..b", ".a", "os.sep", "tests.unit.raises_on_import.name", "\ud800", "\0", b"", b"\xff",
+    "x" * 5000, [], (), {}, set(), [None], [True], [7], ["*"], [""], [[]], [{}], ["10.0.0.1/8"], ["\ud800"], [b"1234"],
+    {"name": "x"}, {None: None}, [{"name": None}], [{"name": "x", "key": "ip", "rate": "5/min"}],
+    [{"name": "x", "key": [], "rate": {}, "path": 7, "method": 7, "cost": object()}], object(), object, len, print,
+    ValueError, lambda: None, Ellipsis,
+]  # fmt: skip
+"""What somebody may have written by mistake."""
+SETTINGS = [f"RATELIMIT_{name}" for name in (*NAMES, "FAIL_OPEN", "RULES", "UNHEARD_OF")]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.django_db
+def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None:
+    """Every check that we have, for a deployment and for the database too: a bad setting is told, not a traceback; and
+    a setting that the checks take can be taken where it is used."""
+    ours = [
+        check
+        for check in registry.get_checks(include_deployment_checks=True)
+        # `check_migrated` reads none of them.
+        if check.__module__ == "django_ratelimit_lua.checks" and check.__name__ != "check_migrated"
+    ]
+    assert len(ours) >= 9
+    for value in NONSENSE:
+        setattr(settings, name, value)
+        messages = [message for check in ours for message in check(app_configs=None, databases=["default"])]
+        errors = [message for message in messages if str(message.id).startswith("django_ratelimit_lua.E")]
+        if name.removeprefix("RATELIMIT_") in NAMES and not any(error.id.endswith("E001") for error in errors):
+            getattr(conf, name.removeprefix("RATELIMIT_"))
+
+
+@pytest.mark.parametrize("value", ["10.0.0.0/8", True, ["*"], [None], [7], 33, {"10.0.0.0/8"}])
+def test_proxies_that_mean_nothing_are_an_error_of_a_deployment_too(value: Any, settings: Any) -> None:
+    """Once, by its name, with what is right; and no warning that nothing was said."""
+    settings.RATELIMIT_TRUSTED_PROXIES = value
+    messages = run_checks(tags=["caches"], include_deployment_checks=True)
+    assert [message.id for message in messages] == ["django_ratelimit_lua.E001"]
+    assert "RATELIMIT_TRUSTED_PROXIES" in messages[0].msg
+    assert "must be a number of proxies, or a list of networks" in messages[0].msg
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        {"BACKEND": REDIS["BACKEND"]},
+        {**REDIS, "LOCATION": ""},
+        {**REDIS, "LOCATION": []},
+        {**REDIS, "LOCATION": None},
+        {**REDIS, "LOCATION": [None]},
+        {**REDIS, "LOCATION": [""]},
+        {**REDIS, "LOCATION": 7},
+        {**REDIS, "LOCATION": "127.0.0.1:6379"},
+        {**REDIS, "LOCATION": "redis://host:port/0"},
+        {**REDIS, "OPTIONS": {"CLIENT_CLASS": "nowhere.Client"}},
+        {**REDIS, "OPTIONS": {"CLIENT_CLASS": 7}},
+        {**REDIS, "OPTIONS": {"CONNECTION_POOL_CLASS": "nowhere.Pool"}},
+        {**REDIS, "OPTIONS": 7},
+        {**REDIS, "BACKEND": "nowhere.Cache"},
+        {"LOCATION": REDIS["LOCATION"]},
+        {},
+    ],
+)
+def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(cache: dict[str, Any], settings: Any) -> None:
+    """At `check`, and where it is used: never the traceback of whoever reads the setting last."""
+    from django_ratelimit_lua.checks import check_cache
+    from django_ratelimit_lua.store import get_store
+
+    settings.CACHES = {"default": cache}
+    (message,) = check_cache()  # Alone: of some of these, Django's own checks make a traceback.
+    assert message.id == "django_ratelimit_lua.E002"
+    assert "CACHES['default']" in message.msg
+    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_USE_CACHE: CACHES"):
+        get_store()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"key": "nowhere.key", "rate": "5/m"}, {"key": "ip", "rate": "nowhere.rate"}, {"key": ["ip", "nowhere.key"]}],
+)
+def test_a_dotted_path_of_a_rule_is_an_error_in_whatever_order_checks_run(rule: Any, settings: Any) -> None:
+    """A rule is read by the check that looks for its paths: nobody has to have read it before."""
+    from django_ratelimit_lua.checks import check_paths
+
+    settings.RATELIMIT_RULES = [{"name": "x", "rate": "5/m", **rule}]
+    (message,) = check_paths()
+    assert message.id == "django_ratelimit_lua.E003"
+    assert "nowhere" in message.msg
+
+
+def test_a_process_that_only_checks_is_told_of_a_rules_path_that_leads_nowhere(tmp_path: Path) -> None:
+    """`manage.py check` in a process of its own, in Django's own order; for a cost, too."""
+    for place, rule in (("key", {"key": "nowhere.at_all"}), ("cost", {"key": "ip", "cost": "nowhere.at_all"})):
+        given = {"name": "x", "path": "/", "rate": "5/m", **rule}
+        (tmp_path / f"of_{place}.py").write_text(f"from tests.settings import *\nRATELIMIT_RULES = [{given!r}]\n")
+        environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+        command = [sys.executable, "-m", "django", "check", "--settings", f"of_{place}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1, done.stderr
+        assert "E003" in done.stderr
+        assert "'nowhere.at_all' cannot be imported" in done.stderr
