@@ -89,17 +89,20 @@ if state and #state >= 40 and #state % 16 == 8 and is_ours(state) then
 end
 if size == 0 then last_end = 0 end
 
--- Of a window whose end is not known yet: when the calendar will have been told as far.
+-- Of a moment for which the calendar is not told far enough: when it will be told of one window more.
+local beyond = #more > 0 and unpack('<d', more) == 1 and function(moment)
+  if moment < boundaries[#boundaries] then return nil end
+  local _, following = window(time)
+  return following
+end
+
 local function at(cost)
   if cost > limit then return nil end
   if size == 0 then return now end
   local moment = starts[size] > time and starts[size] or now
   if counts[size] + cost > limit then
     moment = finish(size)
-    if #more > 0 and unpack('<d', more) == 1 and moment >= boundaries[#boundaries] then
-      local _, following = window(time)
-      return moment, following
-    end
+    if beyond then return moment, beyond(moment) end
   end
   return moment
 end
@@ -158,4 +161,4 @@ local function numbers()
   return count, count < limit and limit - count or 0, idle()
 end
 
-return at, take, give, numbers
+return at, take, give, numbers, beyond

@@ -55,9 +55,10 @@ for i = 1, count do
   local record = ARGV[4 + 2 * i]
   local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
   local more = #record > 96 and string.sub(record, 97) or ''
-  local at, take, give, numbers = open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
+  local at, take, give, numbers, beyond = open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
   charges[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
-                at = at, take = take, give = give, numbers = numbers, departs = now, accepts = now, allowed = true}
+                at = at, take = take, give = give, numbers = numbers, beyond = beyond,
+                departs = now, accepts = now, allowed = true}
 end
 
 -- Look: when could this cost go, and when would it be accepted? Nothing is written.
@@ -75,7 +76,14 @@ local function look(charge)
   charge.departs, charge.accepts, charge.allowed = at, accepts, at and accepts <= now
 end
 
-local granted, denied, departs = 0, false, now
+local granted, denied, departs, is_bounded = 0, false, now, false
+
+-- Other limits may hold it for longer than a calendar is told: nobody knows in which window it would count.
+local function bound(charge)
+  local told = charge.beyond and charge.departs and charge.beyond(departs)
+  if told then charge.allowed, charge.accepts = false, math.max(told, charge.accepts) end
+end
+
 if op ~= 'refund' then
   if partial then
     local wanted
@@ -96,6 +104,13 @@ if op ~= 'refund' then
     if charge.shadow == 0 then
       if not charge.allowed then denied = true end
       if charge.departs and charge.departs > departs then departs = charge.departs end
+    end
+    is_bounded = is_bounded or charge.beyond
+  end
+  if is_bounded then
+    for i = 1, count do
+      bound(charges[i])
+      if charges[i].shadow == 0 and not charges[i].allowed then denied = true end
     end
   end
   if op == 'charge' then denied, departs = false, now end
@@ -118,6 +133,7 @@ for i = 1, count do
     elseif charge.count_denied == 1 then
       counted = charge.take(charge.cost, now, true)
       look(charge)
+      bound(charge)
     end
   end
   local used, room, idle = charge.numbers()

@@ -22,6 +22,7 @@ from django_ratelimit_lua.check import check_current
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.clusters import until
 from tests.server import url
 
 
@@ -340,6 +341,8 @@ def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
     limiter = RateLimiter("ctrl-c", "1/m", algorithm="leaky_bucket")
     limiter.hit("ada")
     code = (
+        # Whoever was started in the background of a shell is told to ignore it.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import django; django.setup()\nfrom django.conf import settings\n"
         f"settings.RATELIMIT_CACHE_PREFIX = {prefix!r}\nfrom django_ratelimit_lua import RateLimiter\n"
         "limiter = RateLimiter('ctrl-c', '1/m', algorithm='leaky_bucket')\nprint('ready', flush=True)\n"
@@ -353,7 +356,8 @@ def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(1)
+        until(lambda: limiter.peek("ada").limits[0].reset_after > 60, "it has reserved its turn")
+        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         process.wait(10)
     assert limiter.peek("ada").limits[0].reset_after <= 60

@@ -96,6 +96,40 @@ def test_beyond_the_calendar_it_is_refused_until_the_next_window(align: str) -> 
     assert after + round(late.wait * 1e6) == calendar_window(align, "Europe/Berlin", moments[-1])[1]
 
 
+@pytest.mark.parametrize("align", list(RATES))
+@pytest.mark.parametrize("pace", ["1/300d", "1/40d", "5/3d"])
+def test_another_limits_wait_leads_into_no_wrong_window(align: str, pace: str) -> None:
+    """A calendar beside a queue that lasts for years: a turn beyond the windows that the calendar is told is refused,
+    and every other is counted in its own window, now and when that has come."""
+    quota = Limit("quota", RATES[align], algorithm="fixed_window", align=align)
+    queue, who = Limit("queue", pace, algorithm="leaky_bucket"), b"beside:%025d" % next(serial)
+
+    def ask(now: int, *limits: Limit, operation: str = "hit") -> Decision:
+        charges = [Charge(limit, who) for limit in limits]
+        return get_store().run(Call(charges, operation, b"a:", now, max_wait_us=-1))
+
+    counted: dict[int, int] = {}
+    now, last = START, calendar_window(align, "UTC", START)[0]
+    for _ in range(101):
+        last = calendar_window(align, "UTC", last)[1]
+    for _ in range(600):
+        decision = ask(now, queue, quota)
+        if not decision:
+            break
+        moment = now + round(decision.wait * 1e6)
+        assert moment < last, "no further than a hundred windows"
+        opens = calendar_window(align, "UTC", moment)[0]
+        counted[opens] = counted.get(opens, 0) + 1
+    assert decision.denied_by == ("quota",)
+    assert round(decision.retry_after * 1e6) >= calendar_window(align, "UTC", now)[1] - now
+    assert max(counted.values()) <= 2
+    assert ask(now, queue, operation="peek").limits[0].allowed, "nothing was taken of the other"
+    # What has come true: the day of the latest turn has exactly its units, and the day after it none.
+    latest = max(counted)
+    assert ask(latest, quota, operation="peek").limits[0].used == counted[latest]
+    assert ask(calendar_window(align, "UTC", latest)[1], quota, operation="peek").limits[0].used == 0
+
+
 def test_a_limit_that_does_not_wait_knows_the_end_of_a_far_window() -> None:
     """Somebody has reserved for next month; whoever does not wait is told the true time to come back."""
     ask = Asker(Limit("mixed", "1/d", algorithm="fixed_window", align="day"))
