@@ -24,7 +24,7 @@ from .identity import digest
 from .identity.address import address_as, client_address
 from .identity.keys import Key
 from .limits.algorithms import LONGEST_LOG
-from .limits.call import Charge
+from .limits.call import Charge, whole_cost
 from .limits.decision import LimitState
 from .limits.limit import OPTIONS, Limit, Options, unknown_option
 from .limits.rate import SECOND, LimitError, Rate
@@ -145,7 +145,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         cost = getattr(view, "throttle_cost", 1)
         if isinstance(cost, Mapping):
             cost = cost.get(getattr(view, "action", None), 1)
-        return int(cost)
+        return whole_cost(cost, f"throttle_cost of {type(view).__name__} is")
 
     def prepare(self, request: Any, view: Any) -> Charge | None:
         """What this throttle wants counted for a request, or None."""
