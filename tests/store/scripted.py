@@ -31,7 +31,7 @@ def decision(command: list[bytes], *, numbers: int | None = None, fill: float | 
     token = command[-1]
     doubles = [1.0, 1.0, 1.0, 0.0, 0.0]
     for key in command[3 : 3 + count]:
-        doubles += [1.0, *[float(mark(key))] * 5]
+        doubles += [1.0, *[float(mark(key))] * 6]
     if fill is not None:
         doubles[6] = fill
     if numbers is not None:

@@ -105,7 +105,7 @@ NO_REPLIES = [
     bulk(lua.SHA),
     bulk(struct.pack("<2d", 2.0, 7.0)),
     bulk(b"stale 7-0123456789abcdef"),
-    bulk(b"\xff" * 88),
+    bulk(b"\xff" * 96),
 ]
 
 
