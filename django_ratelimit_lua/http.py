@@ -44,15 +44,18 @@ def message(decision: Decision) -> str:
     return next((rule.message for rule in rules if rule is not None and rule.message), "")
 
 
-def _when(retry_after: str | None) -> str:
+def _when(decision: Decision, retry_after: str | None) -> str:
     if retry_after is None:
+        # Whoever is blocked has a limit of nothing, and so has a rate of 0.
+        if any(not state.allowed and not state.limit for state in decision.enforced):
+            return "This request is not allowed."
         return "This request is larger than the limit allows."
     unit = "second" if retry_after == "1" else "seconds"
     return f"Try again in {retry_after} {unit}."
 
 
 def _detail(decision: Decision, retry_after: str | None) -> str:
-    return " ".join(part for part in (message(decision), _when(retry_after)) if part)
+    return " ".join(part for part in (message(decision), _when(decision, retry_after)) if part)
 
 
 def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:

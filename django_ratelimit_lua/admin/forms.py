@@ -34,7 +34,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
     methods = forms.MultipleChoiceField(
         label=_("Methods"), required=False, choices=[(name, name) for name in METHODS],
-        widget=forms.CheckboxSelectMultiple, help_text=_("None chosen: all."),
+        widget=forms.CheckboxSelectMultiple, help_text=_("None chosen: all. GET counts HEAD too."),
     )  # fmt: skip
     groups = forms.MultipleChoiceField(
         label=_("Groups"), required=False, widget=forms.CheckboxSelectMultiple, help_text=_("Where members are meant."),

@@ -64,7 +64,7 @@ class Migration(migrations.Migration):
                 ('path', models.TextField(blank=True, help_text='One in a line: a beginning such as /api/, or a pattern in which * is any text without a slash and ** any text. A single / is every request. Empty: only where the code names a limit like this rule.', verbose_name='paths')),
                 ('route', models.CharField(blank=True, help_text='The name of a URL pattern, such as shop:detail.', max_length=300, verbose_name='route')),
                 ('group', models.CharField(blank=True, help_text='The group of a decorator or the scope of a throttle beside whose limits this one is to stand.', max_length=200, verbose_name='call site')),
-                ('methods', models.JSONField(blank=True, default=list, help_text='None chosen: all.', verbose_name='methods')),
+                ('methods', models.JSONField(blank=True, default=list, help_text='None chosen: all. GET counts HEAD too.', verbose_name='methods')),
                 ('audience', models.CharField(choices=[('everyone', 'everyone'), ('anonymous', 'who is not logged in'), ('authenticated', 'who is logged in'), ('staff', 'staff'), ('groups', 'members of the groups below')], default='everyone', max_length=16, verbose_name='for whom')),
                 ('groups', models.JSONField(blank=True, default=list, help_text="Names of Django's groups.", verbose_name='groups')),
                 ('key', models.CharField(blank=True, help_text='ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME, or several joined by +. With exact: in front, a value counts letter by letter. Empty: as the call site of this name counts.', max_length=300, verbose_name='counted by')),

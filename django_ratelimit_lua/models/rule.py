@@ -59,7 +59,9 @@ class RateLimitRule(Numbers, Tracked):
         _("call site"), max_length=200, blank=True,
         help_text=_("The group of a decorator or the scope of a throttle beside whose limits this one is to stand."),
     )  # fmt: skip
-    methods = models.JSONField(_("methods"), default=list, blank=True, help_text=_("None chosen: all."))
+    methods = models.JSONField(
+        _("methods"), default=list, blank=True, help_text=_("None chosen: all. GET counts HEAD too.")
+    )
     audience = models.CharField(_("for whom"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
     groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     key = models.CharField(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client, RequestFactory
 
-from django_ratelimit_lua import Decision
+from django_ratelimit_lua import Decision, ratelimit
 from django_ratelimit_lua.http import too_many_requests
 from django_ratelimit_lua.limits.decision import LimitState
 
@@ -87,3 +87,19 @@ def test_retry_after_is_whole_seconds_rounded_up(seconds: float | None, header: 
     response = too_many_requests(rf.get("/", headers={"accept": "application/json"}), refused)
     assert response.headers.get("Retry-After") == header
     assert ("retry_after" in json.loads(response.content)) == (header is not None)
+
+
+@pytest.mark.parametrize(
+    ("rate", "cost", "detail"),
+    [
+        ("5/m", 6, "This request is larger than the limit allows."),
+        ("0/m", 1, "This request is not allowed."),
+        (["5/m", "0/h"], 1, "This request is not allowed."),
+        (["5/m", "100/h"], 6, "This request is larger than the limit allows."),
+    ],
+)
+def test_who_can_never_come_back_is_told_why(rate: Any, cost: int, detail: str, rf: RequestFactory) -> None:
+    """What is too large is too large; where nothing is let in, size is not the reason."""
+    view = ratelimit(key="ip", rate=rate, cost=cost)(lambda request: None)
+    response = view(rf.get("/", headers={"accept": "application/json"}))
+    assert json.loads(response.content)["detail"] == detail
