@@ -17,6 +17,7 @@ from .exceptions import Ratelimited
 from .headers import add_headers
 from .limits.decision import Decision
 from .rules.current import current
+from .wrapped import plain
 
 PROBLEM = "application/problem+json"
 _TEXT = "text/plain"
@@ -178,6 +179,7 @@ def told(request: Any, response: Any) -> Any:
 def note(request: Any, decision: Decision) -> Decision:
     """Leave on the request what the view may want to know; returns this decision."""
     refused = not decision or any(state.mode == "advise" and not state.allowed for state in decision.limits)
+    request = plain(request)  # DRF's finds it there, and so does the middleware.
     request.limited = refused or getattr(request, "limited", False)
     earlier = getattr(request, "ratelimit", None)
     request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision

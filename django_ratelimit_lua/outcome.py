@@ -19,6 +19,7 @@ from .limits.decision import Decision
 from .steps import Forget, Steps
 from .waiting import refunds
 from .wanted import Wanted, called
+from .wrapped import kept_on
 
 
 def give_back(kept: Sequence[Wanted], decision: Decision) -> Steps:
@@ -40,7 +41,7 @@ def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision:
     if decision.source == "fallback":
         return decision  # Nothing was taken that could be given back.
     back, more, clear = [], [], []
-    charged: set[tuple[bytes, bytes]] = vars(request).setdefault("_ratelimit_charged", set())
+    charged: set[tuple[bytes, bytes]] = kept_on(request).setdefault("_ratelimit_charged", set())
     for one, state in zip(kept, decision.limits, strict=False):
         site, charge = one.site, one.charge
         if site is None:

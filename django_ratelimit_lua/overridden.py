@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +12,14 @@ from django.http import HttpRequest
 from .check import now_us
 from .identity import digest
 from .identity.address import client_address
-from .identity.keys import EXACT, read_field
+from .identity.keys import EXACT, read_fields
 from .limits.decision import Decision, LimitState
 from .routes import resolved
 from .rules.overrides import USER, Asked, Known, Override, network_digest
 from .rules.ruleset import EVERY_RULE, Ruleset
-from .wanted import WANTS_USER, Wanted
+from .wanted import REFUSED, WANTS_USER, Wanted
 
+logger = logging.getLogger("django_ratelimit_lua")
 BLOCK = "block"
 """The name under which a decision shows a block that no rule is needed for."""
 
@@ -53,27 +55,56 @@ def asked_of(
         kinds |= dict.fromkeys(ruleset.kinds.get(one.name, ()))
     asked: list[Asked] = []
     for kind in kinds:
-        secrets = ruleset.secrets(kind)
-        found: list[bytes | None] = []
-        if kind == USER:
-            user = (yield WANTS_USER) if hasattr(request, "user") else None
-            if user is not None and user.is_authenticated:
-                found = [digest((USER, str(user.pk)), secret) for secret in secrets]
-        elif kind.startswith("ip"):
-            address = client_address(request).address
-            if address is not None:
-                found = [network_digest(address, kind, secret) for secret in secrets]
-        else:
-            found = list(_field(request, kind, secrets))
-        asked += [Asked(kind, who) for who in found if who is not None]
+        try:
+            found = yield from _subjects(request, kind, ruleset.secrets(kind))
+        except REFUSED:
+            raise
+        except Exception as error:
+            # A database that is away, say: who it is cannot be known, and limits that do not need it go on.
+            unknown.noted(kind, error)
+            continue
+        if found:
+            unknown.found(kind)
+        asked += [Asked(kind, subject) for subject in dict.fromkeys(found)]
     return asked
 
 
-def _field(request: HttpRequest, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
+def _subjects(request: HttpRequest, kind: str, secrets: Sequence[str | bytes]) -> Generator[Any, Any, list[bytes]]:
+    """What a request is about, of one kind, by each secret that is known; empty where it is about none."""
+    if kind == USER:
+        user = (yield WANTS_USER) if hasattr(request, "user") else None
+        if user is None or not user.is_authenticated:
+            return []
+        return [digest((USER, str(user.pk)), secret) for secret in secrets]
+    if kind.startswith("ip"):
+        address = client_address(request).address
+        found = [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
+        return [one for one in found if one is not None]
     if kind.removeprefix(EXACT).startswith("kwarg:"):
         resolved(request)
-    identity = read_field(kind, request)
-    return [] if identity is None else [digest(identity, secret) for secret in secrets]
+    identities = read_fields(kind, request)
+    return [digest(identity, secret) for identity in identities for secret in secrets]
+
+
+class Unknown:
+    """Kinds of subjects that could not be found out: said in the log once, until they are found out again."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+
+    def noted(self, kind: str, error: Exception) -> None:
+        """Who a request is about could not be found out; it goes on without the overrides about them."""
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            text = "Overrides by %s are not applied, as it cannot be found out: %s: %s"
+            logger.error(text, kind, type(error).__name__, error, exc_info=error)
+
+    def found(self, kind: str) -> None:
+        """It can be found out."""
+        self._kinds.discard(kind)
+
+
+unknown = Unknown()
 
 
 def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:

@@ -14,6 +14,8 @@ from django.http import Http404, HttpRequest
 from django.urls import ResolverMatch, URLResolver, get_resolver
 from django.utils import translation
 
+from .wrapped import kept_on
+
 _AHEAD = "_ratelimit_ahead"
 
 
@@ -31,7 +33,7 @@ def resolved(request: HttpRequest) -> ResolverMatch | None:
     """Where a request leads: as Django found; else it is found ahead, once. None if nowhere."""
     if request.resolver_match is not None:
         return request.resolver_match
-    kept = vars(request)
+    kept = kept_on(request)
     if _AHEAD not in kept:
         kept[_AHEAD] = _ahead(request)
     return kept[_AHEAD]  # type: ignore[no-any-return]
@@ -39,7 +41,7 @@ def resolved(request: HttpRequest) -> ResolverMatch | None:
 
 def was_foreseen(request: HttpRequest) -> bool:
     """Whether Django found the view that was found ahead; also where nobody looked ahead."""
-    kept = vars(request)
+    kept = kept_on(request)
     if _AHEAD not in kept:
         return True
     ahead, found = kept[_AHEAD], request.resolver_match

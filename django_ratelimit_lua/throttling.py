@@ -29,8 +29,9 @@ from .limits.decision import LimitState
 from .limits.limit import OPTIONS, Limit, Options, unknown_option
 from .limits.rate import SECOND, LimitError, Rate
 from .rules.ruleset import Ruleset
-from .together import answer, plain
+from .together import answer
 from .wanted import Wanted, wanted_by
+from .wrapped import plain
 
 __all__ = [
     "AnonRateThrottle",

@@ -16,6 +16,7 @@ from .rules.ruleset import Ruleset
 from .steps import decided
 from .waiting import hold
 from .wanted import Wanted
+from .wrapped import plain
 
 States = tuple[LimitState, ...]
 
@@ -140,8 +141,3 @@ def _apart(wanted: list[Wanted]) -> list[Wanted]:
         seen.add((charge.digest, limit.key_part))
         apart.append(replace(one, charge=replace(charge, limit=limit)))
     return apart
-
-
-def plain(request: Any) -> Any:
-    """Django's request, inside DRF's."""
-    return getattr(request, "_request", request)

@@ -23,6 +23,7 @@ from .limits.call import Charge, whole_cost
 from .limits.limit import Limit
 from .limits.rate import Rate
 from .rules.problems import problems
+from .wrapped import kept_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def wanted_by(
         name = site.group or group
         try:
             wanted += yield from _wanted_by_one(request, site, name, mixed, taken)
-        except _ANSWERS:
+        except REFUSED:
             raise
         except Exception as error:
             if on_error is not None:
@@ -95,7 +96,7 @@ def wanted_by(
     return wanted
 
 
-_ANSWERS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError, Ratelimited)
+REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError, Ratelimited)
 """What Django makes an answer of: the request is refused, and no rule is to blame."""
 
 
@@ -192,5 +193,5 @@ def _limit(site: Site, group: str, rate: Rate, who: bytes, taken: Taken) -> Limi
 
 def counted(request: HttpRequest) -> set[str]:
     """The names of the rules that were counted for a request."""
-    names: set[str] = vars(request).setdefault("_ratelimit_counted", set())
+    names: set[str] = kept_on(request).setdefault("_ratelimit_counted", set())
     return names

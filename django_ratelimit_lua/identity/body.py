@@ -5,12 +5,18 @@ finds everything as it would without us: `request.POST` by upload handlers of it
 A larger body, or one whose stream somebody has begun to read, is left alone: `UNREAD`.
 
 A body that was looked at and is malformed, or of another kind, has no fields.
+
+Who sends a body also names its type and its charset, and not every view goes by these. So a body is read in each way in
+which a view may read it (`form_values` and the like, for blocks); where these differ in a field, the field is `UNREAD`.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -20,9 +26,13 @@ from django.http import HttpRequest, QueryDict, RawPostDataException, Unreadable
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from ..conf import conf
+from ..wrapped import kept_on, plain
 
+JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+SLOW = ("idna", "punycode")
+"""Charsets whose time grows with the square of the text: 64 KiB take a third of a second."""
 
 
 class _Unread(Enum):
@@ -34,6 +44,10 @@ UNREAD: Final = _Unread.UNREAD
 Unread = Literal[_Unread.UNREAD]
 
 
+Values = tuple[str | Unread | None, ...]
+"""What views may find in one field, each once: most often one value, none where the body has no fields."""
+
+
 def form_field(request: HttpRequest, name: str) -> str | Unread | None:
     """A field of a form, whatever the method: Django parses only what is posted, others parse PUT and PATCH as well.
 
@@ -41,13 +55,7 @@ def form_field(request: HttpRequest, name: str) -> str | Unread | None:
     >>> form_field(RequestFactory().post("/", {"name": "ada"}), "name")
     'ada'
     """
-    posted = vars(request).get("_post")  # There if somebody, say Django's CSRF check, has parsed it already.
-    if posted:
-        return _text(posted, name)
-    if request.content_type not in (URLENCODED, MULTIPART):
-        return None
-    fields = _parsed(request)
-    return UNREAD if fields is UNREAD else _text(fields, name)
+    return _agreed(form_values(request, name))
 
 
 def json_field(request: HttpRequest, path: str) -> str | Unread | None:
@@ -58,29 +66,65 @@ def json_field(request: HttpRequest, path: str) -> str | Unread | None:
     >>> json_field(request, "user.name"), json_field(request, "user"), json_field(request, "age")
     ('ada', '{"name":"ada"}', None)
     """
-    if not _is_json(request):
-        return None
-    fields = _parsed(request)
-    return UNREAD if fields is UNREAD else _at(fields, path)
+    return _agreed(json_values(request, path))
 
 
 def data_field(request: HttpRequest, path: str) -> str | Unread | None:
     """A field of the body as Django REST framework parses it: of a form or of a JSON object."""
-    return json_field(request, path) if _is_json(request) else form_field(request, path)
+    return _agreed(data_values(request, path))
 
 
-def _is_json(request: HttpRequest) -> bool:
-    kind = str(request.content_type)
-    return kind == "application/json" or kind.endswith("+json")
+def form_values(request: HttpRequest, name: str) -> Values:
+    """What views may find in a field of a form."""
+    posted = kept_on(request).get("_post")  # There if somebody, say Django's CSRF check, has parsed it already.
+    if posted:
+        return (_text(posted, name),)
+    return _values(request, (URLENCODED, MULTIPART), lambda fields: _text(fields, name))
 
 
-def _parsed(request: HttpRequest) -> Any:
-    """The fields of a body, parsed once for all keys that name one."""
-    kept = vars(request)
-    if "_ratelimit_fields" not in kept:
+def json_values(request: HttpRequest, path: str) -> Values:
+    """What views may find in a field of a JSON object."""
+    return _values(request, (JSON,), lambda fields: _at(fields, path))
+
+
+def data_values(request: HttpRequest, path: str) -> Values:
+    """What views of Django REST framework may find in a field of the body."""
+    return tuple(dict.fromkeys((*json_values(request, path), *form_values(request, path))))
+
+
+def _agreed(values: Values) -> str | Unread | None:
+    """The one value that every view finds. Where one view would find another value, nobody knows which it is: if one of
+    them were taken, the others would be free guesses."""
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else UNREAD
+
+
+def _is_of(kind: str, request: HttpRequest) -> bool:
+    """Whether some parser of this kind would take the body. DRF's parsers also take a type with a `*` in it."""
+    main, _, sub = str(request.content_type).partition("/")
+    if kind == JSON:  # Also text/json, application/vnd.api+json and the like.
+        return sub.endswith("json") or (sub == "*" and main in ("*", "application"))
+    if kind == MULTIPART:
+        return main == "multipart" and sub in ("*", "form-data")
+    return main in ("*", "application") and sub in ("*", "x-www-form-urlencoded")
+
+
+def _values(request: HttpRequest, kinds: Sequence[str], value_of: Callable[[Any], str | Unread | None]) -> Values:
+    request = plain(request)
+    readings = [fields for kind in kinds if _is_of(kind, request) for fields in _readings(request, kind)]
+    return tuple(dict.fromkeys(UNREAD if fields is UNREAD else value_of(fields) for fields in readings))
+
+
+def _readings(request: HttpRequest, kind: str) -> list[Any]:
+    """What parsers make of a body, parsed once for all keys that name a field of it."""
+    charset = request.encoding or settings.DEFAULT_CHARSET
+    kept = vars(request).setdefault("_ratelimit_readings", {})
+    if (kind, charset) not in kept:
         body = _read(request)
-        kept["_ratelimit_fields"] = UNREAD if body is UNREAD else _fields(request, body)
-    return kept["_ratelimit_fields"]
+        kept[kind, charset] = [UNREAD] if body is UNREAD else _parsed(request, body, kind, charset)
+    found: list[Any] = kept[kind, charset]
+    return found
 
 
 def _read(request: HttpRequest) -> bytes | Unread:
@@ -118,19 +162,60 @@ def _length(request: HttpRequest) -> int:
         return 0  # As Django has it, which then gives nobody more than that.
 
 
-def _fields(request: HttpRequest, body: bytes) -> Any:
-    if _is_json(request):
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
-            return None
+def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> list[Any]:
+    """What parsers make of a small body: those that go by the charset it names, and those that do not. A parser that
+    refuses JSON makes nothing of it, and is not in the list."""
+    is_decoded = _is_decoded(charset)
+    if kind == JSON:
+        return _json(body, charset if is_decoded else None)
+    if kind == MULTIPART:
+        return [_multipart(request, body, charset) if is_decoded else UNREAD]
+    readings = [_urlencoded(body, "utf-8")]
+    if not is_decoded:
+        readings.append(UNREAD)
+    elif codecs.lookup(charset).name != "utf-8":
+        readings.append(_urlencoded(body, charset))
+    return readings
+
+
+def _is_decoded(charset: str) -> bool:
+    """Whether text in this charset is decoded here. What makes bytes of bytes is none: DRF refuses it, and a few bytes
+    could be made gigabytes."""
     try:
-        if request.content_type == URLENCODED:
-            return QueryDict(body, encoding="utf-8")
-        # Without upload handlers: files in it are passed over, and kept nowhere.
-        return MultiPartParser(request.META, io.BytesIO(body), [], request.encoding).parse()[0]
-    except (SuspiciousOperation, MultiPartParserError):
+        return "".encode(charset) is not None and codecs.lookup(charset).name not in SLOW
+    except (LookupError, ValueError):  # A `UnicodeError` is a `ValueError`.
+        return False
+
+
+def _json(body: bytes, charset: str | None) -> list[Any]:
+    """A view of Django's calls `json.loads`, which finds out the charset by itself. DRF goes by the one that is named,
+    and passes over a character that is cut off at the end, as readers of streams do."""
+    texts = []
+    with suppress(ValueError):
+        texts.append(body.decode(json.detect_encoding(body), "surrogatepass"))
+    if charset is not None:
+        with suppress(ValueError):
+            texts.append(codecs.getreader(charset)(io.BytesIO(body)).read())
+    readings: list[Any] = []
+    for text in dict.fromkeys(texts):
+        with suppress(ValueError, RecursionError):
+            readings.append(json.loads(text))
+    return readings if charset is not None else [*readings, UNREAD]
+
+
+def _urlencoded(body: bytes, charset: str) -> Any:
+    try:
+        return QueryDict(body, encoding=charset)
+    except (SuspiciousOperation, ValueError):
         return UNREAD  # Django refuses it when the view reads it.
+
+
+def _multipart(request: HttpRequest, body: bytes, charset: str) -> Any:
+    try:
+        # Without upload handlers: files in it are passed over, and kept nowhere.
+        return MultiPartParser(request.META, io.BytesIO(body), [], charset).parse()[0]
+    except (SuspiciousOperation, MultiPartParserError, ValueError):
+        return UNREAD
 
 
 def _text(fields: Any, name: str) -> str | None:
@@ -138,11 +223,14 @@ def _text(fields: Any, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _at(value: Any, path: str) -> str | None:
+def _at(value: Any, path: str) -> str | Unread | None:
     for name in path.split("."):
         if not isinstance(value, dict) or name not in value:
             return None
         value = value[name]
     if value is None or isinstance(value, str):
         return value
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except RecursionError:  # Written deeper than it could be read.
+        return UNREAD

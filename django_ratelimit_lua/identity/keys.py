@@ -19,7 +19,17 @@ from ..limits.rate import LimitError
 from ..routes import known_match
 from . import Identity
 from .address import client_address
-from .body import UNREAD, Unread, data_field, form_field, json_field
+from .body import (
+    UNREAD,
+    Unread,
+    Values,
+    data_field,
+    data_values,
+    form_field,
+    form_values,
+    json_field,
+    json_values,
+)
 from .sent import cookie_value, header_value, query_value
 from .session import session_key
 from .text import normalised
@@ -98,6 +108,11 @@ _FIELDS: dict[str, Callable[[HttpRequest, str], str | Unread | None]] = {
     "data": data_field,
     "kwarg": lambda request, name: _kwarg(request, name),
 }
+_BODY_VALUES: dict[str, Callable[[HttpRequest, str], Values]] = {
+    "post": form_values,
+    "json": json_values,
+    "data": data_values,
+}
 
 
 EXACT = "exact:"
@@ -126,7 +141,7 @@ def field_identity(field: str, value: str | None) -> tuple[str, str, str | None]
     """
     parts = split_field(field)
     if parts is None:
-        raise LimitError(f"Unknown field {field!r}; use {', '.join(f'{kind}:NAME' for kind in _FIELDS)}", "field")
+        raise _no_field(field)
     kind, name, is_exact = parts
     if is_exact or value is None:
         return (kind, name, value)
@@ -143,15 +158,23 @@ def _field(field: str, kind: str, name: str) -> Key:
     return Key(field, read, needs_route=kind == "kwarg", lumps_strangers=kind == "kwarg")
 
 
-def read_field(field: str, request: HttpRequest) -> Identity | None:
-    """The identity of who sends a request, by a field; None where it is not there, or not looked at.
+def read_fields(field: str, request: HttpRequest) -> list[Identity]:
+    """The identities of who sends a request, by a field: more than one where views may read a body in more than one
+    way; none where the field is not there, or not looked at.
 
     Raises `LimitError` for what is no field.
     """
     parts = split_field(field)
-    value = None if parts is None else _FIELDS[parts[0]](request, parts[1])
-    identity = field_identity(field, None if value is UNREAD else value)
-    return None if identity[-1] is None else identity
+    if parts is None:
+        raise _no_field(field)
+    kind, name, _ = parts
+    values = _BODY_VALUES[kind](request, name) if kind in _BODY_VALUES else (_FIELDS[kind](request, name),)
+    found = [field_identity(field, value) for value in values if value is not UNREAD]
+    return [identity for identity in found if identity[-1] is not None]
+
+
+def _no_field(field: str) -> LimitError:
+    return LimitError(f"Unknown field {field!r}; use {', '.join(f'{kind}:NAME' for kind in _FIELDS)}", "field")
 
 
 def _called(function: Callable[..., Any], name: str) -> Key:

@@ -26,6 +26,7 @@ ROOMS = [
     "conf",
     "fence",
     "store",
+    "wrapped",
     "routes",
     "identity",
     "glob exempt",
