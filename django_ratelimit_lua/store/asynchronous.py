@@ -297,7 +297,8 @@ class LoopConnections:
         try:
             await self._watch.wait(turn, patience, may_renew=True)
         except BaseException:
-            if turn.done() and not turn.cancelled():
+            # A turn that never came, whose time is over (an exception) or which was cancelled, is not passed on.
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._let_go()  # It was this one's turn, which it does not take.
             raise
 

@@ -1,0 +1,99 @@
+"""An alias's `max_connections` holds for ever: through outages, deadlines and cancellations, no more and no less."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.single import SingleStore
+from tests.clusters import until
+from tests.store.test_deadline import at_once
+from tests.store.test_replies import call
+
+MOST = 3
+WAITERS = 50
+DEADLINE = 0.05
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by a signal of POSIX")
+
+
+def limited(settings: Any, server: Server) -> SingleStore:
+    """A store with three connections, which asks on whatever fails."""
+    options = {"CONNECTION_POOL_KWARGS": {"max_connections": MOST}}
+    settings.CACHES = {
+        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
+    }
+    return SingleStore(Alias("default"), DEADLINE, persistent=True)
+
+
+def connections(direct: redis.Redis) -> int:
+    """How many connections the server has, but for this one."""
+    return len(direct.client_list()) - 1
+
+
+def test_threads_have_no_connection_more_after_an_outage(settings: Any) -> None:
+    """Fifty threads wait for three connections to a server that hangs: afterwards fifty have three again, and all are
+    answered."""
+    with Server() as server, redis.Redis(port=server.port) as direct:
+        store = limited(settings, server)
+        at_once(store, "sync", WAITERS)
+        for _ in range(2):
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                found = at_once(store, "sync", WAITERS)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert all(isinstance(decided, StoreError) for decided, _ in found)
+            until(lambda: not failures(at_once(store, "sync", WAITERS)), "all are answered", 5)
+            until(lambda: connections(direct) <= MOST, "three connections", 5)
+        store.close()
+
+
+def failures(found: list[tuple[Any, float]]) -> list[Any]:
+    return [decided for decided, _ in found if isinstance(decided, StoreError)]
+
+
+def test_turns_come_back_exactly(settings: Any) -> None:
+    """On one event loop: outages that begin and end in the middle of bursts, and cancellations whenever."""
+    dice = random.Random(7)
+    with Server() as server, redis.Redis(port=server.port) as direct:
+        store = limited(settings, server)
+
+        async def burst() -> list[Any]:
+            asking = [store.arun(call(number)) for number in range(WAITERS)]
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+        async def disturbed() -> None:
+            asking = [asyncio.ensure_future(store.arun(call(number))) for number in range(WAITERS)]
+            await asyncio.sleep(dice.choice([0, 0, 0.002, 0.01]))
+            os.kill(server.pid, signal.SIGSTOP)
+            for _ in range(4):
+                await asyncio.sleep(DEADLINE * dice.choice([0, 0.1, 0.3, 0.5]))
+                for one in dice.sample(asking, 6):
+                    one.cancel()
+            if dice.random() < 0.5:
+                await asyncio.wait(asking)
+            os.kill(server.pid, signal.SIGCONT)
+            await asyncio.wait(asking)
+            for one in asking:
+                assert one.cancelled() or one.exception() is not None or one.result() is not None
+
+        async def everything() -> None:
+            for _ in range(12):
+                await disturbed()
+                for _ in range(20):
+                    if not any(isinstance(found, Exception) for found in await burst()):
+                        break
+                # What was closed in the outage, the server may hear of a moment later.
+                await asyncio.to_thread(until, lambda: connections(direct) == MOST, "three connections", 5)
+
+        asyncio.run(everything())
+        store.close()
