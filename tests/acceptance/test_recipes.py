@@ -61,6 +61,29 @@ def test_who_looks_at_a_login_form_keeps_nobody_out(
     assert status("post", "192.0.2.1", **{field: "ada", "password": "guess"}) == 200
 
 
+def test_who_owns_a_name_spelled_alike_gains_no_more_than_the_address_has(settings: Any) -> None:
+    """Logging in as ADA clears the failures at ada from that address, as the page says, but no other limit: thirty
+    guesses in all; without `reset_if`, five."""
+    names = recipe("outcomes.rst", "login")
+
+    def guesses(login: Any) -> int:
+        settings.RATELIMIT_CACHE_PREFIX += "fresh:"
+        passed = 0
+        for _ in range(12):
+            for _ in range(4):
+                guess = RequestFactory().post("/", {"name": "ada", "password": "guess"})
+                passed += login(guess).status_code == 200
+            login(RequestFactory().post("/", {"name": "ADA", "password": "lovelace"}))
+        return passed
+
+    assert guesses(names["login"]) == 30
+    text = (DOCS / "outcomes.rst").read_text()
+    (source,) = re.findall(r"^   (@ratelimit\(\"login\".*\n(?:   .*\n)+)", text, re.MULTILINE)
+    assert source.count(", reset_if=succeeded") == 1
+    exec(textwrap.dedent("   " + source.replace(", reset_if=succeeded", "")), names)
+    assert guesses(names["login"]) == 5
+
+
 def test_rules_for_a_login_let_everybody_look_at_the_form(settings: Any) -> None:
     """Those of the middleware's page: sixty who look, and then who logs in."""
     text = (DOCS / "middleware.rst").read_text()

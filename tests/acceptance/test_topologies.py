@@ -24,9 +24,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publish import publish
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
-IN_SCRIPTS = (
-    "time get set del hmget pexpire zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
-)
+IN_SCRIPTS = "time get set del hmget pexpire zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha script|load del"
 RULES = "hget eval hset hdel exists expire persist rename hincrby hgetall"
 
