@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +32,7 @@ BAD_CACHE = "django_ratelimit_lua.E002"
 BAD_PATH = "django_ratelimit_lua.E003"
 BAD_RULE = "django_ratelimit_lua.E004"
 BAD_THROTTLE_RATE = "django_ratelimit_lua.E006"
+BAD_THROTTLE = "django_ratelimit_lua.E007"
 NO_USER = "django_ratelimit_lua.E005"
 UNUSED_RULES = "django_ratelimit_lua.W002"
 ONE_FOR_ALL = "django_ratelimit_lua.W010"
@@ -178,19 +180,74 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Site], bool]]:
 @register(Tags.caches)
 def check_throttle_rates(**kwargs: Any) -> list[CheckMessage]:
     """Every rate of DRF's settings can be understood, where throttles of ours go by them."""
-    drf = getattr(settings, "REST_FRAMEWORK", {})
-    ours = [path for path in drf.get("DEFAULT_THROTTLE_CLASSES", ()) if str(path).startswith("django_ratelimit_lua.")]
-    found: list[CheckMessage] = []
-    for scope, rate in drf.get("DEFAULT_THROTTLE_RATES", {}).items() if ours else ():
+    hint = "Write '100/d', '10/15m', None, or a dict of these by method."
+    return [Error(problem, hint=hint, id=BAD_THROTTLE_RATE) for _, problem in _bad_throttle_rates()]
+
+
+def _drf(name: str, *kinds: type) -> Any:
+    """A setting of DRF's, or None where it is not of that kind."""
+    drf = getattr(settings, "REST_FRAMEWORK", None)
+    value = drf.get(name) if isinstance(drf, dict) else None
+    return value if isinstance(value, kinds) else None
+
+
+def _default_throttles() -> Sequence[Any]:
+    return _drf("DEFAULT_THROTTLE_CLASSES", list, tuple) or ()
+
+
+def _bad_throttle_rates() -> list[tuple[Any, str]]:
+    """Scopes of DRF's settings, and what is wrong with their rates."""
+    ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
+    rates = _drf("DEFAULT_THROTTLE_RATES", dict) if ours else None
+    found: list[tuple[Any, str]] = []
+    for scope, rate in (rates or {}).items():
         for method, one in rate.items() if isinstance(rate, dict) else (("*", rate),):
             try:
                 _ = method == "*" or method_name(method)
                 _ = one is None or Rate.parse(one)
             except LimitError as error:
-                where = f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}"
-                hint = "Write '100/d', '10/15m', None, or a dict of these by method."
-                found.append(Error(f"{where}: {error}.", hint=hint, id=BAD_THROTTLE_RATE))
+                found.append((scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."))
     return found
+
+
+@register(Tags.urls)
+def check_throttles(**kwargs: Any) -> list[CheckMessage]:
+    """No throttle of ours lacks its rate, in DRF's settings or on a view: every request would be an error."""
+    wanted: dict[tuple[Any, Any], None] = {}
+    for path in _default_throttles():
+        with suppress(ImproperlyConfigured):  # DRF says it, to whoever imports the first view.
+            wanted[dotted.find(path, "Throttle") if isinstance(path, str) else path, None] = None
+    for view in _views(get_resolver().url_patterns) if getattr(settings, "ROOT_URLCONF", None) else ():
+        given = getattr(view, "initkwargs", None) or {}
+        drf_view = getattr(view, "cls", None)
+        for throttle in given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ():
+            attribute = getattr(throttle, "scope_attr", "")
+            wanted[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
+    said = {scope for scope, _ in _bad_throttle_rates()}
+    problems = {_throttle_problem(throttle, scope, said) for throttle, scope in wanted}
+    hint = "Name the scope in REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'], with None for no limit."
+    return [Error(f"{problem}.", hint=hint, id=BAD_THROTTLE) for problem in sorted(problems - {""})]
+
+
+def _throttle_problem(throttle: Any, scope: Any, said: Collection[Any]) -> str:
+    """Why a request could not be throttled so; empty where it could, where it is not ours, and where it is `said`."""
+    throttling = sys.modules.get(f"{__package__}.throttling")  # Where nobody has imported it, none is ours.
+    if throttling is None or not isinstance(throttle, type) or not issubclass(throttle, throttling.SimpleRateThrottle):
+        return ""
+    if (scope or getattr(throttle, "scope", None)) in said:
+        return ""
+    try:
+        made = throttle()  # As DRF makes one for each request.
+        if issubclass(throttle, throttling.ScopedRateThrottle) and scope:
+            made.scope = scope
+            made.rate = made.get_rate()
+        for rate in made.rate.values() if isinstance(made.rate, Mapping) else (made.rate,):
+            _ = rate == () or made.parse_rate(rate)  # A throttle that learns its rate from the view has none yet.
+    except ImproperlyConfigured as error:
+        return str(error)
+    except Exception:
+        return ""  # A throttle of the project's own, which asks for more than is here.
+    return ""
 
 
 @register(Tags.caches)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.decorators import login_required
@@ -191,7 +191,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
         if str(value).startswith("django_ratelimit_lua.") and name.isupper()
     ]
     ids = [getattr(checks, name) for name in names if name != "MIDDLEWARE"]
-    assert len(ids) == len(set(ids)) == 16
+    assert len(ids) == len(set(ids)) == 17
     assert text.count("id=") == text.count("hint=")
 
 
@@ -430,3 +430,87 @@ def test_a_process_that_only_checks_is_told_of_a_rules_path_that_leads_nowhere(t
         assert done.returncode == 1, done.stderr
         assert "E003" in done.stderr
         assert "'nowhere.at_all' cannot be imported" in done.stderr
+
+
+def throttles_told(settings: Any, monkeypatch: pytest.MonkeyPatch, *views: Any) -> list[str]:
+    urls = ModuleType("urls")
+    urls.urlpatterns = [path("deep/", include([path(f"{i}", view) for i, view in enumerate(views)]))]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "urls_of_a_check", urls)
+    settings.ROOT_URLCONF = "urls_of_a_check"
+    messages = run_checks(tags=["urls"])
+    return [message.msg for message in messages if message.id == "django_ratelimit_lua.E007"]
+
+
+def test_a_throttle_without_a_rate_is_an_error(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a view, by its scope, of a class of one's own, by a method; once. What is right or not ours is not told."""
+    from rest_framework.decorators import api_view, throttle_classes
+    from rest_framework.throttling import AnonRateThrottle as OfDrf
+    from rest_framework.views import APIView
+
+    from django_ratelimit_lua import throttling
+
+    class Rates:
+        THROTTLE_RATES: ClassVar[Any] = {"fine": "5/m", "none": None, "by": {"GET": "5/m", "*": None}, "odd": "5/month"}
+
+    class Burst(Rates, throttling.UserRateThrottle):
+        scope = "burst"
+
+    class Fine(Rates, throttling.UserRateThrottle):
+        scope = "fine"
+
+    class Scoped(Rates, throttling.ScopedRateThrottle):
+        pass
+
+    class ByMethod(throttling.UserRateThrottle):
+        rate: ClassVar[Any] = {"GET": "5/m", "POST": "5/fortnight"}
+        scope = "by method"
+
+    class Theirs(OfDrf):
+        THROTTLE_RATES: ClassVar[Any] = {}
+
+    def view(*throttles: Any, **given: Any) -> Any:
+        return type("Given", (APIView,), {"throttle_classes": throttles, **given}).as_view()  # type: ignore[attr-defined]
+
+    told = throttles_told(settings, monkeypatch, view(Burst, Fine), view(Burst), view(Theirs), anybody)
+    assert told == ["No default throttle rate set for 'burst' scope; DEFAULT_THROTTLE_RATES has: by, fine, none, odd."]
+    (told_of_scope,) = throttles_told(settings, monkeypatch, view(Scoped, throttle_scope="uploads"), view(Scoped))
+    assert "'uploads' scope" in told_of_scope
+    (told_of_rate,) = throttles_told(settings, monkeypatch, view(Scoped, throttle_scope="odd"))
+    assert "'5/month'" in told_of_rate
+    (told_of_method,) = throttles_told(settings, monkeypatch, view(ByMethod))
+    assert "scope 'by method'" in told_of_method
+    assert "5/fortnight" in told_of_method
+    (told_of_keyword,) = throttles_told(settings, monkeypatch, APIView.as_view(throttle_classes=[Burst]))
+    assert "'burst' scope" in told_of_keyword
+    decorated = api_view(["GET"])(throttle_classes([Burst])(lambda request: None))
+    assert len(throttles_told(settings, monkeypatch, decorated)) == 1
+    fine = [view(Scoped, throttle_scope=scope) for scope in ("fine", "none", "by")]
+    assert throttles_told(settings, monkeypatch, *fine, view(Scoped), view(throttling.RuleThrottle), view()) == []
+
+
+@pytest.mark.parametrize(
+    "drf", [None, 7, [], "x", {"DEFAULT_THROTTLE_CLASSES": 7}, {"DEFAULT_THROTTLE_CLASSES": [7, ""]}]
+)
+def test_settings_of_drf_that_mean_nothing_make_no_check_raise(drf: Any, settings: Any) -> None:
+    """They are DRF's to tell; nor do rates that are no dict."""
+    from django_ratelimit_lua.checks import check_throttle_rates, check_throttles
+
+    ours = {"DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"]}
+    for value in (drf, {**ours, "DEFAULT_THROTTLE_RATES": drf}, {**ours, "DEFAULT_THROTTLE_RATES": {"anon": drf}}):
+        settings.REST_FRAMEWORK = value
+        check_throttle_rates()
+        check_throttles()
+
+
+def test_a_process_that_only_checks_is_told_of_a_scope_without_a_rate(tmp_path: Path) -> None:
+    """`manage.py check` in a process of its own: a class of the settings whose scope is left out of the rates, once."""
+    drf = {
+        "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.UserRateThrottle"],
+        "DEFAULT_THROTTLE_RATES": {"anon": "5/m"},
+    }
+    (tmp_path / "lacking.py").write_text(f"from tests.settings import *\nREST_FRAMEWORK = {drf!r}\n")
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, "-m", "django", "check", "--settings", "lacking"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("E007") == done.stderr.count("'user' scope") == 1
