@@ -24,7 +24,7 @@ from .exempt import is_exempt
 from .limits.call import Charge
 from .limits.decision import Decision, LimitState
 from .models import RateLimitOverride
-from .overridden import BLOCK, asked_of
+from .overridden import asked_of
 from .routes import resolved
 from .rules.overrides import Known, memory
 from .rules.rule import Rule
@@ -129,7 +129,8 @@ def explain(request: HttpRequest) -> Explanation:
     known = memory.look(asked)
     states = {one.charge.limit.key_part: state for one, state in zip(kept, decision.limits, strict=False)}
     met = tuple(_met(one, ruleset, known, states) for one in wanted)
-    block = known.about(None, now_us()) if [state.name for state in decision.limits] == [BLOCK] else None
+    # Not by the name of the limit: a rule may have any name.
+    block = known.about(None, now_us()) if decision.limits and not kept else None
     return Explanation(decision, met, exempt[0] if exempt else None, _row(block), tuple(problems.values()))
 
 

@@ -108,19 +108,24 @@ unknown = Unknown()
 
 
 def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:
-    """Sort what is wanted by what overrides say of a request's subjects."""
+    """Sort what is wanted by what overrides say of a request's subjects.
+
+    With `blocks`, a block for all rules refuses the request also where no enforced rule applies. Where one does, its
+    override is the one that counts for it: the block, or what goes before the block.
+    """
     if not known:
         return Sorted(wanted, wanted, (), None, 0)
     now = now_us()
     kept: list[Wanted] = []
     counted: list[Wanted] = []
     places: list[int | Override] = []
-    is_exempt = False
+    is_enforced = False
     for one in wanted:
         rule = ruleset.by_name.get(one.name)
         override = known.about(rule.pk if rule is not None else None, now)
+        # Shadow rules refuse nobody, so what is said of one of them lifts no block either.
+        is_enforced = is_enforced or one.charge.limit.mode == "enforce"
         if override is not None and override.effect == "exempt":
-            is_exempt = True
             continue
         if override is not None and override.effect == "block":
             places.append(override)
@@ -131,7 +136,7 @@ def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool)
             counted.append(one)
         kept.append(one)
     found = Sorted(tuple(kept), tuple(counted), tuple(places), None, now)
-    if blocks and not is_exempt and not found.refused:
+    if blocks and not is_enforced:
         general = known.about(None, now)
         if general is not None and general.effect == "block":
             return Sorted((), (), (), general, now)

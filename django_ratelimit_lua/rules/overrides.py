@@ -21,6 +21,7 @@ from ..bounded import BoundedMap
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
 from ..identity.keys import split_field
+from ..limits import algorithms
 from ..limits.call import Subject
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
@@ -55,14 +56,17 @@ class Override:
         return None if self.ends is None else max(self.ends - now, 1) / SECOND
 
     def limit(self, limit: Limit) -> Limit:
-        """A limit with this override's numbers; itself where they cannot be kept, which the log says."""
+        """A limit with this override's numbers; itself where they cannot be kept, which the log says.
+
+        An override may be for rules of all algorithms: where one has no burst, the rate alone is changed.
+        """
         return limit if self.rate is None else _retuned(limit, self.rate, self.burst)
 
 
 @lru_cache(maxsize=4096)
 def _retuned(limit: Limit, rate: Rate, burst: int | None) -> Limit:
     try:
-        return limit.at(rate, burst)
+        return limit.at(rate, burst if "burst" in algorithms.find(limit.algorithm).options else None)
     except LimitError as error:
         logger.error("An override is skipped: %s", error)
         return limit
