@@ -11,7 +11,8 @@ from typing import Any
 
 def plain(request: Any) -> Any:
     """Django's request, inside DRF's."""
-    return getattr(request, "_request", request)
+    # Not by getattr: an object that makes up its attributes, as a mock does, wraps nothing.
+    return getattr(request, "__dict__", {}).get("_request", request)
 
 
 def kept_on(request: Any) -> dict[str, Any]:
