@@ -17,10 +17,11 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import Any
 
+from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
 from django.utils import timezone
 
@@ -31,7 +32,7 @@ from .identity import key_ids, secrets_by_id
 from .limits.call import NO_RULES, Revision
 from .models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from .models.change import Risen
-from .models.override import OverrideQuerySet
+from .models.override import OverrideQuerySet, microseconds
 from .rules import current
 from .rules.overrides import Override, is_field, record
 from .rules.ruleset import EVERY_RULE
@@ -48,7 +49,6 @@ BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
 BESIDE_SECONDS = 7 * 86_400
 """What is published beside another's goes away after so long without a site that looks after it."""
@@ -82,8 +82,13 @@ def published_at(key: bytes) -> Published:
     return Published(
         key, found, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
         int(form) if form is not None and form.isdigit() else FORMAT,
-        _EPOCH + timedelta(microseconds=int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
+        _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
     )  # fmt: skip
+
+
+def _moment(since: int) -> datetime:
+    """So many microseconds after 1970, as the database has moments: without a zone where `USE_TZ` is off."""
+    return datetime.fromtimestamp(since / 1_000_000, UTC if settings.USE_TZ else None)
 
 
 def published_for(database: str, *, take_over: bool = False) -> Published:
@@ -160,7 +165,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             else:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [who for who in changed if who.encode() not in written]
-            written[SWEPT] = b"%d" % ((moment - _EPOCH) // timedelta(microseconds=1))
+            written[SWEPT] = b"%d" % microseconds(moment)
         if send(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             denials.clear()
             _sweep(using)

@@ -255,6 +255,10 @@ def within(moment: Any) -> Any:
     return moment.replace(year=FIRST_YEAR if moment.year < FIRST_YEAR else LAST_YEAR)
 
 
+def microseconds(moment: datetime.datetime) -> int:
+    """Since 1970. Without a zone, as moments are where `USE_TZ` is off, it is the process's, which Django sets."""
+    return round(moment.timestamp() * 1_000_000)
+
+
 def _us(moment: Any) -> int | None:
-    """Microseconds since 1970."""
-    return None if moment is None else round(moment.timestamp() * 1_000_000)
+    return None if moment is None else microseconds(moment)

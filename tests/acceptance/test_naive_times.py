@@ -1,0 +1,139 @@
+"""A site without time zones (`USE_TZ = False`): all that has a time works there as anywhere."""
+
+from __future__ import annotations
+
+import datetime
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from tests.acceptance.test_rules import another_process, get, rule
+from tests.acceptance.test_sweeping import FIELDS, Clock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+PAGES = ("ratelimitrule", "ratelimitoverride", "ratelimitchange")
+
+
+@pytest.fixture(autouse=True, params=["UTC", "Asia/Kolkata", "America/New_York"])
+def site(request: pytest.FixtureRequest, settings: Any) -> None:
+    settings.USE_TZ = False
+    settings.TIME_ZONE = request.param
+    settings.ROOT_URLCONF = "tests.acceptance.test_admin"
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+@pytest.fixture
+def root(client: Client) -> Client:
+    client.force_login(User.objects.create_superuser("root"))
+    return client
+
+
+def admin(name: str, *args: Any) -> str:
+    return reverse(f"admin:django_ratelimit_lua_{name}", args=args)
+
+
+def test_a_rule_is_live_on_the_next_request() -> None:
+    """Saved, edited, and as a process sees it that has just started."""
+    saved = rule(limit=1)
+    assert get(times=2) == [200, 429]
+    RateLimitRule.objects.filter(pk=saved.pk).update(limit=3)
+    assert get(times=3) == [200, 200, 429]
+    another_process()
+    assert get() == [429]
+
+
+def test_overrides_begin_and_end_when_they_say() -> None:
+    """By the clock of Redis, whatever the zone of the site is."""
+    now, hour = timezone.now(), datetime.timedelta(hours=1)
+    for number, (starts, ends) in enumerate(
+        ((now - hour, now + hour), (None, now - hour), (now + hour, None), (None, now + hour)), 1
+    ):
+        RateLimitOverride.objects.create(network=f"203.0.113.{number}", effect="block", starts=starts, ends=ends)
+    assert [get(REMOTE_ADDR=f"203.0.113.{number}") for number in range(1, 5)] == [[429], [200], [200], [429]]
+    assert RateLimitOverride.objects.active().count() == 2
+    retry_after = int(Client(REMOTE_ADDR="203.0.113.4").get("/ok")["Retry-After"])
+    assert 3500 <= retry_after <= 3600
+
+
+def test_what_has_ended_is_swept(
+    monkeypatch: pytest.MonkeyPatch, direct: redis.Redis, prefix: str, settings: Any
+) -> None:
+    """From Redis with the next publication, from the database when its days are over."""
+    settings.RATELIMIT_HISTORY_DAYS = 30
+    clock = Clock()
+    monkeypatch.setattr(timezone, "now", clock)
+    ends = clock() + datetime.timedelta(seconds=1)
+    RateLimitOverride.objects.create(network="203.0.113.1", effect="block", ends=ends)
+    assert direct.hlen(f"{prefix}{{rules}}") == len(FIELDS) + 1
+    clock.pass_(minutes=1)
+    rule(limit=100)
+    assert set(direct.hkeys(f"{prefix}{{rules}}")) == FIELDS
+    assert RateLimitOverride.objects.count() == 1
+    clock.pass_(days=31)
+    rule("other")
+    assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (0, 1)
+
+
+def test_the_admin_shows_and_saves(root: Client) -> None:
+    """Lists, forms, filters, history, the inspector: with times and without."""
+    saved = rule(limit=100)
+    pages = [admin(f"{page}_changelist") for page in PAGES]
+    pages += [admin("ratelimitoverride_changelist") + "?active=yes", admin("ratelimitrule_change", saved.pk)]
+    pages += [admin("ratelimitrule_history", saved.pk), admin("ratelimitoverride_add") + "?starts=2030-01-01"]
+    assert [root.get(page).status_code for page in pages] == [200] * len(pages)
+    given = {"network": "203.0.113.9", "effect": "block", "period": 1, "unit": "m", "duration": "3600"}
+    assert root.post(admin("ratelimitoverride_add"), given).status_code == 302
+    assert get(REMOTE_ADDR="203.0.113.9") == [429]
+    made = RateLimitOverride.objects.get()
+    assert made.ends is not None
+    assert abs(made.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(minutes=1)
+    given |= {"duration": "", "ends_0": "2999-12-31", "ends_1": "12:00:00"}
+    assert root.post(admin("ratelimitoverride_change", made.pk), given).status_code == 302
+    made.refresh_from_db()
+    assert made.ends == datetime.datetime(2999, 12, 31, 12)
+    end = {"action": "end_now", "_selected_action": [made.pk]}
+    assert root.post(admin("ratelimitoverride_changelist"), end).status_code == 302
+    assert get(REMOTE_ADDR="203.0.113.9") == [200]
+    asked = {"path": "/ok", "method": "GET", "address": "203.0.113.9"}
+    block = {**asked, "action": "block", "subject": "address", "duration": "3600"}
+    assert root.post(reverse("admin:django_ratelimit_lua_inspect"), block).status_code == 200
+    assert get(REMOTE_ADDR="203.0.113.9") == [429]
+    assert [root.get(page).status_code for page in pages] == [200] * len(pages)
+
+
+def test_commands(tmp_path: Path) -> None:
+    """Each that reads or writes rules."""
+
+    def said(*arguments: str) -> str:
+        output = io.StringIO()
+        call_command("ratelimit_rules", *arguments, stdout=output, stderr=output)
+        return output.getvalue()
+
+    rule(limit=1)
+    RateLimitOverride.objects.create(
+        network="203.0.113.1", effect="block", ends=timezone.now() + datetime.timedelta(hours=1)
+    )
+    file = tmp_path / "rules.yaml"
+    file.write_text(said("export").replace("1/h", "2/h"))
+    assert "1 rule changed" in said("import", str(file))
+    assert get(times=3) == [200, 200, 429]
+    assert "block: every request is refused" in said("explain", "--ip", "203.0.113.1")
+    assert "1 rule; revision 3" in said("list")
+    assert "published revision" in said("publish")
+    assert "published revision" in said("new-id")
+    assert "off" in said("mode", "site", "off")
+    assert get() == [200]
