@@ -19,6 +19,8 @@ from .exceptions import StoreError
 from .limits.call import Call
 
 APART_MAX_AGE = 1.0
+EARLY = 0.9
+"""Of that time: from then on one of those who come asks for all, and the others go on until it is over."""
 Steps = Generator[Any, Any, None]
 MOST = 10_000
 """Subjects that are remembered: the latest."""
@@ -43,18 +45,31 @@ class Fence:
 
     def __init__(self) -> None:
         self._passed: BoundedMap[Any, float] = BoundedMap(MOST)
+        self._asked: BoundedMap[Any, float] = BoundedMap(MOST)
+        """Whose time is nearly over, and when it was found current last: somebody asks again for all."""
 
     def clear(self) -> None:
         """Nothing was found yet."""
         self._passed.clear()
+        self._asked.clear()
 
     def is_due(self, call: Call) -> bool:
-        """Whether it has to be asked whether the call goes by what is current."""
+        """Whether it has to be asked whether the call goes by what is current, and nobody asks for all just now."""
         if call.revision is None:
             return False
         age = APART_MAX_AGE if conf.RULES_MAX_AGE is None else conf.RULES_MAX_AGE
-        oldest = time.monotonic() - age
-        return any((self._passed.get(key) or float("-inf")) <= oldest for key in _keys(call))
+        now = time.monotonic()
+        due = []
+        for key in _keys(call):
+            passed = self._passed.get(key)
+            if passed is None or passed <= now - age:
+                return True
+            # What is about nothing else is the question itself, which somebody asks for all.
+            if passed <= now - age * EARLY and (not call.charges or self._asked.get(key) != passed):
+                due.append((key, passed))
+        for key, passed in due:
+            self._asked.put(key, passed)
+        return bool(due)
 
     def verify(self, call: Call, ask: Callable[[Call], Generator[Any, Any, Any]], *, needed: bool) -> Steps:
         """Ask apart whether a call goes by what is current, if that is due. Raises `StaleRules`; and `StoreError` only

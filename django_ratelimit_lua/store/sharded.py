@@ -23,6 +23,9 @@ from .patience import Patience
 from .sentinel import Address
 from .shards import Room, in_turn, parts_of
 
+RULES_SHARE = 4
+"""A request waits for the rules' node for one of so many parts of its time at most."""
+
 
 class ShardedStore(Store):
     """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
@@ -76,7 +79,12 @@ class ShardedStore(Store):
         revision = call.revision_number
         if call.revision is not None:
             asking = call.fence
-            yield from fence.verify(call, lambda one: self._ask(one, asking, patience), needed=not call.charges)
+            # A master of the rules that hangs leaves the others the time to decide.
+            share = patience.share(RULES_SHARE if call.charges else 1)
+            try:
+                yield from fence.verify(call, lambda one: self._ask(one, asking, share), needed=not call.charges)
+            finally:
+                patience.take_back(share)
             call = without(call)
         if not call.charges:
             return Decision(True, revision=revision)

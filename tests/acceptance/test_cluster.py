@@ -21,10 +21,11 @@ from django.core.cache import cache as django_cache
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.check import check, describe, rules
 from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.fence import APART_MAX_AGE, EARLY, Fence, alone
 from django_ratelimit_lua.health import health
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.instances import Part, instances
-from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publish import publish
@@ -342,6 +343,62 @@ def test_a_master_that_dies_or_hangs(how: int, mortal: Cluster, settings: Any) -
         assert longest < 0.3 + 0.4
     finally:
         os.kill(victim.pid, signal.SIGCONT) if how == signal.SIGSTOP else None
+
+
+def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mortal: Cluster, settings: Any) -> None:
+    """A burst in the moment it hangs, the rules having been asked for a while ago: all other slots are decided by
+    Redis."""
+    settings.RATELIMIT_TIMEOUT = 0.3
+    settings.RATELIMIT_ON_STORE_ERROR = "closed"
+    limiter = RateLimiter("x", "1000000/h")
+    victim = mortal.master_of(describe([Charge(limiter.limits[0], digest("x"))]).fence)
+    others = [name for name in map(str, range(60)) if mortal.master_of(key_of(limiter, name)) is not victim][:10]
+
+    async def burst() -> list[Any]:
+        return await asyncio.gather(*(limiter.ahit(others[number % 10]) for number in range(200)))
+
+    async def stopped() -> list[Any]:
+        await burst()
+        await asyncio.sleep(APART_MAX_AGE)
+        os.kill(victim.pid, signal.SIGSTOP)
+        try:
+            return await burst()
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+
+    assert Counter(decision.source for decision in asyncio.run(stopped())) == {"redis": 200}
+    start_fresh()
+    for name in others:
+        limiter.hit(name)
+    time.sleep(APART_MAX_AGE)
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(40) as pool:
+            found = Counter(pool.map(lambda number: limiter.hit(others[number % 10]).source, range(80)))
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+    assert found == {"redis": 80}
+
+
+def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
+    """While it asks, the others go on for as long as what they know is not too old; then everybody asks."""
+    asked, now = Fence(), time.monotonic()
+    charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
+    one, other = (
+        Call(charges, revision=NO_RULES, subjects=(Subject(name * 32, b"t"),), prefix=b"p:") for name in (b"a", b"b")
+    )
+    assert asked.is_due(one)
+    assert asked.is_due(one)
+    asked.passed(one, now)
+    assert not asked.is_due(one)
+    asked.passed(one, now - APART_MAX_AGE * EARLY)
+    assert [asked.is_due(one) for _ in range(3)] == [True, False, False]
+    assert asked.is_due(alone(one))  # The question itself is asked.
+    assert asked.is_due(other)
+    asked.passed(one, now)
+    assert not asked.is_due(one)
+    asked.passed(one, now - APART_MAX_AGE)
+    assert [asked.is_due(one) for _ in range(3)] == [True, True, True]
 
 
 def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: Any) -> None:
