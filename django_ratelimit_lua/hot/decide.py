@@ -52,24 +52,26 @@ class _Here:
     moments: dict[bytes, int] = field(default_factory=dict)
     splits: Call | None = None
     split: Decision | None = None
-    spent: list[tuple[Pool, int]] = field(default_factory=list)
+    spent: list[tuple[Pool, int, int]] = field(default_factory=list)
+    """Pools, the units that were spent from them, and since when these count."""
 
     @property
     def granted(self) -> list[int]:
         """The units that each part was granted."""
-        return [cost for _, cost in self.spent] + ([self.split.granted] if self.split is not None else [])
+        return [cost for _, cost, _ in self.spent] + ([self.split.granted] if self.split is not None else [])
 
     def undo(self, keep: int = 0) -> None:
         """Give back what was taken of each limit, but for so many units."""
-        for pool, cost in self.spent:
-            pool.put_back(max(0, cost - keep))
+        for pool, cost, moment in self.spent:
+            if cost > keep:
+                pool.put_back(cost - keep, moment)
+                leases.holds(pool)
         if self.splits is not None and self.split is not None and self.split.granted > keep:
-            charges = [
-                replace(charge, cost=(self.split.granted if self.call.partial else charge.cost) - keep)
-                for charge, state in zip(self.splits.charges, self.split.limits, strict=True)
-                if state.allowed
-            ]
-            local.decide(replace(self.splits, charges=charges, operation="refund", partial=False))
+            refund = replace(self.splits, operation="refund", partial=False)
+            for charge, state in zip(self.splits.charges, self.split.limits, strict=True):
+                back = (self.split.granted if self.call.partial else charge.cost) - keep
+                if state.counted_at and back > 0:
+                    local.decide(replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at))
 
 
 def decide(call: Call) -> Steps:
@@ -175,7 +177,7 @@ def _spend(here: _Here, place: int, call: Call) -> Generator[Call, Decision, boo
         size = pool.wanted(charge.cost)
         if size:
             if found is not None:
-                here.spent.append((pool, charge.cost))
+                here.spent.append((pool, charge.cost, found[1]))
             yield from _ask(call, charge, pool, size, needed=found is None)
             if found is not None:
                 here.spent.pop()
@@ -190,7 +192,7 @@ def _spend(here: _Here, place: int, call: Call) -> Generator[Call, Decision, boo
         return False
     here.states[place], here.moments[charge.digest] = found
     if call.operation == "hit":
-        here.spent.append((pool, charge.cost))
+        here.spent.append((pool, charge.cost, found[1]))
     return True
 
 

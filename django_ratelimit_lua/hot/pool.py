@@ -70,24 +70,20 @@ class Pool:
         with self._lock:
             if self._batches and self._batches[0].until <= now:
                 self._lapse(now)
-            if self._units < cost or not self._batches or (self._batches[0].step and not self._skip(cost, now)):
+            batch = self._with(cost, now)
+            if batch is None:
                 return None
-            first, wait = self._batches[0], 0.0
-            if first.step:
-                wait = first.turn - now
-                first.turn += cost * first.step
-            moment, self._hit_at, left = first.moment, now, cost
-            while left >= first.units:
-                left -= first.units
-                self._batches.popleft()
-                if not left:
-                    break
-                first = self._batches[0]
-            if left:
-                first.units -= left
+            wait = 0.0
+            if batch.step:
+                wait = batch.turn - now
+                batch.turn += cost * batch.step
+            self._hit_at = now
+            batch.units -= cost
+            if not batch.units:
+                self._batches.remove(batch)
             self._units -= cost
             self._spent += cost
-            return self._state(now, wait), moment
+            return self._state(now, wait), batch.moment
 
     def answer(self, cost: int) -> Decision | None:
         """The decision about a hit; None if Redis has to be asked for it, or for the next batch."""
@@ -102,10 +98,22 @@ class Pool:
         now = time.monotonic()
         with self._lock:
             self._lapse(now)
-            if self._units < cost or (self._batches[0].step and not self._skip(cost, now)):
+            batch = self._with(cost, now)
+            if batch is None:
                 return None
-            first = self._batches[0]
-            return self._state(now, first.turn - now if first.step else 0.0), first.moment
+            return self._state(now, batch.turn - now if batch.step else 0.0), batch.moment
+
+    def _with(self, cost: int, now: float) -> Batch | None:
+        """The batch that a hit is spent from: one that has all its units, which then count since one moment, by which
+        they can be given back."""
+        if self._units < cost or not self._batches:
+            return None
+        first = self._batches[0]
+        if first.step:
+            return self._batches[0] if self._skip(cost, now) else None
+        if first.units >= cost:
+            return first
+        return next((batch for batch in self._batches if batch.units >= cost), None)
 
     def _state(self, now: float, wait: float) -> LimitState:
         told = self._told
@@ -123,11 +131,18 @@ class Pool:
             told.period,
         )
 
-    def put_back(self, units: int) -> None:
-        """Units that were just spent were not needed."""
+    def put_back(self, units: int, moment: int) -> None:
+        """Units that were just spent, and count since that moment, were not needed."""
+        if self.limit.algorithm == "leaky_bucket":
+            return
         with self._lock:
-            if self._batches and not self._batches[0].step:
-                self._batches[0].units += units
+            if self._closed:
+                return
+            batch = next((batch for batch in self._batches if batch.moment == moment), None)
+            if batch is None:  # It has lapsed, or these were its last ones.
+                self._lapsed.append(Batch(units, 0.0, moment, True, 0.0, 0.0))
+            else:
+                batch.units += units
                 self._units += units
 
     def wanted(self, cost: int) -> int:
@@ -162,9 +177,8 @@ class Pool:
                 until = min(until, asked_at + self._told.reset_after)
             paces = limit.algorithm == "leaky_bucket"
             step = limit.rate.period / limit.rate.limit if paces else 0.0
-            batch = Batch(
-                decision.granted, until, decision.counted_at(self.digest), not paces, now + decision.wait, step
-            )
+            moment = self._told.counted_at or decision.counted_at(self.digest)
+            batch = Batch(decision.granted, until, moment, not paces, now + decision.wait, step)
             self._batches.append(batch)
             self._units += batch.units
             self._low = int(batch.units * LOW)
@@ -187,7 +201,7 @@ class Pool:
         of them, if that is fewer than so many."""
         now = time.monotonic()
         with self._lock:
-            if now - self._hit_at > IDLE or (fewer_than is not None and self._units < fewer_than):
+            if now - self._hit_at > IDLE or (fewer_than is not None and not self._has(fewer_than)):
                 self._lapsed += self._batches
                 self._batches.clear()
                 self._units = 0
@@ -197,8 +211,12 @@ class Pool:
         return [(batch.units, batch.moment) for batch in lapsed if batch.returns and batch.units]
 
     def has(self, cost: int) -> bool:
-        """Whether so many units can be spent, as far as can be told without looking closely."""
-        return self._units >= cost > 0
+        """Whether so many units can be spent, as far as can be told without looking at the time."""
+        with self._lock:
+            return cost > 0 and self._has(cost)
+
+    def _has(self, cost: int) -> bool:
+        return any(batch.units >= cost for batch in self._batches)
 
     @property
     def may_have_more(self) -> bool:

@@ -175,6 +175,8 @@ class Local:
         self._said: BoundedMap[Key, tuple[int, float]] = BoundedMap(MOST)
         self._stripes = tuple(Stripe() for _ in range(STRIPES))
         self._waits_until = float("-inf")
+        self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
+        """What moments of this process's own clock are told from: they are microseconds since 1970, but never set."""
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
@@ -243,7 +245,8 @@ class Local:
         """
         keys = [_key(call, charge) for charge in call.charges]
         with self._locked(keys):
-            now = time.monotonic()  # Only now, so that it never runs backwards for what is counted.
+            # Only now, so that it never runs backwards for what is counted; in whole microseconds, as it is told.
+            now = round(time.monotonic() * SECOND) / SECOND
             found = {key: self._find(key, charge.limit, now) for key, charge in zip(keys, call.charges, strict=True)}
             counts = [found[key] for key in keys]
             counters = [count.counter for count in counts]
@@ -261,18 +264,23 @@ class Local:
             )
             waits = [counter.wait(now) for counter in counters]
             is_told = to_be_told and call.now is None
+            counted_at: dict[Key, int] = {}
             for key, charge, count, retry in zip(keys, charges, counts, verdicts, strict=True):
                 if call.operation == "refund":
-                    if not count.is_crowd:  # Nobody knows whether units of a crowd were this one's.
-                        count.counter.give(now, charge.cost)
+                    # Nobody knows whether units of a crowd were this one's; and what Redis counts is not counted here.
+                    if not count.is_crowd and (call.hit_at is None or charge.limit.split is not None):
+                        since = None if call.hit_at is None else (call.hit_at - self._began_us) / SECOND
+                        count.counter.give(now, charge.cost, since)
                         count.admitted = max(0, count.admitted - charge.cost) if is_told else count.admitted
                 elif charge.cost and (
                     call.operation == "charge" or (call.operation == "hit" and retry == 0.0 and allowed)
                 ):
+                    counted_at[key] = self._began_us + round((now + count.counter.wait(now)) * SECOND)
                     count.counter.take(now, charge.cost)
                     count.admitted += charge.cost if is_told and charge.limit.split is None else 0
                     self._stripe(key).keep(key, count)
-            states = tuple(map(_state, charges, counters, [now] * len(charges), verdicts, waits))
+            moments = [counted_at.get(key, 0) if call.operation == "hit" else 0 for key in keys]
+            states = tuple(map(_state, charges, counters, [now] * len(charges), verdicts, waits, moments))
             for count in counts:
                 if not count.is_kept:
                     count.counter.drop()
@@ -319,7 +327,9 @@ def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float 
     return retry
 
 
-def _state(charge: Charge, counter: Counter, now: float, retry: float | None, wait: float) -> LimitState:
+def _state(
+    charge: Charge, counter: Counter, now: float, retry: float | None, wait: float, counted_at: int
+) -> LimitState:
     limit, used = charge.limit, ceil(counter.used(now))
     return LimitState(
         limit.name,
@@ -332,6 +342,7 @@ def _state(charge: Charge, counter: Counter, now: float, retry: float | None, wa
         wait if retry == 0.0 else 0.0,
         limit.mode,
         limit.rate.period,
+        counted_at if limit.split is not None else 0,
     )
 
 

@@ -13,6 +13,10 @@ from .shares import Share
 
 FULL_SECONDS = 1.0
 """After which somebody may try again for whom there is no room to count."""
+MOST_RUNS = 16
+"""Runs of hits that a token bucket tells apart."""
+SAME_SECONDS = 1e-5
+"""Moments that differ by less are the same one, computed twice."""
 
 
 class Counter(Protocol):
@@ -36,8 +40,8 @@ class Counter(Protocol):
     def take(self, now: float, cost: int) -> None:
         """Admit units."""
 
-    def give(self, now: float, cost: int) -> None:
-        """Give units back, the latest first."""
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
+        """Give units back: those of a hit that count since that moment; without one, the latest first."""
 
     def reset_after(self, now: float) -> float:
         """Seconds until nothing counts."""
@@ -50,10 +54,16 @@ class Counter(Protocol):
 
 
 class Bucket:
-    """A token bucket or a leaky bucket: what is owed, at a moment in seconds."""
+    """A token bucket or a leaky bucket: what is owed, at a moment in seconds.
+
+    A token bucket keeps the hits since it was last empty in runs: since when, from when on they are worked off, and how
+    many units. So it can tell what would be owed without one of them. Of more than sixteen runs, two neighbours become
+    one, as if all had come with the later: then what is given back is owed for longer, never for less long.
+    """
 
     def __init__(self, limit: Limit, share: Share) -> None:
         self._owed, self._at, self._speed = 0.0, 0.0, 0.0
+        self._runs: list[tuple[float, float, float]] = []
         self._paces = limit.algorithm == "leaky_bucket"
         self._limit = limit
         self.resize(limit, share, 0.0)
@@ -69,11 +79,15 @@ class Bucket:
         if limit != self._limit:  # Nobody waits longer than the new limit alone could have anybody wait.
             self._owed = min(self._owed, burst)
         self._limit = limit
+        if self._runs:  # What is owed is owed at another speed from now on.
+            self._runs = [(self._runs[0][0], now, self._owed)]
 
     def used(self, now: float) -> float:
         """Units that are owed now."""
         self._owed = max(0.0, self._owed - (now - self._at) * self._speed)
         self._at = now
+        if not self._owed:
+            self._runs.clear()
         return self._owed
 
     def retry_after(self, now: float, cost: int) -> float | None:
@@ -94,10 +108,40 @@ class Bucket:
     def take(self, now: float, cost: int) -> None:
         """Admit units."""
         self._owed = self.used(now) + cost
+        if self._paces or not cost:
+            return
+        runs = self._runs
+        if runs and runs[-1][1] == now:
+            first, start, units = runs.pop()
+            runs.append((first, start, units + cost))
+            return
+        runs.append((now, now, cost))
+        if len(runs) > MOST_RUNS:
+            place = min(range(len(runs) - 1), key=lambda place: runs[place + 1][1] - runs[place][1])
+            (first, _, units), (_, start, more) = runs[place : place + 2]
+            runs[place : place + 2] = [(first, start, units + more)]
 
-    def give(self, now: float, cost: int) -> None:
-        """Give units back."""
-        self._owed = max(0.0, self.used(now) - cost)
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
+        """Give units back. Of a leaky bucket only the last turn that was told: else, whoever comes next would get one
+        of those that others have been told."""
+        used = self.used(now)
+        if not used:
+            return
+        if self._paces:
+            if since is None or abs(now + (used - cost) / self._speed - since) < SAME_SECONDS:
+                self._owed = max(0.0, used - cost)
+            return
+        runs, left, total, owed = [], float(cost), 0.0, 0.0
+        for first, start, units in reversed(self._runs):
+            if left and (since is None or first <= since):
+                back = min(units, left)
+                units, left = units - back, left - back if since is None else 0.0
+            if units:
+                runs.append((first, start, units))
+                total += units
+                owed = max(owed, total - (now - start) * self._speed)
+        self._runs = runs[::-1]
+        self._owed = min(used, max(0.0, round(owed, 9)))
 
     def reset_after(self, now: float) -> float:
         """Seconds until nothing is owed."""
@@ -105,7 +149,9 @@ class Bucket:
 
     def copy(self) -> Bucket:
         """See `Counter`."""
-        return copy(self)
+        twin = copy(self)
+        twin._runs = self._runs[:]
+        return twin
 
     def drop(self) -> None:
         """See `Counter`."""
@@ -131,6 +177,7 @@ class Window:
         self._moments = moments
         self._ends: list[float] = []
         self._sums: list[int] = []
+        self._opened = 0.0  # When the fixed window began that counts.
         self._first = self._lapsed = 0  # Where the first moment is that counts, and the sum up to it.
         self._limit = limit
         self.resize(limit, share, 0.0)
@@ -188,11 +235,11 @@ class Window:
         if not cost:
             return
         used = self.used(now)
-        end = now + self._period
         if self._together:
             end = self._ends[self._first] if used else now + self._left()
-        elif self._segment:
-            end = (now // self._segment + 1) * self._segment + self._period
+            self._opened = self._opened if used else now
+        else:
+            end = self._end(now)
         if not self._sums:
             self._lapsed = 0
         elif used and (self._ends[-1] >= end or self._moments.count >= self._moments.most):
@@ -211,9 +258,18 @@ class Window:
             return self._period
         return ((period - clock % period) if align == 1 else (end - clock)) / SECOND
 
-    def give(self, now: float, cost: int) -> None:
-        """Give units back, the latest first."""
+    def _end(self, now: float) -> float:
+        """Until when units of a sliding window or a log count."""
+        if self._segment:
+            return (now // self._segment + 1) * self._segment + self._period
+        return now + self._period
+
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
+        """Give units back."""
         used = self.used(now)
+        if since is not None:
+            self._give_of(now, cost, since)
+            return
         left = max(0, used - cost)
         if left == used:
             return
@@ -221,6 +277,19 @@ class Window:
         if left:
             self._sums[place] = self._lapsed + left
         self._forget(place + 1, len(self._sums))
+
+    def _give_of(self, now: float, cost: int, since: float) -> None:
+        """Give back units of the moment that has those which count since then; where it is over, there are none."""
+        end = (self._ends[-1] if self._ends and since >= self._opened else now) if self._together else self._end(since)
+        place = bisect_left(self._ends, end, self._first) if end > now else len(self._ends)
+        if place == len(self._ends):
+            return
+        before = self._sums[place - 1] if place > self._first else self._lapsed
+        back = min(cost, self._sums[place] - before)
+        # Those after it: as many as have come since.
+        self._sums[place:] = [units - back for units in self._sums[place:]]
+        if self._sums[place] == before:
+            self._forget(place, place + 1)
 
     def reset_after(self, now: float) -> float:
         """Seconds until nothing counts."""
@@ -262,7 +331,7 @@ class Full:
     def take(self, now: float, cost: int) -> None:
         """See `Counter`."""
 
-    def give(self, now: float, cost: int) -> None:
+    def give(self, now: float, cost: int, since: float | None = None) -> None:
         """See `Counter`."""
 
     def reset_after(self, now: float) -> float:

@@ -114,7 +114,8 @@ def _give_back(
 ) -> Generator[Any, Any, None]:
     """Give back what was taken, but for so many units of each limit; where that cannot be done, it stays counted."""
     for part, decision in taken:
-        call, back = part.call, []
+        call = part.call
+        back: dict[int, list[tuple[int, LimitState, Charge]]] = {}
         for place, charge, state in zip(part.places, call.charges, decision.limits, strict=True):
             took = decision.granted if call.partial else charge.cost
             kept = keep
@@ -122,10 +123,13 @@ def _give_back(
                 kept = 1 if call.partial else took
             cost = took - kept
             if state.allowed and cost > 0:
-                back.append((place, replace(charge, cost=cost)))
-        if back:
-            charges = [charge for _, charge in back]
-            refund = replace(call, operation="refund", partial=False, hit_at=decision.counted_at(b""), charges=charges)
+                moment = state.counted_at or decision.counted_at(charge.digest)
+                back.setdefault(moment, []).append((place, state, replace(charge, cost=cost)))
+        for moment, those in back.items():
+            charges = [charge for _, _, charge in those]
+            refund = replace(call, operation="refund", partial=False, hit_at=moment, charges=charges)
             with suppress(StoreError):
                 given = yield from ask(refund)
-                states.update(zip([place for place, _ in back], given.limits, strict=True))
+                for (place, state, _), now in zip(those, given.limits, strict=True):
+                    # What is kept of it still counts since then.
+                    states[place] = replace(now, counted_at=state.counted_at if keep else 0)

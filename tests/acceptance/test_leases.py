@@ -16,10 +16,15 @@ from typing import Any
 import pytest
 import redis
 from django.http import HttpResponse
+from django.test import RequestFactory
 
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
+from django_ratelimit_lua.check import describe
 from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.hot import leases
+from django_ratelimit_lua.hot.pool import Pool
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.models import RateLimitRule
@@ -211,6 +216,39 @@ def test_refund_reset_and_acquire() -> None:
     assert limiter.acquire("x", timeout=0).allowed
     leases.give_back(everything=True)
     assert limiter.peek("x").limits[0].used == 2502
+
+
+def test_units_go_back_to_the_moment_that_they_count_from() -> None:
+    """A hit's units are of one batch and count since one moment; what is put back goes to that batch or, where it is
+    gone, back to Redis by that moment, and not to another."""
+    charge = Charge(Limit("hot", "100/h", algorithm="token_bucket", lease=10), b"x" * 32)
+    pool = Pool(describe([charge]), charge)
+    for units, moment in ((2, 1_000_000), (3, 2_000_000)):
+        state = LimitState("hot", True, 100, units, 100 - units, 0.0, 3600.0, 0.0, counted_at=moment)
+        pool.receive(Decision(True, (state,), units, moment=moment - 7), time.monotonic())
+    assert not pool.has(4)
+    assert pool.spend(4) is None
+    spent = [pool.spend(cost) for cost in (3, 2)]
+    assert [found[1] for found in spent if found] == [2_000_000, 1_000_000]
+    pool.put_back(2, 2_000_000)
+    pool.put_back(1, 1_000_000)
+    assert not pool.is_empty
+    assert sorted(pool.returned()) == [(1, 1_000_000), (2, 2_000_000)]
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
+def test_a_leased_view_whose_units_go_back_uses_nothing(algorithm: str) -> None:
+    """With `count_if`, whichever units were spent: in the end nothing is used."""
+
+    @ratelimit("leased", "ip", "1000/h", algorithm=algorithm, lease=100, count_if=lambda request, outcome: False)
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse(str(request.ratelimit.source))
+
+    sources = Counter(view(RequestFactory().get("/")).content for _ in range(600))
+    assert sources[b"lease"] > 100
+    leases.give_back(everything=True)
+    limiter = RateLimiter("leased:*:ip:1000/h", "1000/h", algorithm=algorithm)
+    assert limiter.peek(("ip", "127.0.0.1")).limits[0].used == 0
 
 
 def test_coroutines_share_the_units_of_their_process() -> None:

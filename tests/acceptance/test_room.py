@@ -17,6 +17,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.instances import Part, instances
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.local import MOST, STRIPES, Local, local
 from django_ratelimit_lua.local.counters import FULL_SECONDS, Bucket, Moments, Window
@@ -281,3 +282,60 @@ def test_an_outages_share_and_a_bucket_are_kept_when_shares_change() -> None:
     bucket.take(0.0, 80)
     bucket.resize(limit, OutageShare(2), 0.0)
     assert bucket.retry_after(0.0, 1) == pytest.approx(31 * 72)
+
+
+HISTORY = st.lists(
+    st.tuples(
+        st.sampled_from(["hit", "hit", "back"]),
+        st.sampled_from([0.0, 0.25, 1.0, 1.5, 4.0, 17.0]),
+        st.integers(1, 3),
+        st.integers(0, 40),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(history=HISTORY, size=st.integers(1, 8))
+def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[Any], size: int) -> None:
+    """Of a limit that is split, units go back by the moment they count from: what is counted afterwards is what only
+    those would have used who kept theirs; of a leaky bucket, or where runs were put together, never less. When all is
+    given back, nothing is used, but for turns of a leaky bucket that others were behind."""
+    limit = Limit("x", f"{size}/16s", algorithm=algorithm, split="equal")
+    here, kept_only = Local(), Local()
+    taken: list[list[Any]] = []
+
+    def ask(local: Local, operation: Any, cost: int, hit_at: int | None = None) -> LimitState:
+        call = Call([Charge(limit, b"x" * 32, cost)], operation, hit_at=hit_at)
+        return local.decide(call).limits[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock(patch)
+        began = clock.now
+        for action, later, cost, which in history:
+            clock.now += later
+            if action == "hit":
+                state = ask(here, "hit", cost)
+                if state.allowed:
+                    taken.append([clock.now, state.counted_at, cost, False])
+            elif out := [hit for hit in taken if not hit[3]]:
+                hit = out[which % len(out)]
+                hit[3] = True
+                ask(here, "refund", hit[2], hit[1])
+        end = clock.now
+        clock.now = began
+        for moment, _, cost, is_back in taken:
+            clock.now = moment
+            if not is_back:
+                ask(kept_only, "charge", cost)
+        clock.now = end
+        found, ideal = ask(here, "peek", 0), ask(kept_only, "peek", 0)
+        assert found.used >= ideal.used
+        if algorithm in ("sliding_window", "sliding_log") or (algorithm == "token_bucket" and len(taken) <= 16):
+            assert found.used == ideal.used
+            assert found.reset_after == pytest.approx(ideal.reset_after, abs=1e-4)
+        for _, moment, cost, is_back in reversed(taken):
+            if not is_back:
+                ask(here, "refund", cost, moment)
+        if algorithm != "leaky_bucket":
+            assert ask(here, "peek", 0).used == 0

@@ -199,6 +199,22 @@ def test_when_all_who_wait_give_up_nobody_waits(algorithm: str) -> None:
         assert ask(START + 4).limits[0].counted_at == next_turn, order
 
 
+def test_a_hole_in_a_queue_takes_room_until_those_behind_it_are_gone() -> None:
+    """A leaky bucket: while somebody is behind a turn that was given back, its room is not free, and who comes is
+    refused for as long as if it had been kept; when those have gone or given up, it is."""
+    for do_give_up in (True, False):
+        ask = Asker(Limit("back", "1/s", algorithm="leaky_bucket", queue=2))
+        turns = [ask(START).limits[0].counted_at for _ in range(3)]
+        ask(START + 1, "refund", hit_at=turns[1])
+        refused = ask(START + 1)
+        assert (refused.allowed, round(refused.retry_after * 1e6)) == (False, 999_999)
+        if do_give_up:
+            ask(START + 2, "refund", hit_at=turns[2])
+            assert ask(START + 3).limits[0].counted_at == turns[1]
+        else:
+            assert ask(START + 1_000_000).limits[0].counted_at == turns[2] + 1_000_000
+
+
 def test_a_hit_of_a_later_clock_is_found_again() -> None:
     """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and goes back by that."""
     for algorithm in ALGORITHMS:
