@@ -19,6 +19,7 @@ from .process import renew_after_fork
 from .publish import (
     BESIDE_SECONDS,
     NewerFormatError,
+    first_records,
     is_in_transaction,
     primary,
     publish,
@@ -29,6 +30,7 @@ from .publish import (
     stage,
 )
 from .rules import current
+from .rules.overrides import memory
 from .rules.problems import problems
 from .rules.ruleset import revision_of
 from .signals import rules_changed
@@ -88,27 +90,41 @@ def _heal(snapshot: Mapping[str, Any] | None, rebuild: bool) -> bool:
     return True
 
 
-def read_database(patience: float) -> Mapping[str, Any] | None:
-    """What the database has, as this version would publish it; None where it cannot be read in so many seconds."""
+def read_database(patience: float, begin: current.Begin | None = None) -> Mapping[str, Any] | None:
+    """What the database has, as this version would publish it; None where it cannot be read in so many seconds.
+
+    `begin` is called with it, however late, after overrides were remembered, which nobody else could tell of.
+    """
     using = primary()
     found: list[Mapping[str, Any]] = []
+    done = threading.Event()
 
     def read() -> None:
         try:
-            found.append(snapshot_of(using))
+            snapshot = snapshot_of(using)
+            if begin is not None:
+                records = first_records(using)
+                memory.learn([*records], [*records.values()])
+            found.append(snapshot)
         except Exception as error:
             _warn("The rules in the database cannot be read: %s", error)
 
     def read_in_a_thread() -> None:
-        read()
-        connections[using].close()  # It is this thread's.
+        try:
+            read()
+            connections[using].close()  # It is this thread's.
+        finally:
+            done.set()
+            if begin is not None:
+                _reading.release()
+        if begin is not None and found:
+            begin(found[0])
 
     if connections[using].in_atomic_block and not is_in_transaction(using):
         read()
-    else:
-        thread = threading.Thread(target=read_in_a_thread, name="ratelimit-read", daemon=True)
-        thread.start()
-        thread.join(max(0.0, patience))
+    elif begin is None or _reading.acquire(blocking=False):
+        threading.Thread(target=read_in_a_thread, name="ratelimit-read", daemon=True).start()
+        done.wait(max(0.0, patience))
     return found[0] if found else None
 
 
@@ -197,7 +213,7 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
         _warn("The rules cannot be published: %s", error)
 
 
-_retrying, _healing, _looking = threading.Lock(), threading.Lock(), threading.Lock()
+_retrying, _healing, _looking, _reading = (threading.Lock() for _ in range(4))
 _warned = False
 unpublished = ""
 """Why the last change that this process has made is not live yet; empty: it is."""
@@ -205,8 +221,8 @@ unpublished = ""
 
 @renew_after_fork
 def _renew() -> None:
-    global _retrying, _healing, _looking
-    _retrying, _healing, _looking = threading.Lock(), threading.Lock(), threading.Lock()
+    global _retrying, _healing, _looking, _reading
+    _retrying, _healing, _looking, _reading = (threading.Lock() for _ in range(4))
 
 
 def _warn(message: str, error: Exception) -> None:

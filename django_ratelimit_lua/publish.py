@@ -230,6 +230,7 @@ def send(
         published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
         b"%d" % lifetime, b"%d" % FORMAT, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
     ]  # fmt: skip
+    current.written.add(published.key)
     reply: bytes = get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
     return reply
 
@@ -355,6 +356,15 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
             continue
         for who in digests:
             yield who.encode(), written
+
+
+def first_records(using: str) -> dict[bytes, bytes]:
+    """What would be written about subjects: about all of them, or where those are many, about so many that are blocked.
+    For a process that begins while Redis is away."""
+    overrides = RateLimitOverride.objects.using(using).lasting()
+    if overrides.count() > MOST_SUBJECTS:
+        overrides = overrides.filter(effect=RateLimitOverride.Effects.BLOCK)
+    return dict(islice(_records(overrides), MOST_SUBJECTS))
 
 
 def _override(row: RateLimitOverride) -> list[Override]:

@@ -38,9 +38,11 @@ republish: Callable[[Mapping[str, Any] | None, float, bool], bool] | None = None
 even if it is there already, where what is there is garbage. Tells whether what is published now is what the database
 has. `healing` puts itself here."""
 
-read_database: Callable[[float], Mapping[str, Any] | None] | None = None
+Begin = Callable[[Mapping[str, Any]], None]
+read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
 """What the database has, as it would be published by this version; None where that takes more than so many seconds, or
-fails. `healing` puts itself here."""
+fails. Who has to begin with that gives what is to be called with it, however late, and overrides are remembered too.
+`healing` puts itself here."""
 
 compare: Callable[[], None] | None = None
 """Looks in the background whether what is published is what the database has; `healing` puts itself here."""
@@ -56,7 +58,16 @@ REMEDY = (
     "`manage.py ratelimit_rules publish --take-over`."
 )
 
+written: set[bytes] = set()
+"""The keys under which this process has published."""
+
+is_answered = True
+"""Whether Redis has answered when rules were loaded last."""
+
 _ruleset: Ruleset | None = None
+_blind: Ruleset | None = None
+"""The rules of the settings alone, where Redis was away and the database has not answered yet."""
+
 _snapshot: Mapping[str, Any] | None = None
 _lock, _lock_of_loading = Lock(), Lock()
 _loading: Event | None = None
@@ -126,6 +137,8 @@ def current() -> Ruleset | None:
         is_first, _compare_at = _compare_at < 0, now + COMPARE_SECONDS
         if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
             compare()
+        if _blind is not None and _ruleset is _blind and read_database is not None:
+            read_database(0.0, _begin_with)
     if _ruleset is None and _snapshot is not None:
         _ruleset = Ruleset(settings_rules(), _snapshot, _fence())  # Only the settings have changed.
     return _ruleset
@@ -166,7 +179,7 @@ def _loading_in_background(stale: StaleRules | None) -> Event:
 
 
 def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
-    global _ruleset, _unanswered_at
+    global _ruleset, _blind, _unanswered_at, is_answered
     # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
     lock, turn, began = _lock, patience.share(2), time.monotonic()
     has_turn = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
@@ -185,19 +198,43 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             return _ruleset
         try:
             fence, snapshot = _published_or_best(known, patience)
+            is_answered = True
         except StoreError:
-            _unanswered_at = time.monotonic()
-            snapshot = {}
-            if known is not None and known.fence is not None:
+            _unanswered_at, is_answered = time.monotonic(), False
+            if known is not None and known.fence is not None and known is not _blind:
                 fence, snapshot = known.fence, known.snapshot
+            else:
+                snapshot = _from_database(patience)
         before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
         ruleset = Ruleset(declared, snapshot, fence, before)
         ruleset.prepare()
-        _ruleset = ruleset
+        _ruleset, _blind = ruleset, None if is_answered or snapshot else ruleset
         denials.clear()
         return ruleset
     finally:
         lock.release()
+
+
+def _from_database(patience: Patience) -> Mapping[str, Any]:
+    """What a process begins with while Redis is away: what the database has; nothing where that takes too long."""
+    if read_database is None:
+        return {}
+    began, most = time.monotonic(), max(0.0, patience.left / 2)
+    found = read_database(most, _begin_with)
+    patience.spend(began, most)
+    return found or {}
+
+
+def _begin_with(snapshot: Mapping[str, Any]) -> None:
+    """Go by what the database has, where until now this process could go by the settings alone."""
+    global _ruleset, _blind
+    with _lock:
+        if _blind is None or _ruleset is not _blind:
+            return
+        ruleset = Ruleset(settings_rules(), snapshot, _blind.fence)
+        ruleset.prepare()
+        _ruleset, _blind = ruleset, None
+        denials.clear()
 
 
 def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
@@ -219,7 +256,7 @@ def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes
     best: Mapping[str, Any] | None = None
     if fetched.unread.is_newer and read_database is not None:
         began, most = time.monotonic(), max(0.0, patience.left / 2)
-        best = read_database(most)
+        best = read_database(most, None)
         patience.spend(began, most)
     if best is None:
         best = known.snapshot if known is not None and known.fence == fetched.key else {}
@@ -249,6 +286,17 @@ def start_fresh() -> None:
     global _ruleset, _snapshot
     _ruleset, _snapshot = None, {}
     problems.clear()
+
+
+def take_back(prefix: bytes) -> None:
+    """Take from Redis what this process has published under a prefix; for tests, whose keys nobody needs any more."""
+    keys = [key for key in tuple(written) if key.startswith(prefix)]
+    written.difference_update(keys)
+    try:
+        if keys:
+            get_store(patient=True).ask(b"DEL", *keys)
+    except StoreError as error:
+        logger.warning("What a test has published is still in Redis: %s", error)
 
 
 def _may_be_wrong(snapshot: Mapping[str, Any], known: Ruleset | None) -> bool:

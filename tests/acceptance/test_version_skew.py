@@ -268,7 +268,8 @@ def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
     names = [one.get("name") for one in rules or () if isinstance(one, dict)] if isinstance(rules, list) else []
     alone = sum(name == "good" for name in names) == 1
     exempts = any(
-        isinstance(one, dict) and (one.get("exempt") is True or one.get("mode") == "off") for one in rules or ()
+        isinstance(one, dict) and (one.get("exempt") is True or one.get("mode") == "off")
+        for one in (rules if isinstance(rules, list) else ())
     )
     return json.dumps(value).encode(), holds and alone and not exempts if isinstance(rules, list) else False
 

@@ -69,6 +69,9 @@ class Command(BaseCommand):
 
     def _list(self, **options: Any) -> None:
         ruleset = current.reload()
+        if not current.is_answered:
+            known = "of the database and the settings" if ruleset.snapshot else "of the settings alone"
+            self.stderr.write(self.style.WARNING(f"Redis cannot be asked: these are the rules {known}."))
         for rule in ruleset.rules:
             self.stdout.write(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
         for problem in ruleset.problems:
@@ -79,7 +82,7 @@ class Command(BaseCommand):
     def _explain(self, path: str, method: str, user: str | None, ip: str | None, header: list[str], **_: Any) -> None:
         headers = dict(_pair(one) for one in header)
         found = explain(imagine(path, method, ip, _user(user), headers))
-        if found.decision.source == "fallback":
+        if found.decision.source == "fallback" or not current.is_answered:
             self.stderr.write(self.style.WARNING("Redis cannot be asked: the states are not known."))
         if found.exempt is not None:
             self.stdout.write(f"exempt: {found.exempt}")

@@ -1,0 +1,130 @@
+"""A process that starts while Redis is away goes by the database, as soon as that answers."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from django_ratelimit_lua import healing
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules.overrides import memory
+from tests.acceptance.test_rules import get, rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+AWAY = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.acceptance.test_rules"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+@pytest.fixture
+def begin(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Start anew, without Redis."""
+
+    def start() -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": AWAY}}
+        monkeypatch.setattr(memory, "_known", type(memory)()._known)
+
+    return start
+
+
+def said(*arguments: str) -> str:
+    output = io.StringIO()
+    call_command("ratelimit_rules", *arguments, stdout=output, stderr=output)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("policy", ["closed", "local", "open"])
+def test_rules_and_overrides_of_the_database_hold(policy: str, begin: Any) -> None:
+    """By each rule's policy; who is blocked is, who is exempt is, whatever the policy."""
+    rule(on_store_error=policy)
+    RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
+    begin()
+    allowed = {"closed": [429] * 3, "local": [200, 200, 429], "open": [200] * 3}[policy]
+    assert get(times=3) == allowed
+    assert get(REMOTE_ADDR="203.0.113.1") == [429]
+    assert get(times=3, REMOTE_ADDR="203.0.113.9") == [200] * 3
+
+
+def test_commands_say_that_redis_could_not_be_asked(begin: Any) -> None:
+    """And still show the rules of the database."""
+    rule()
+    assert "Redis" not in said("list") + said("explain", "--path", "/ok")
+    begin()
+    text = said("list")
+    assert "Redis cannot be asked: these are the rules of the database and the settings" in text
+    assert "1 rule; revision 1" in text
+    assert "Redis cannot be asked" in said("explain", "--path", "/ok")
+
+
+def test_a_slow_database_is_waited_for_by_a_thread(begin: Any, settings: Any, monkeypatch: Any) -> None:
+    """Requests go by the settings meanwhile, and by the database when it has answered."""
+    settings.RATELIMIT_TIMEOUT = 0.05
+    rule(limit=0)
+    answers, asked = threading.Event(), healing.snapshot_of
+
+    def slowly(using: str) -> Any:
+        assert answers.wait(30)
+        return asked(using)
+
+    monkeypatch.setattr(healing, "snapshot_of", slowly)
+    begin()
+    assert get() == [200]
+    answers.set()
+    for _ in range(200):
+        if get() == [429]:
+            return
+        threading.Event().wait(0.02)
+    pytest.fail("the rules of the database never came")
+
+
+def test_a_database_that_was_away_too_is_asked_again(begin: Any, monkeypatch: Any) -> None:
+    """Every few seconds, while there are requests."""
+    rule(limit=0)
+
+    def away(using: str) -> Any:
+        raise OSError("the database is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(healing, "snapshot_of", away)
+        begin()
+        assert get() == [200]
+        assert "of the settings alone" in said("list")
+    for _ in range(200):
+        current._compare_at = 0.0
+        if get() == [429]:
+            return
+        threading.Event().wait(0.02)
+    pytest.fail("the database was never asked again")
+
+
+def test_when_redis_is_back_its_rules_and_overrides_hold(begin: Any, settings: Any) -> None:
+    """Also those that were edited meanwhile, and a block that was lifted."""
+    working = settings.CACHES
+    saved = rule(limit=1)
+    RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
+    begin()
+    assert get(REMOTE_ADDR="203.0.113.1") == [429]
+    ruleset = current.current()
+    assert ruleset is not None
+    begun = ruleset.revision
+    RateLimitOverride.objects.all().delete()
+    RateLimitRule.objects.filter(pk=saved.pk).update(limit=2)
+    settings.CACHES = working
+    current._ruleset = ruleset
+    publish()  # As whoever saved goes on trying to.
+    assert get(times=3, REMOTE_ADDR="203.0.113.1") == [200, 200, 429]
+    assert current.current().revision != begun  # type: ignore[union-attr]
+    assert Client().get("/ok").status_code == 200
