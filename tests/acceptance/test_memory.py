@@ -40,7 +40,7 @@ from tests.kept import kept
 
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache` bounds them."""
-LONG = "x" * 20_000
+LONG = "sent" * 5_000  # As no setting of another test is.
 LONGEST = 3_000
 """Characters of a text that may be kept."""
 MOST_BYTES = 24 * 2**20
