@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import unittest
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
+from django.test import SimpleTestCase
 from django.test.utils import TestContextDecorator, override_settings
 
 from . import check
 from .deny import denials
 from .embedded import Server
-from .rules.current import start_fresh
+from .rules.current import start_fresh, take_back
 
 __all__ = ["Server", "move_clock", "override_ratelimits"]
 
@@ -54,10 +57,56 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
     def enable(self) -> None:
         """Put the settings in place."""
         if self._fresh:
-            self.options["RATELIMIT_CACHE_PREFIX"] = f"test:{os.getpid()}:{time.monotonic_ns()}:{next(_serial)}:"
+            self.options["RATELIMIT_CACHE_PREFIX"] = _new_prefix()
         super().enable()
         if self._fresh:
             start_fresh()
+
+    def disable(self) -> None:
+        """Take them away again, and from Redis the rules that were published meanwhile."""
+        if self._fresh:
+            take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
+        super().disable()
+
+    def decorate_class(self, cls: Any) -> Any:
+        """The settings for the whole class, as Django's, and each test starts afresh. Raises `ValueError` for what is
+        no `TestCase`."""
+        if not issubclass(cls, unittest.TestCase):
+            raise ValueError("override_ratelimits decorates functions, coroutines and subclasses of TestCase")
+        if issubclass(cls, SimpleTestCase):
+            self._decorate_whole(cls)
+        set_up = cls.setUp
+
+        def setUp(test: Any) -> None:
+            # Not this object: it is one for all tests, which may be nested by inheritance.
+            again = copy(self)
+            again.options = dict(self.options)
+            again.enable()
+            test.addCleanup(again.disable)
+            set_up(test)
+
+        cls.setUp = setUp
+        return cls
+
+    def _decorate_whole(self, cls: Any) -> None:
+        """What is done once for all tests of a class (`setUpTestData`) has a prefix of its own, too."""
+        prefix = _new_prefix()
+        if self._fresh:
+            self.options["RATELIMIT_CACHE_PREFIX"] = prefix
+        super().decorate_class(cls)
+        cls._overridden_settings = dict(cls._overridden_settings)
+        set_up_class = cls.setUpClass.__func__
+
+        def setUpClass(case: Any) -> None:
+            set_up_class(case)
+            if self._fresh:
+                case.addClassCleanup(take_back, prefix.encode())
+
+        cls.setUpClass = classmethod(setUpClass)
+
+
+def _new_prefix() -> str:
+    return f"test:{os.getpid()}:{time.monotonic_ns()}:{next(_serial)}:"
 
 
 class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import unittest
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import redis
-from django.test import Client, SimpleTestCase
+from django.test import Client, SimpleTestCase, TestCase, TransactionTestCase
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
+from tests.server import url
 
 limiter = RateLimiter("tested", "2/h")
 
@@ -88,3 +94,95 @@ def test_switched_off_a_view_asks_nobody(client: Client, settings: Any) -> None:
     settings.CACHES = {}
     with override_ratelimits(enabled=False):
         assert [client.get("/plain").status_code for _ in range(3)] == [200] * 3
+
+
+def published_rules() -> int:
+    """How many keys of rules tests have left in Redis."""
+    with redis.Redis.from_url(url()) as connection:
+        return len(list(connection.scan_iter(f"test:{os.getpid()}:*{{rules}}*", count=10_000)))
+
+
+class Counts:
+    """What every decorated class has to keep: its tests know nothing of each other."""
+
+    def test_first(self) -> None:
+        """The same as the second."""
+        self.counts()
+
+    def test_second(self) -> None:
+        """The same as the first."""
+        self.counts()
+
+    def counts(self) -> None:
+        """Under a prefix of the test's own."""
+        assert conf.CACHE_PREFIX.startswith(f"test:{os.getpid()}:".encode())
+        assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
+
+
+class Publishes(Counts):
+    """The same for rules of the admin, which are gone with the test."""
+
+    client: Client
+
+    def counts(self) -> None:
+        """Of the rules that others made, none applies."""
+        super().counts()
+        assert RateLimitRule.objects.count() == 0
+        assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 404]
+        with TestCase.captureOnCommitCallbacks(execute=True):
+            RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1, unit="h")
+        assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 429]
+
+
+MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def ran(*cases: type) -> unittest.TestResult:
+    """What became of the tests of these classes, as unittest runs them."""
+    load = unittest.defaultTestLoader.loadTestsFromTestCase
+    result = unittest.TestResult()
+    unittest.TestSuite(load(case) for case in cases).run(result)
+    assert not result.errors + result.failures, "\n".join(text for _, text in result.errors + result.failures)
+    return result
+
+
+@pytest.mark.django_db(transaction=True)
+def test_decorated_classes_start_afresh_and_leave_nothing() -> None:
+    """Django's and unittest's own, inherited too: no test sees another's counts or rules, nor does the site."""
+    before = conf.CACHE_PREFIX
+    left = published_rules()
+    limiter.hit("ada", 2)
+    plain = override_ratelimits()(type("Plain", (Counts, unittest.TestCase), {}))
+    heir = type("Heir", (plain,), {"test_third": Counts.test_first})
+    rules = override_ratelimits(MIDDLEWARE=MIDDLEWARE)
+    whole = rules(type("Whole", (Publishes, TransactionTestCase), {}))
+    rolled_back = rules(type("RolledBack", (Publishes, TestCase), {}))
+    again = override_ratelimits()(type("Again", (whole,), {}))
+    assert ran(plain, heir, whole, rolled_back, again).testsRun == 11
+    assert before == conf.CACHE_PREFIX
+    assert not limiter.peek("ada")
+    assert published_rules() == left
+
+
+@pytest.mark.django_db(transaction=True)
+def test_settings_of_a_decorated_class_hold_for_all_of_it() -> None:
+    """Also where it is set up, which has a prefix of its own."""
+    seen: list[Any] = []
+
+    class Case(TestCase):
+        @classmethod
+        def setUpTestData(cls) -> None:
+            seen.append((conf.CACHE_PREFIX, conf.ALGORITHM))
+
+        def setUp(self) -> None:
+            seen.append((conf.CACHE_PREFIX, conf.ALGORITHM))
+
+        def test(self) -> None:
+            """Nothing more."""
+
+    outside = conf.CACHE_PREFIX
+    ran(override_ratelimits(RATELIMIT_ALGORITHM="fixed_window")(Case))
+    assert [algorithm for _, algorithm in seen] == ["fixed_window"] * 2
+    assert len({outside, *(prefix for prefix, _ in seen)}) == 3
+    with pytest.raises(ValueError, match="subclasses of TestCase"):
+        override_ratelimits()(Counts)
