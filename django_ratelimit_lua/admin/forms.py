@@ -26,6 +26,16 @@ def group_names() -> list[tuple[str, str]]:
     ]
 
 
+def methods() -> list[tuple[str, str]]:
+    """The usual methods, as choices."""
+    return [(name, name) for name in METHODS]
+
+
+def _names(given: Any) -> list[str]:
+    """The names of a list, each once; none of what somebody has written there by hand."""
+    return list(dict.fromkeys(name for name in given if isinstance(name, str))) if isinstance(given, list) else []
+
+
 class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     """A rule. What would surprise has to be confirmed."""
 
@@ -33,7 +43,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     """Whether its tiers are edited beside it."""
 
     methods = forms.MultipleChoiceField(
-        label=_("Methods"), required=False, choices=[(name, name) for name in METHODS],
+        label=_("Methods"), required=False, choices=methods,
         widget=forms.CheckboxSelectMultiple, help_text=_("None chosen: all. GET counts HEAD too."),
     )  # fmt: skip
     groups = forms.MultipleChoiceField(
@@ -55,11 +65,14 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
-        if "groups" in self.fields:  # Not where a rule may only be looked at.
-            present = group_names()
-            groups = self.instance.groups if isinstance(self.instance.groups, list) else []
-            kept = [(name, name) for name in groups if (name, name) not in present]
-            self.fields["groups"].choices = present + kept  # type: ignore[attr-defined]
+        # Not where a rule may only be looked at.
+        for field, present in (("groups", group_names), ("methods", methods)):
+            if field in self.fields:
+                named = getattr(self.instance, field)
+                choices = present()
+                # What the rule names already stays: by WebDAV and by other clients there are more methods than these.
+                choices += [(name, name) for name in _names(named) if (name, name) not in choices]
+                self.fields[field].choices = choices  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for what contradicts itself, and for what is surprising and not confirmed."""

@@ -487,3 +487,22 @@ def test_what_a_test_case_has_done_is_published_for_it(
     with override_ratelimits(RATELIMIT_RULES=[], RATELIMIT_DENY_CACHE_SECONDS=0):
         Case().run(outcome)
     assert (outcome.errors, outcome.failures) == ([], [])
+
+
+@pytest.mark.parametrize("methods", [["PURGE"], ["GET", "CONNECT"], ["PROPFIND", "POST", "LOCK"]])
+def test_methods_that_the_form_has_no_name_for_are_kept(operator: Client, methods: list[str]) -> None:
+    """A rule for them is never widened to others by being saved; only by unticking them."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=0, methods=methods)
+    url = f"{RULES}{rule.pk}/change/"
+    page = operator.get(url).content.decode()
+    ticked = [tag for tag in re.findall(r"<input[^>]*>", page) if 'name="methods"' in tag and "checked" in tag]
+    assert sorted(re.findall(r'value="([^"]*)"', " ".join(ticked))) == sorted(methods)
+    form = given(limit=0, key="ip", path="/ok", confirm="on", description="touched", methods=methods)
+    answer = operator.post(url, form)
+    assert answer.status_code == 302, errors(answer)
+    rule.refresh_from_db()
+    assert (rule.description, sorted(rule.methods)) == ("touched", sorted(methods))
+    assert operator.post(url, given(limit=0, key="ip", path="/ok", confirm="on", methods=["FOO"])).status_code == 200
+    operator.post(url, given(limit=0, key="ip", path="/ok", confirm="on", methods=["GET"]))
+    rule.refresh_from_db()
+    assert rule.methods == ["GET"]
