@@ -179,9 +179,9 @@ class Link(asyncio.Protocol):
         try:
             to_send, owed = next(exchange)
             while True:
-                replies = await self._replied(to_send, owed, patience, watch)
+                await self._replied(to_send, owed, patience, watch)
                 pulse.heard()
-                to_send, owed = exchange.send(replies)
+                to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
         except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
@@ -200,19 +200,19 @@ class Link(asyncio.Protocol):
             self.close()
             raise
 
-    async def _replied(self, to_send: bytes, owed: int, patience: Patience, watch: Watch) -> list[Any]:
+    async def _replied(self, to_send: bytes, owed: Replies, patience: Patience, watch: Watch) -> None:
         if self._transport is None:
             raise RedisConnectionError("the server hung up")
         if patience.is_over:
             raise RedisTimeoutError("no time is left to ask")
-        self._replies, self._answered = replies, answered = Replies(owed), self._loop.create_future()
+        answered = self._loop.create_future()
+        self._replies, self._answered = owed, answered
         early, self._early, self._was_used = self._early, b"", True
         try:
             self._transport.write(to_send)
             if early:
                 self.data_received(early)
             await watch.wait(answered, patience)
-            return replies.found
         finally:
             self._replies = self._answered = None
             answered.cancel()

@@ -19,7 +19,7 @@ from ..limits.decision import Decision
 from ..process import renew_after_fork
 from ..signals import store_down, store_up
 from . import wire
-from .exchange import Question
+from .exchange import LARGEST, Question
 from .patience import Patience
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -55,7 +55,7 @@ def asks(*parts: bytes) -> Question:
             raise InvalidResponse(f"no reply to {parts[0].decode()}: {reply!r:.80}")
         return reply
 
-    return Question(wire.command(*parts), read)
+    return Question(wire.command(*parts), read, most=LARGEST)
 
 
 def _is_number(reply: Any, parts: int) -> bool:

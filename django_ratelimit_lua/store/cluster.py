@@ -26,6 +26,8 @@ from .sentinel import Address
 
 SLOTS = 16_384
 MOST_REDIRECTIONS = 8
+LARGEST_MAP = 16 * 1024 * 1024
+"""Bytes that a map may have in which each slot stands alone, with the addresses of all its nodes."""
 PATIENCE = 0.2
 """Seconds between two looks for the master of slots that does not answer."""
 TRY_AGAIN = 0.005
@@ -139,7 +141,7 @@ class Cluster:
             if share.is_over:
                 break
             try:
-                yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address)), share)
+                yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address), most=LARGEST_MAP), share)
             except (RedisError, OSError) as error:
                 found = error
             else:

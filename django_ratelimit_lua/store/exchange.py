@@ -20,28 +20,32 @@ from . import wire
 ANSWERS = (ResponseError, StaleRules)
 """What an exchange may raise that was answered fully and exactly: its connection is in step."""
 LONGEST_LINE = 65_536
-LARGEST_BULK = 512 * 1024 * 1024
+LARGEST = 512 * 1024 * 1024
+"""Bytes of a reply that may be anything, such as rules."""
+LARGEST_USUAL = 1024 * 1024
+"""Bytes of replies whose form is known: a decision has some hundred, and what is written about its subjects some KB."""
+SMALLEST = 4
+"""Bytes that no item of an array has fewer of."""
 DEEPEST = 8
 """Arrays in arrays: no reply that we ask for has more (`CLUSTER SLOTS` has four)."""
-
-Exchange = Generator[tuple[bytes, int], list[Any], Any]
-"""Yields what to send, and how many replies are owed for it; is sent these; returns the answer."""
 
 
 class Replies:
     """The replies that are owed on a connection, read from bytes as they come (RESP 2).
 
-    A reply is bytes, an integer, None, a list of these, or a `ResponseError`.
+    A reply is bytes, an integer, None, a list of these, or a `ResponseError`. All together have at most so many bytes:
+    one that says it has more is not waited for.
 
     >>> replies = Replies(2)
     >>> replies.feed(b"+OK\\r\\n$3\\r\\nab"), replies.feed(b"c\\r\\n"), replies.found
     (False, True, [b'OK', b'abc'])
     """
 
-    __slots__ = ("_data", "_open", "_owed", "found")
+    __slots__ = ("_data", "_left", "_most", "_open", "_owed", "found")
 
-    def __init__(self, owed: int) -> None:
+    def __init__(self, owed: int, most: int = LARGEST) -> None:
         self.found: list[Any] = []
+        self._most = self._left = most
         self._owed = owed
         self._data = bytearray()
         self._open: list[tuple[list[Any], int]] = []
@@ -55,6 +59,9 @@ class Replies:
             if rest[-2:] == b"\r\n" and header == b"$%d" % (len(rest) - 2):
                 self.found.append(rest[:-2])
                 return True
+        self._left -= len(data)
+        if self._left < 0:
+            raise InvalidResponse("a reply that is larger than any to this question")
         buffer += data
         at = 0
         while len(self.found) < self._owed:
@@ -66,7 +73,7 @@ class Replies:
             kind, line = buffer[at], bytes(buffer[at + 1 : end])
             at_next = end + 2
             if kind == 36:  # $
-                size = _size(line, LARGEST_BULK)
+                size = _size(line, self._most)
                 reply: Any = None
                 if size >= 0:
                     at_next += size + 2
@@ -82,7 +89,7 @@ class Replies:
             elif kind == 58:  # :
                 reply = _number(line)
             elif kind == 42:  # *
-                size = _size(line, LARGEST_BULK)
+                size = _size(line, self._most // SMALLEST)
                 if size > 0:
                     if len(self._open) >= DEEPEST:
                         raise InvalidResponse("arrays in arrays in arrays")
@@ -112,6 +119,10 @@ class Replies:
         self.found.append(reply)
 
 
+Exchange = Generator[tuple[bytes, Replies], list[Any], Any]
+"""Yields what to send, and the replies that are owed for it; is sent what these are; returns the answer."""
+
+
 def _number(line: bytes) -> int:
     digits = line[1:] if line[:1] == b"-" else line
     if not digits.isdigit() or len(digits) > 19:
@@ -138,22 +149,27 @@ class Question(NamedTuple):
     - `read`: makes the answer of the reply. Raises `InvalidResponse` (or any other error) for a reply that the command
       cannot have, and `StaleRules`;
     - `load`: loads the script that the command is about, where the server does not know it;
-    - `ahead`: a command to be sent right before that one.
+    - `ahead`: a command to be sent right before that one;
+    - `most`: the bytes that its reply can have.
     """
 
     command: bytes
     read: Callable[[Any], Any]
     load: bytes = b""
     ahead: bytes = b""
+    most: int = LARGEST_USUAL
 
     def exchange(self) -> Exchange:
-        """Ask, and where the script is unknown, load it and ask again: it has not run."""
+        """Ask, and where the script is unknown, load it and ask again: it has not run. Where it is unknown even
+        then, the script itself is sent."""
         ahead = 1 if self.ahead else 0
-        replies = yield self.ahead + self.command, ahead + 1
-        if self.load and str(replies[-1]).startswith("NOSCRIPT") and isinstance(replies[-1], ResponseError):
-            replies = yield self.load + self.ahead + self.command, ahead + 2
+        replies = yield self.ahead + self.command, Replies(ahead + 1, self.most)
+        if self.load and _is_unknown(replies[-1]):
+            replies = yield self.load + self.ahead + self.command, Replies(ahead + 2, self.most)
             if _checked(replies.pop(0)) != lua.SHA:
                 raise InvalidResponse("another script than ours was loaded")
+            if _is_unknown(replies[-1]):  # Somebody removed it in between.
+                replies = yield self.ahead + wire.with_source(self.command), Replies(ahead + 1, self.most)
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
         return self.read(_checked(replies[-1]))
@@ -164,6 +180,11 @@ def is_pong(reply: Any) -> bool:
     if reply != b"PONG":
         raise InvalidResponse(f"no reply to PING: {reply!r:.80}")
     return True
+
+
+def _is_unknown(reply: Any) -> bool:
+    """Whether a server says that it does not know the script; then it has not run."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("NOSCRIPT")
 
 
 def _checked(reply: Any) -> Any:
@@ -182,11 +203,11 @@ def greet(credentials: tuple[str, ...], database: int, name: str | None, *, need
     if database:
         commands.append(wire.command(b"SELECT", b"%d" % database))
     if commands:
-        replies = yield b"".join(commands), len(commands)
+        replies = yield b"".join(commands), Replies(len(commands), LARGEST_USUAL)
         if any(_checked(reply) != b"OK" for reply in replies):
             raise InvalidResponse("no reply of a server that was greeted")
     if needs_master:
         # A sentinel may not have heard yet who the master is: decisions are made by masters only.
-        (role,) = yield wire.command(b"ROLE"), 1
+        (role,) = yield wire.command(b"ROLE"), Replies(1, LARGEST_USUAL)
         if not isinstance(_checked(role), list) or role[:1] != [b"master"]:
             raise RedisConnectionError(f"the sentinels named a server that is no master: {role!r:.80}")

@@ -23,6 +23,11 @@ def evalsha(call: Call, token: bytes) -> bytes:
     return command(b"EVALSHA", lua.SHA, b"%d" % len(keys), *keys, *call.args(token))
 
 
+def with_source(evalsha: bytes) -> bytes:
+    """The same command for a server that does not know the script."""
+    return evalsha.replace(_BY_NAME, b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(lua.PROGRAM), lua.PROGRAM), 1)
+
+
 def delete(call: Call) -> bytes:
     """The one command that forgets what a call's limits have counted."""
     return command(b"DEL", *replace(call, revision=None).keys())
@@ -37,5 +42,6 @@ def key_of(*parts: bytes) -> bytes:
     return parts[3] if parts[0] == b"EVAL" else parts[1]
 
 
+_BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(lua.SHA), lua.SHA)
 PING = command(b"PING")
 SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", lua.PROGRAM)

@@ -83,6 +83,31 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: s
         store.close()
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "rules"])
+@pytest.mark.parametrize("announced", [b"$500000000\r\n", b"*100000000\r\n"], ids=["text", "array"])
+def test_a_reply_that_never_ends_is_given_up_at_the_deadline(announced: bytes, kind: str, settings: Any) -> None:
+    """There is always more to read: of a decision too much is refused, and of rules, which may be large, the reading
+    counts."""
+
+    def script(command: list[bytes]) -> Any:
+        return endless if command[0] in (b"EVALSHA", b"HGETALL") else usual(lambda: server, command)
+
+    def endless(server: Scripted, connection: Any, command: list[bytes]) -> None:
+        connection.sendall(announced)
+        while True:
+            connection.sendall(b":1\r\n" * 16_384)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+        if kind == "rules":
+            found, seconds = timed(lambda: store.ask(b"HGETALL", b"key"))
+        else:
+            ((found, seconds),) = at_once(store, kind, 1)
+        assert isinstance(found, StoreError)
+        assert seconds < DEADLINE + 3 * MARGIN
+        store.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settings: Any) -> None:
     """With one connection for all and a server that hangs, the last in the queue gives up when the first does."""

@@ -89,3 +89,18 @@ def test_a_line_has_an_end() -> None:
     assert not found.feed(b"+" + b"a" * (LONGEST_LINE - 2))
     with pytest.raises(InvalidResponse):
         found.feed(b"a")
+
+
+@pytest.mark.parametrize("announced", [b"$101\r\n", b"*26\r\n", b"*1\r\n$101\r\n"])
+def test_what_says_that_it_is_too_large_is_refused_at_once(announced: bytes) -> None:
+    """Nobody waits for what cannot be the reply."""
+    with pytest.raises(InvalidResponse):
+        Replies(1, 100).feed(announced)
+
+
+def test_many_small_replies_are_together_no_larger_than_one() -> None:
+    """Arrays in arrays, each within its size, end at the same number of bytes."""
+    found = Replies(1, 100)
+    assert not found.feed(b"*25\r\n" + b"*20\r\n" + b":1\r\n" * 20)
+    with pytest.raises(InvalidResponse):
+        found.feed(b":1\r\n" * 3)

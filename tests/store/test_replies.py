@@ -399,3 +399,49 @@ def test_a_busy_server_leaves_nobody_behind(kind: str, settings: Any) -> None:
 def _hog(port: int) -> None:
     with clusters.client(port) as other, pytest.raises(redis.RedisError):
         other.eval("while true do end", 0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings: Any) -> None:
+    """Whatever a server forgets between two commands, a call is decided, and once."""
+    with Server() as server, redis.Redis.from_url(server.url) as direct:
+        settings.CACHES = caches(server.port, "single")
+        store, over = SingleStore(Alias("default"), 5, persistent=True), threading.Event()
+
+        def remove() -> None:
+            while not over.is_set():
+                direct.script_flush()
+
+        async def ask() -> list[float]:
+            return [
+                (store.run(call(1)) if kind == "sync" else await store.arun(call(1))).limits[0].used for _ in range(200)
+            ]
+
+        remover = threading.Thread(target=remove)
+        remover.start()
+        try:
+            used = asyncio.run(ask())
+        finally:
+            over.set()
+            remover.join()
+        assert used == [1, 2, 3, 4, 5] + [5] * 195
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["single", "cluster"])
+def test_a_script_is_sent_where_it_is_unknown_even_when_loaded(kind: str, settings: Any) -> None:
+    """In at most three exchanges; what is unknown has not run."""
+
+    def script(command: list[bytes]) -> bytes:
+        if command[0] == b"EVALSHA":
+            return b"-NOSCRIPT No matching script.\r\n"
+        if command[0] == b"EVAL":
+            assert command[1] == lua.PROGRAM
+            return decision(command)
+        return usual(lambda: server, command)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, kind, 5)
+        assert is_own(call(1), store.run(call(1)))
+        assert server.asked[-4:] == [b"EVALSHA", b"SCRIPT", b"EVALSHA", b"EVAL"]
+        store.close()
