@@ -13,6 +13,7 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ..conf import conf
 from ..exceptions import StoreError
 from ..explain import Explanation, explain, find_user, imagine, reset
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
@@ -21,6 +22,12 @@ from ..publish import primary
 from .forms import DURATIONS, InspectForm, covers, own_address
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
+
+
+def may_inspect(request: HttpRequest) -> bool:
+    """Whether the inspector answers them: who sees rules, or overrides."""
+    view = ("view_ratelimitrule", "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
+    return any(request.user.has_perm(f"django_ratelimit_lua.{one}") for one in view)
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -32,7 +39,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:
         """What somebody meets: used, remaining, when it frees up; with buttons for those who may."""
-        if not (self.has_view_permission(request) or request.user.has_perm("django_ratelimit_lua.view_ratelimitrule")):
+        if not may_inspect(request):
             raise PermissionDenied
         may_act = self.has_block_permission(request)
         form = InspectForm(request.POST) if request.method == "POST" else InspectForm(initial={"path": "/"})
@@ -42,6 +49,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "opts": self.opts,
             "form": form,
             "may_act": may_act,
+            "may_see_overrides": self.has_view_permission(request),
+            "ignores_address": callable(conf.IP_META_KEY),
             "durations": [(seconds, name) for seconds, name in DURATIONS.items() if seconds],
             "media": self.media,
         }

@@ -16,6 +16,7 @@ from .plot import plot
 
 NUMBERS = (
     "limit", "period", "unit", "burst", "algorithm", "cost", "queue", "segments", "max_wait", "align", "time_zone",
+    "count_denied", "exempt",
 )  # fmt: skip
 """The fields of a rule that a preview goes by."""
 
@@ -33,6 +34,8 @@ def previewed(posted: Any) -> dict[str, Any]:
         setattr(rule, name, given.get(name, getattr(rule, name)))
     rule.name, rule.key = "preview", "ip"
     problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in NUMBERS]
+    if rule.exempt and not problems:
+        return {"problems": [_("What the rule is about is exempt: every request goes, and this rule counts none.")]}
     if problems or rule.limit is None or not rule.period:
         return {"problems": problems or [_("Say how much, and this shows what it does.")]}
     try:

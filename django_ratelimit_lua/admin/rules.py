@@ -27,6 +27,7 @@ from ..rules.words import reading
 from .acting import ActingAdmin
 from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
+from .inspector import may_inspect
 from .previewed import previewed
 
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow"), "off": gettext_lazy("Switch off")}
@@ -178,7 +179,8 @@ class RuleAdmin(ActingAdmin):
             "settings_rules": [
                 {"name": rule.name, "mode": rule.mode, "reading": reading(rule.given or {})}
                 for rule in settings_rules()
-            ]
+            ],
+            "may_inspect": may_inspect(request),
         }
         try:
             context["published"] = publish()
@@ -222,15 +224,19 @@ class RuleAdmin(ActingAdmin):
         changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, object_id=rule.pk)
         context = {
             "versions": versions(changes),
-            "may_restore": self.has_change_permission(request, rule),
+            "may_restore": self.may_restore(request),
             **(extra_context or {}),
         }
         return super().history_view(request, object_id, context)
 
+    def may_restore(self, request: HttpRequest) -> bool:
+        """Whether versions of rules may be restored: a deleted rule is added by that."""
+        return self.has_change_permission(request) and self.has_add_permission(request)
+
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Make a rule what it was after (or, if it was deleted then, before) a change."""
         change = get_object_or_404(RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE)
-        if request.method != "POST" or not (self.has_change_permission(request) and self.has_add_permission(request)):
+        if request.method != "POST" or not self.may_restore(request):
             raise PermissionDenied
         try:
             with acting(request.user):

@@ -19,12 +19,14 @@ from django.test import Client, TestCase
 from django.urls import path, reverse
 from django.utils import timezone
 
-from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua import Limit, RateLimiter, ratelimit
 from django_ratelimit_lua.exceeded import tally
 from django_ratelimit_lua.health import health
+from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.preview import START_US, preview
 from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.testing import override_ratelimits
+from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -240,6 +242,44 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     assert not RateLimitRule.objects.exists()
 
 
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client, algorithm: str) -> None:
+    """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as that."""
+    form = given(path="/ok", key="ip", limit=3, unit="m", algorithm=algorithm, preview_burst=5, preview_flow=30)
+    form["preview_unit"] = "m"
+
+    def goes(**more: Any) -> int:
+        page = operator.post(f"{RULES}preview/", {**form, **more}).content.decode()
+        found = re.search(r"Of 90 that come steadily after them, (\d+) go", page)
+        assert found is not None, page
+        return int(found[1])
+
+    limit = RateLimiter(f"{algorithm} counts", "3/m", algorithm=algorithm, count_denied=True)
+    with override_ratelimits(), move_clock() as clock:
+        clock.now_us = START_US
+        for _ in range(5):
+            limit.hit("somebody")
+        granted = 0
+        for _ in range(90):
+            clock.advance(2)
+            granted += limit.hit("somebody").allowed
+    assert goes(count_denied="on") == granted
+    assert goes() > granted or algorithm == "fixed_window"  # Whose next window is a fresh start for all.
+    page = operator.post(f"{RULES}preview/", {**form, "exempt": "on"}).content.decode()
+    assert "is exempt: every request goes" in page
+    assert "polyline" not in page
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+@pytest.mark.parametrize("cost", [1, 2])
+def test_a_preview_of_many_at_once_is_that_of_one_by_one(monkeypatch: Any, algorithm: Any, cost: int) -> None:
+    """Where several are asked about together, as many are refused and counted as if each had come by itself."""
+    limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
+    one_by_one = preview(limit, 30, Rate.parse("60/m"), cost)
+    monkeypatch.setattr("django_ratelimit_lua.preview.MOST_CALLS", 15)
+    assert preview(limit, 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
+
+
 def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> None:
     """For an hour, until a time, for good; secrets are never shown."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
@@ -424,6 +464,54 @@ def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
         assert careless.post(target, block).status_code == 403
     rule.refresh_from_db()
     assert rule.mode == "shadow"
+
+
+@pytest.mark.parametrize("permissions", [("change",), ("view",), ("add", "change"), ("add",)])
+def test_pages_offer_only_what_may_be_done(permissions: tuple[str, ...]) -> None:
+    """Whatever a list or a history offers somebody, the page behind it answers them."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    rule.limit = 2
+    rule.save()
+    client = staff(*(f"{one}_ratelimitrule" for one in permissions))
+    listed = client.get(RULES)
+    offered = "inspect/" in listed.content.decode() if listed.status_code == 200 else False
+    assert offered is (client.get(f"{OVERRIDES}inspect/").status_code == 200) is ("view" in permissions)
+    change = RateLimitChange.objects.order_by("pk").first()
+    assert change is not None
+    history = client.get(f"{RULES}{rule.pk}/history/")
+    restorable = "Restore revision" in history.content.decode() if history.status_code == 200 else False
+    restored = client.post(f"{RULES}restore/{change.pk}/").status_code
+    assert restorable is (restored == 302) is ({"add", "change"} <= set(permissions))
+
+
+def test_the_inspector_links_only_to_what_may_be_seen_and_says_what_it_cannot_see(settings: Any) -> None:
+    """Who sees rules alone gets no link to overrides; a function that finds addresses is named."""
+    override = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    asks = {"path": "/ok", "method": "GET", "address": "203.0.113.9"}
+    for permission, name in (("view_ratelimitrule", "rules"), ("view_ratelimitoverride", "overrides")):
+        client = staff(permission, name=name)
+        page = client.post(f"{OVERRIDES}inspect/", asks).content.decode()
+        assert "would be refused" in page
+        link = f"{OVERRIDES}{override.pk}/change/"
+        assert (link in page) is (client.get(link).status_code == 200) is (name == "overrides")
+        assert "RATELIMIT_IP_META_KEY is a function" not in page
+    settings.RATELIMIT_IP_META_KEY = f"{__name__}.whence"
+    assert "RATELIMIT_IP_META_KEY is a function" in client.get(f"{OVERRIDES}inspect/").content.decode()
+
+
+def whence(request: HttpRequest) -> str:
+    return "198.51.100.7"
+
+
+def test_many_overrides_are_ended_in_few_statements(operator: Client, django_assert_max_num_queries: Any) -> None:
+    """As many as for one, and each is in Django's log."""
+    users = User.objects.bulk_create([User(username=f"user {number}") for number in range(60)])
+    RateLimitOverride.objects.bulk_create([RateLimitOverride(user=user, effect="block") for user in users])
+    chosen = list(RateLimitOverride.objects.values_list("pk", flat=True))
+    with django_assert_max_num_queries(50):
+        operator.post(OVERRIDES, {"action": "end_now", "_selected_action": chosen})
+    assert not RateLimitOverride.objects.lasting().exists()
+    assert LogEntry.objects.filter(change_message="Ended.").count() == 60
 
 
 def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, monkeypatch: Any) -> None:
