@@ -308,10 +308,19 @@ def _publish_committed() -> None:
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
-    """Publish once the transaction is committed; once, however much was changed in it."""
-    pending = connections[using].run_on_commit
-    if not any(callback[1] is _publish_committed for callback in pending):
-        transaction.on_commit(_publish_committed, using=using)
+    """Publish once the transaction is committed; once, however much was changed in it.
+
+    Before what others do then: where one of them fails, Django runs none of those that come after it.
+    """
+    database = connections[using]
+    if any(callback[1] is _publish_committed for callback in database.run_on_commit):
+        return
+    transaction.on_commit(_publish_committed, using=using)
+    pending = database.run_on_commit
+    # A test case never commits; `captureOnCommitCallbacks` tells what is new by its place.
+    is_test = any(getattr(block, "_from_testcase", False) for block in database.atomic_blocks)
+    if not is_test and pending and pending[-1][1] is _publish_committed:
+        pending.insert(0, pending.pop())
 
 
 def connect() -> None:

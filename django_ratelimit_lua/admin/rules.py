@@ -168,8 +168,7 @@ class RuleAdmin(ActingAdmin):
         """Switch rules to a mode, one by one, so that each is in Django's log."""
         for rule in RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules]):
             if rule.mode != mode:
-                rule.mode = mode
-                rule.save()
+                rule.switch(mode)
                 self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
         messages.success(request, _("%(mode)s: in force from the next request on.") % {"mode": MODES[mode]})
 

@@ -148,6 +148,11 @@ class RateLimitRule(Numbers, Tracked):
             row.has_tiers([tier for tier in tiers if tier.rule_id == row.pk])
         return super().gone(rows, deletion, using)
 
+    def switch(self, mode: str) -> None:
+        """Save the mode and nothing else: where somebody has broken the row by hand, the rest cannot be written."""
+        self.mode = mode
+        self.save(update_fields=["mode"])
+
     def has_tiers(self, tiers: Sequence[Any]) -> None:
         """Take these for its tiers, whatever the database has."""
         known: Any = self.tiers.none()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_ratelimit_lua import healing
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.publish import publish
 from django_ratelimit_lua.rules import current
 from django_ratelimit_lua.rules.overrides import memory
@@ -128,3 +129,22 @@ def test_when_redis_is_back_its_rules_and_overrides_hold(begin: Any, settings: A
     assert get(times=3, REMOTE_ADDR="203.0.113.1") == [200, 200, 429]
     assert current.current().revision != begun  # type: ignore[union-attr]
     assert Client().get("/ok").status_code == 200
+
+
+def test_commands_say_what_is_saved_and_not_live(begin: Any, tmp_path: Path) -> None:
+    """What was done is told as done; that nobody goes by it yet, beside it."""
+    rule()
+    file = tmp_path / "rules.yaml"
+    file.write_text(said("export").replace("2/h", "3/h"))
+    assert "not live" not in said("mode", "site", "shadow") + said("mode", "site", "enforce")
+    begin()
+    for command in (("mode", "site", "off"), ("import", str(file))):
+        text = said(*command)
+        assert "Saved, but not live yet: " in text, command
+    assert "1 rule changed" in text
+    assert RateLimitRule.objects.get().limit == 3
+    before = RateLimitRevision.read("default").database
+    text = said("new-id")
+    assert RateLimitRevision.read("default").database != before
+    assert f"the database is {RateLimitRevision.read('default').database} from now on" in text
+    assert "Saved, but not live yet: " in text

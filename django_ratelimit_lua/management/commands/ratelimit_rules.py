@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, transaction
 
-from ... import code
+from ... import code, healing
 from ...exceeded import FAILED, exceeded
 from ...exceptions import StoreError
 from ...explain import explain, find_user, imagine
@@ -109,9 +109,9 @@ class Command(BaseCommand):
             known = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
             raise CommandError(f"no rule of the admin is called {name!r}; there are: {known}")
         with acting("ratelimit_rules mode"):
-            rule.mode = mode
-            rule.save()
+            rule.switch(mode)
         self.stdout.write(f"{rule.name}: {rule.reading()}")
+        self._unless_live(healing.unpublished)
 
     def _export(self, **options: Any) -> None:
         self.stdout.write(code.export(), ending="")
@@ -125,6 +125,8 @@ class Command(BaseCommand):
                 self.stdout.write(line)
         done = "would be changed" if dry_run else "changed"
         self.stdout.write(f"{len(steps)} rule{'' if len(steps) == 1 else 's'} {done}")
+        if steps and not dry_run:
+            self._unless_live(healing.unpublished)
 
     def _check(self, file: str | None, **options: Any) -> None:
         if file is not None:
@@ -144,9 +146,23 @@ class Command(BaseCommand):
         using = primary()
         with transaction.atomic(using):
             name = RateLimitRevision.rename(using)
-        self.stdout.write(f"the database is {name} from now on; published revision {publish()}")
+        self.stdout.write(f"the database is {name} from now on")
+        try:
+            self.stdout.write(f"published revision {publish()}")
+        except StoreError as error:
+            self._unless_live(str(error))
         if problems.place:
             self.stderr.write(self.style.WARNING(problems.place))
+
+    def _unless_live(self, why: str) -> None:
+        """Say that what was saved is not live, and what makes it so."""
+        if why:
+            self.stderr.write(
+                self.style.WARNING(
+                    f"Saved, but not live yet: {why}. Processes that serve requests publish it some ten seconds after "
+                    "Redis can be asked again; `manage.py ratelimit_rules publish` does it at once."
+                )
+            )
 
 
 def _failures() -> list[str]:

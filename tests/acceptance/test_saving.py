@@ -1,0 +1,83 @@
+"""What is saved is live, whatever other apps do then; and what was broken by hand can be switched off."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import DatabaseError, connection, transaction
+from django.test import Client
+
+from django_ratelimit_lua.models import RateLimitRule
+from tests.acceptance.test_rules import get, rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADMIN = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.acceptance.test_rules"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def test_a_change_is_live_whatever_else_is_done_on_commit() -> None:
+    """Django runs no callback after one that fails; whoever's fails, ours has run, and never before the commit."""
+    saved = rule(limit=100)
+    assert get() == [200]
+
+    def fail() -> None:
+        raise RuntimeError("another app's")
+
+    @transaction.atomic
+    def edit() -> None:
+        transaction.on_commit(fail)
+        RateLimitRule.objects.filter(pk=saved.pk).update(limit=0)
+        assert get() == [200]
+
+    @transaction.atomic
+    def edit_after_a_savepoint() -> None:
+        transaction.on_commit(fail)
+        with contextlib.suppress(KeyError), transaction.atomic():
+            RateLimitRule.objects.filter(pk=saved.pk).update(limit=200)
+            raise KeyError
+        RateLimitRule.objects.filter(pk=saved.pk).update(limit=300)
+
+    with pytest.raises(RuntimeError, match="another app's"):
+        edit()
+    assert get() == [429]
+    with pytest.raises(RuntimeError, match="another app's"):
+        edit_after_a_savepoint()
+    assert get() == [200]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [('"limit"', "'abc'"), ("period", "'x'"), ("cost", "'x'"), ("max_wait", "'x'"), ("key", "''")]
+)
+def test_a_row_broken_by_hand_can_be_switched_off(column: str, value: str, admin_client: Client, settings: Any) -> None:
+    """In the list of the admin and by the command, whatever is in the other fields."""
+    for switch in ("admin", "command"):
+        saved = rule(switch)
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute(
+                    f"UPDATE django_ratelimit_lua_ratelimitrule SET {column} = {value} WHERE id = %s",
+                    [saved.pk],
+                )
+            except DatabaseError:
+                return  # Not in this database.
+        if switch == "admin":
+            action = {"action": "switch_off", "_selected_action": [saved.pk]}
+            settings.ROOT_URLCONF = "tests.acceptance.test_admin"
+            settings.MIDDLEWARE = ADMIN
+            admin_client.post("/admin/django_ratelimit_lua/ratelimitrule/", action)
+        else:
+            call_command("ratelimit_rules", "mode", switch, "off", stdout=io.StringIO())
+        assert RateLimitRule.objects.values_list("mode", flat=True).get(pk=saved.pk) == "off"
