@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,8 +159,8 @@ def _names(given: Declared, field: str, where: str) -> list[str]:
 def load(text: str) -> list[tuple[RateLimitRule, list[RateLimitTier]]]:
     """The rules of a YAML text, not saved. Raises `RuleError` that says which rule, where, and what is wrong."""
     rows = [row(given, f"Rules, line {line}") for line, given in _parsed(text)]
-    names = [made.name for made, _ in rows]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counts = Counter(made.name for made, _ in rows)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise RuleError("Rules", "name", f"two rules are called {', '.join(twice)}")
     return rows
@@ -173,8 +174,8 @@ def _parsed(text: str) -> list[tuple[int, Any]]:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return []
+        if node is None:  # A file that was cut off, more likely than the wish to delete every rule.
+            raise RuleError("Rules", "yaml", "is empty; write [] where there are to be no rules")
         line = node.start_mark.line + 1
         if not isinstance(node, yaml.SequenceNode):
             raise RuleError(f"Rules, line {line}", "yaml", "must be a list of rules, each a mapping with a name")

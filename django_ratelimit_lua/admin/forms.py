@@ -60,6 +60,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         widgets = {  # noqa: RUF012 - Django's way
             "path": forms.Textarea(attrs={"rows": 3}),
             "description": forms.Textarea(attrs={"rows": 2}),
+            "message": forms.Textarea(attrs={"rows": 2}),
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,6 +75,14 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
                 choices += [(name, name) for name in _names(named) if (name, name) not in choices]
                 self.fields[field].choices = choices  # type: ignore[attr-defined]
 
+    def clean_description(self) -> str:
+        """Its lines as files have them."""
+        return _lines(self.cleaned_data["description"])
+
+    def clean_message(self) -> str:
+        """Its lines as files have them."""
+        return _lines(self.cleaned_data["message"])
+
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for what contradicts itself, and for what is surprising and not confirmed."""
         given: dict[str, Any] = super().clean() or {}
@@ -87,6 +96,11 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
             for field, problem in surprises(given):
                 self.add_error(field, ValidationError([problem, _("If that is meant, tick “I mean it” below.")]))
         return given
+
+
+def _lines(text: str) -> str:
+    """Text with line breaks as they are in files, and not as browsers send them: that would be a change."""
+    return text.replace("\r\n", "\n")
 
 
 class RowForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -20,6 +20,7 @@ from django.urls import path, reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import Limit, RateLimiter, ratelimit
+from django_ratelimit_lua.code import apply, plan
 from django_ratelimit_lua.exceeded import tally
 from django_ratelimit_lua.health import health
 from django_ratelimit_lua.limits.rate import Rate
@@ -501,6 +502,18 @@ def test_the_inspector_links_only_to_what_may_be_seen_and_says_what_it_cannot_se
 
 def whence(request: HttpRequest) -> str:
     return "198.51.100.7"
+
+
+def test_texts_of_several_lines_are_kept_by_form_and_file_alike(operator: Client) -> None:
+    """The form shows a file's lines, and saving it again, with line breaks as browsers send them, changes nothing."""
+    text = '- {name: site, path: /ok, key: ip, rate: 5/h, message: "One.\\nTwo.", description: "A.\\nB."}'
+    apply(text)
+    rule = RateLimitRule.objects.get()
+    page = operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+    assert re.search(r"<textarea[^>]* name=\"message\"|<textarea name=\"message\"", page) is not None
+    form = given(name="site", path="/ok", key="ip", limit=5, message="One.\r\nTwo.", description="A.\r\nB.")
+    assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
+    assert plan(text) == []
 
 
 def test_many_overrides_are_ended_in_few_statements(operator: Client, django_assert_max_num_queries: Any) -> None:

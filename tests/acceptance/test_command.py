@@ -9,6 +9,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua import code, ratelimit
 from django_ratelimit_lua.code import apply, dump, export, load, plan
 from django_ratelimit_lua.models import (
     RateLimitChange,
@@ -295,6 +296,47 @@ def test_what_a_file_says_wrongly_is_told_with_line_rule_and_field(text: str, pr
     with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
         apply(text)
     assert not RateLimitRule.objects.exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
+    """A file that was cut off is an error; that there are to be no rules is said as an empty list, as export does."""
+    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=2, unit="h")
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+    for command in ("import", "check"):
+        with pytest.raises(CommandError, match=re.escape("write []")):
+            said(command, str(file))
+    assert RateLimitRule.objects.exists()
+    file.write_text("[]\n")
+    assert "1 rule changed" in said("import", str(file))
+    assert said("export") == "[]\n"
+
+
+def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch: Any) -> None:
+    """Whether two have one name is found in one pass, and said of each once."""
+    made = [RateLimitRule(name=f"rule {number % 9_999}") for number in range(20_000)]
+    rows = iter(made)
+    monkeypatch.setattr(code, "_parsed", lambda text: [(1, {"name": "x"})] * len(made))
+    monkeypatch.setattr(code, "row", lambda given, where: (next(rows), []))
+    before = time.process_time()
+    with pytest.raises(RuleError, match="two rules are called rule 0, rule 1, "):
+        load("")
+    assert time.process_time() - before < 2
+
+
+def test_explain_says_what_it_cannot_look_at(settings: Any) -> None:
+    """An address that is none is an error; a function that finds addresses may not see the one that is given."""
+    for wrong in ("999.1", "", "localhost"):
+        with pytest.raises(CommandError, match="is no address"):
+            said("explain", "--ip", wrong)
+    assert "is a function" not in said("explain", "--ip", "2001:db8::1")
+    settings.RATELIMIT_IP_META_KEY = f"{__name__}.whence"
+    assert "RATELIMIT_IP_META_KEY is a function" in said("explain", "--ip", "203.0.113.9")
+
+
+def whence(request: HttpRequest) -> str:
+    return "198.51.100.7"
 
 
 def test_a_bomb_of_aliases_costs_nothing(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, transaction
 
 from ... import code, healing
+from ...conf import conf
 from ...exceeded import FAILED, exceeded
 from ...exceptions import StoreError
 from ...explain import explain, find_user, imagine
 from ...healing import migration_problem
+from ...identity.forwarded import parse_address
 from ...models import RateLimitRevision, RateLimitRule
 from ...models.tracked import acting
 from ...publish import primary, publish
@@ -80,6 +82,12 @@ class Command(BaseCommand):
         self.stdout.write(f"{count} rule{'' if count == 1 else 's'}; revision {ruleset.revision.number}")
 
     def _explain(self, path: str, method: str, user: str | None, ip: str | None, header: list[str], **_: Any) -> None:
+        if ip is not None and parse_address(ip) is None:
+            raise CommandError(f"--ip {ip!r}: is no address")
+        if ip is not None and callable(conf.IP_META_KEY):
+            self.stderr.write(
+                self.style.WARNING("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
+            )
         headers = dict(_pair(one) for one in header)
         found = explain(imagine(path, method, ip, _user(user), headers))
         if found.decision.source == "fallback" or not current.is_answered:
