@@ -36,4 +36,6 @@ def _said(decision: Decision) -> str:
 
 
 class StoreError(Exception):
-    """Redis could not be asked: unreachable, too slow, or it answered with an error."""
+    """Redis could not be asked: unreachable, too slow, or it answered with an error (`was_answered`)."""
+
+    was_answered = False

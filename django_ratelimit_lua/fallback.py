@@ -20,7 +20,7 @@ def is_local(charge: Charge) -> bool:
 
 def share_of(call: Call) -> Call | None:
     """What of a hit goes by this process's share too, until the other processes have noticed that Redis is back."""
-    if not local.is_waiting or call.operation != "hit" or call.partial or call.now is not None:
+    if call.operation != "hit" or call.partial or call.now is not None or not local.is_waiting(call):
         return None
     charges = [charge for charge in call.charges if is_local(charge) and not charge.limit.is_hot]
     return replace(call, charges=charges) if charges else None

@@ -12,6 +12,7 @@ import functools
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Callable
 from inspect import ismethod
 from typing import Any, TypeVar
@@ -41,6 +42,19 @@ def renew_after_fork(renew: Renew) -> Renew:
     else:
         _renewals[number] = (None, renew)
     return renew
+
+
+def start_thread(work: Callable[..., object], name: str, *arguments: object) -> bool:
+    """Start a daemon thread. Returns whether it could be started.
+
+    A process may have no room for one more thread, and Python 3.12 starts none while the interpreter ends. Whoever
+    calls this notes that a thread runs only if it does: else a later call starts it.
+    """
+    try:
+        threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
+    except (RuntimeError, MemoryError):
+        return False
+    return True
 
 
 def leave_to_parent(*objects: object) -> None:

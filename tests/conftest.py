@@ -12,6 +12,7 @@ import redis
 from django_ratelimit_lua import healing
 from django_ratelimit_lua.exceeded import tally
 from django_ratelimit_lua.instances import instances
+from django_ratelimit_lua.local import local
 from django_ratelimit_lua.rules import current
 from django_ratelimit_lua.rules.current import start_fresh
 from tests.server import server, url
@@ -39,8 +40,8 @@ def direct() -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every test counts under keys of its own, and leaves nothing for later: no tally, no heartbeats, and no thread
-    that goes on trying to publish what a test without a database could not read."""
+    """Every test counts under keys of its own, and leaves nothing for later: no tally, no heartbeats, nothing to tell,
+    and no thread that goes on trying to publish what a test without a database could not read."""
     monkeypatch.setattr(healing, "soon", lambda: None)
     monkeypatch.setattr(current, "compare", None)
     monkeypatch.setattr(instances, "start", lambda: None)
@@ -48,3 +49,4 @@ def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
     tally.clear()
+    local.clear()

@@ -3,9 +3,11 @@
 For when Redis cannot be asked: of N units that P processes share, each admits N / P, rounded up, and at least
 `RATELIMIT_LOCAL_FLOOR`. So together they admit at most N + P - 1 units where one Redis admits N, or P times the floor
 if that is more. A share begins with what Redis said last of the identity, if that is remembered. One hit that costs
-more than a share, but no more than the limit, is admitted where nothing else is counted. When Redis is back, it is told
-what was admitted meanwhile and counts still; and for a moment, until the other processes have come back and told as
-well, each goes by both: by Redis, and by its share.
+more than a share, but no more than the limit, is admitted where nothing else is counted. What this process has admitted
+stays in its share as long as the limit counts it: also in the next outage, and whatever Redis was told.
+
+When Redis is back, a thread tells it what was admitted meanwhile and counts still. Until that was answered, and for a
+moment, until the other processes have told as well, each goes by both: by Redis, and by its share.
 
 And for limits that are split: each process has exactly its part, together they have the whole. When an instance comes,
 the parts of the others shrink with their next heartbeat; until then, and for what they have admitted of a period that
@@ -14,7 +16,8 @@ has begun, the sum may be more than N: by the newcomer's part at most.
 
 from __future__ import annotations
 
-import threading
+import logging
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -32,11 +35,13 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
-from ..process import renew_after_fork
-from ..signals import store_down, store_up
-from ..store import get_store
+from ..process import renew_after_fork, start_thread
+from ..signals import store_up
+from ..store import Patience, get_store
 from .counters import Bucket, Counter, Full, Moments, Window
 from .shares import Share, share_of
+
+logger = logging.getLogger("django_ratelimit_lua")
 
 MOST = 10_000
 """Identities that are counted apart."""
@@ -50,6 +55,10 @@ LOOK_AT = 8
 """Identities that are looked at for one that is not counted any more, where somebody new needs the place."""
 BACK_SECONDS = 1.5
 """Within which all processes come back when Redis does: their breakers try at least so often."""
+TELL_SECONDS = 0.2
+"""Between two attempts to tell Redis what was admitted without it, a quarter more or less by chance."""
+MOST_ERRORS = 10
+"""Errors that Redis answers in one such attempt: it is full, say. The next one begins with others."""
 Key = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
@@ -65,6 +74,9 @@ class Count:
     is_crowd: bool = False
     admitted: int = 0
     """Units that Redis is to be told of."""
+    is_being_told: bool = False
+    heard_at: float = float("-inf")
+    """The moment of what Redis said that this counts."""
 
     def go_by(self, limit: Limit, now: float) -> None:
         """Go by the limit and the share that hold now; what is counted stays counted."""
@@ -95,19 +107,16 @@ class Stripe:
             count.go_by(limit, now)
         return count
 
-    def begin(self, key: Key, limit: Limit, now: float, used: int = 0, since: float = 0.0) -> Count:
-        """The count of an identity that is not, with so many units that count since that moment. Not kept yet."""
+    def begin(self, key: Key, limit: Limit, now: float) -> Count:
+        """The count of an identity that is not. Not kept yet."""
         crowd = self._crowds.get((key[0], key[2]))
         if crowd is not None:
             crowd.go_by(limit, now)
         if self._has_room(self._counts, MOST, now):
             if crowd is not None and crowd.counter.used(now):
                 count = Count(limit, crowd.share, crowd.counter.copy())
-                used, since = used - ceil(count.counter.used(now)), now
             else:
                 count = self._new(limit)
-            if used > 0:
-                count.counter.take(since, min(count.counter.size, used))
             return count
         if crowd is not None:
             return crowd
@@ -131,13 +140,6 @@ class Stripe:
         if count is not None:
             count.counter.drop()
 
-    def forget_outages(self) -> None:
-        """Forget what was counted of limits that are only counted here while Redis cannot be asked."""
-        all_counts: tuple[OrderedDict[Any, Count], ...] = (self._counts, self._crowds)
-        for counts in all_counts:
-            for key in [key for key, count in counts.items() if count.limit.split is None]:
-                counts.pop(key).counter.drop()
-
     def clear(self) -> None:
         """Forget all."""
         self._counts.clear()
@@ -147,6 +149,11 @@ class Stripe:
     def kept(self) -> Iterator[tuple[Key, Count]]:
         """Whatever is counted apart."""
         return iter(self._counts.items())
+
+    def owes(self, key: Key) -> bool:
+        """Whether Redis is to be told of an identity. Needs no lock."""
+        count = self._counts.get(key)
+        return count is not None and count.admitted > 0
 
     def _new(self, limit: Limit, *, is_crowd: bool = False) -> Count:
         share = share_of(limit)
@@ -177,19 +184,27 @@ class Local:
         self._waits_until = float("-inf")
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
         """What moments of this process's own clock are told from: they are microseconds since 1970, but never set."""
+        self._owes = self._is_telling = False
+        self._lock_of_telling = Lock()
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
         # What is counted stays counted in a child, too; but its parent tells Redis of it.
+        self._owes = self._is_telling = False
+        self._lock_of_telling = Lock()
         for stripe in self._stripes:
             stripe.lock = Lock()
             for _, count in stripe.kept():
-                count.admitted = 0
+                count.admitted, count.is_being_told = 0, False
 
-    @property
-    def is_waiting(self) -> bool:
+    def is_waiting(self, call: Call) -> bool:
         """Whether Redis is asked, and may not know yet what was admitted without it."""
-        return time.monotonic() < self._waits_until and not get_store().is_paused
+        if time.monotonic() >= self._waits_until and not self._owes:
+            return False
+        if get_store().is_paused:
+            return False
+        keys = [_key(call, charge) for charge in call.charges]
+        return time.monotonic() < self._waits_until or any(self._stripe(key).owes(key) for key in keys)
 
     def was_cut_off(self) -> None:
         """Redis could not be asked for a decision."""
@@ -208,27 +223,76 @@ class Local:
                 stripe.clear()
         self._waits_until = float("-inf")
 
-    def came_back(self) -> list[Call]:
-        """Redis answers again. Returns the calls that tell it what was admitted here and counts still."""
+    def came_back(self) -> None:
+        """Redis answers again."""
+        self._waits_until = time.monotonic() + BACK_SECONDS
+        if self._owes:
+            self._start_telling()
+
+    def _start_telling(self) -> None:
+        with self._lock_of_telling:  # Where no thread can be started, whoever is admitted next tries again.
+            self._is_telling = self._is_telling or start_thread(self._tell_until_known, "ratelimit-local")
+
+    def _tell_until_known(self) -> None:
+        # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
+        while True:
+            time.sleep(TELL_SECONDS * random.uniform(0.75, 1.25))
+            try:
+                if not get_store().is_paused:
+                    self._tell()
+            except Exception:  # Whoever is admitted next begins anew.
+                logger.exception("Redis cannot be told what was admitted without it")
+                self._is_telling = False
+                return
+            with self._lock_of_telling:
+                if not self._owes:
+                    self._is_telling = False
+                    return
+
+    def _tell(self) -> None:
+        """Tell Redis of everybody it is to be told of."""
         now = time.monotonic()
-        clock = time.time_ns() // 1000 if conf.CLOCK == "client" else None
-        calls = []
+        self._owes = False  # Whoever is admitted from now on says so again.
+        untold: list[tuple[Key, Count]] = []
         for stripe in self._stripes:
             with stripe.lock:
-                for (prefix, digest, _), count in stripe.kept():
-                    counted = min(count.admitted, ceil(count.counter.used(now))) if count.admitted else 0
-                    count.admitted = 0
-                    if counted:
-                        calls.append(Call([Charge(count.limit, digest, counted)], "charge", prefix, clock))
-        self._waits_until = now + BACK_SECONDS
-        return calls
+                for key, count in stripe.kept():
+                    if count.admitted and not _owed(count, now):
+                        count.admitted = 0  # It counts no more.
+                    if count.admitted:
+                        untold.append((key, count))
+        random.shuffle(untold)  # One whose answer is an error, again and again, is not always before the others.
+        answers, errors = False, 0
+        for key, count in untold:
+            try:
+                if not answers:  # A silent Redis might count, when it wakes up, what it was sent while it was silent.
+                    get_store(patient=True).run(self._told(key, count, 0), Patience(conf.TIMEOUT))
+                    answers = True
+                self._tell_of(key, count)
+            except StoreError as error:
+                self._owes = True
+                errors += 1
+                if not error.was_answered or errors >= MOST_ERRORS:
+                    return
 
-    def went_away(self) -> None:
-        """Redis cannot be asked any more: shares begin anew, unless it was there for a moment only."""
-        if not self.is_waiting:
-            for stripe in self._stripes:
+    def _told(self, key: Key, count: Count, units: int) -> Call:
+        clock = time.time_ns() // 1000 if conf.CLOCK == "client" else None
+        return Call([Charge(count.limit, key[1], max(units, 1))], "charge" if units else "peek", key[0], clock)
+
+    def _tell_of(self, key: Key, count: Count) -> None:
+        stripe = self._stripe(key)
+        with stripe.lock:
+            units = _owed(count, time.monotonic())
+            count.is_being_told = True
+        try:
+            if units:
+                call = self._told(key, count, units)
+                decision = get_store(patient=True).run(call)
                 with stripe.lock:
-                    stripe.forget_outages()
+                    count.admitted = max(0, count.admitted - units)
+                    self.hear(call, decision.limits)
+        finally:
+            count.is_being_told = False
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits."""
@@ -263,7 +327,7 @@ class Local:
                 retry == 0.0 or charge.limit.mode != "enforce" for charge, retry in zip(charges, verdicts, strict=True)
             )
             waits = [counter.wait(now) for counter in counters]
-            is_told = to_be_told and call.now is None
+            is_told, owes = to_be_told and call.now is None, False
             counted_at: dict[Key, int] = {}
             for key, charge, count, retry in zip(keys, charges, counts, verdicts, strict=True):
                 if call.operation == "refund":
@@ -279,11 +343,15 @@ class Local:
                     count.counter.take(now, charge.cost)
                     count.admitted += charge.cost if is_told and charge.limit.split is None else 0
                     self._stripe(key).keep(key, count)
+                    owes = owes or (count.admitted > 0 and not count.is_crowd)
             moments = [counted_at.get(key, 0) if call.operation == "hit" else 0 for key in keys]
             states = tuple(map(_state, charges, counters, [now] * len(charges), verdicts, waits, moments))
             for count in counts:
                 if not count.is_kept:
                     count.counter.drop()
+            self._owes = self._owes or owes
+        if owes:
+            self._start_telling()
         allowed = allowed or call.operation in ("refund", "charge")
         taken = call.operation == "hit" and allowed
         wait = max((state.wait for state in states if state.enforced), default=0.0) if allowed else 0.0
@@ -303,17 +371,22 @@ class Local:
 
     def _find(self, key: Key, limit: Limit, now: float) -> Count:
         stripe = self._stripe(key)
-        count = stripe.find(key, limit, now)
-        if count is not None:
-            return count
-        said = self._said.get(key) if limit.split is None else None
-        if said is None:
-            return stripe.begin(key, limit, now)
-        return stripe.begin(key, limit, now, ceil(said[0] / instances.count), said[1])
+        count = stripe.find(key, limit, now) or stripe.begin(key, limit, now)
+        said = self._said.get(key) if limit.split is None and not count.is_crowd else None
+        # While Redis is being told, nobody knows whether what it says includes that.
+        if said is not None and said[1] > count.heard_at and not count.is_being_told:
+            count.heard_at = said[1]
+            count.counter.catch_up(now, ceil(said[0] / instances.count), said[1], _owed(count, now))
+        return count
 
 
 def _key(call: Call, charge: Charge) -> Key:
     return call.prefix, charge.digest, charge.limit.key_part
+
+
+def _owed(count: Count, now: float) -> int:
+    """Units that Redis is to be told of and that count still."""
+    return min(count.admitted, ceil(count.counter.used(now))) if count.admitted else 0
 
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
@@ -349,23 +422,8 @@ def _state(
 local = Local()
 
 
-def _went_away(**kwargs: object) -> None:
-    local.went_away()
-
-
 def _answers_again(**kwargs: object) -> None:
-    calls = local.came_back()
-    if calls:
-        threading.Thread(target=_tell, args=(calls,), name="ratelimit-local", daemon=True).start()
+    local.came_back()
 
 
-def _tell(calls: Sequence[Call]) -> None:
-    for call in calls:
-        try:
-            get_store(patient=True).run(call)
-        except StoreError:
-            return  # It is away again; so much is not told.
-
-
-store_down.connect(_went_away, dispatch_uid="django_ratelimit_lua.local")
 store_up.connect(_answers_again, dispatch_uid="django_ratelimit_lua.local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from copy import copy
+from math import ceil
 from typing import Protocol
 
 from ..limits.limit import Limit
@@ -39,6 +40,9 @@ class Counter(Protocol):
 
     def take(self, now: float, cost: int) -> None:
         """Admit units."""
+
+    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
+        """Count at least `said` units, of that earlier moment, and `more` that count now; no more than the share."""
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         """Give units back: those of a hit that count since that moment; without one, the latest first."""
@@ -120,6 +124,11 @@ class Bucket:
             place = min(range(len(runs) - 1), key=lambda place: runs[place + 1][1] - runs[place][1])
             (first, _, units), (_, start, more) = runs[place : place + 2]
             runs[place : place + 2] = [(first, start, units + more)]
+
+    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
+        """See `Counter`."""
+        left = max(0.0, said - (now - since) * self._speed)
+        self.take(now, max(0, ceil(min(self.size, left + more) - self.used(now))))
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         """Give units back. Of a leaky bucket only the last turn that was told: else, whoever comes next would get one
@@ -250,13 +259,43 @@ class Window:
         self._sums.append(self._lapsed + used + cost)
         self._moments.count += 1
 
+    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
+        """See `Counter`."""
+        end = since + self._period
+        if self._together and self._limit.align is not None:
+            ago, left = self._bounds()
+            end = now + left if since > now - ago else since
+        elif self._segment:
+            end = (since // self._segment + 1) * self._segment + self._period
+        used = self.used(now)
+        missing = min(self.size, (said if end > now else 0) + more) - used
+        if missing <= 0:
+            return
+        end = max(end, now)
+        has_room = self._moments.count < self._moments.most
+        if not used or (has_room and self._ends[-1] < end and not self._together):
+            if not self._sums:
+                self._lapsed = 0
+            self._ends.append(end)
+            self._sums.append(self._lapsed + used + missing)
+            self._moments.count += 1
+        else:  # With the latest, as long as either counts: longer, never shorter.
+            self._ends[-1] = max(self._ends[-1], end)
+            self._sums[-1] += missing
+
     def _left(self) -> float:
         """Seconds that a window has which begins now."""
+        return self._bounds()[1]
+
+    def _bounds(self) -> tuple[float, float]:
+        """Seconds since a window began that is aligned, and seconds that it has left; one that is not begins now."""
         clock = time.time_ns() // 1000
-        _, period, align, _, _, end, _, _ = self._limit.numbers(clock)
+        _, period, align, _, begin, end, _, _ = self._limit.numbers(clock)
         if align == 0:
-            return self._period
-        return ((period - clock % period) if align == 1 else (end - clock)) / SECOND
+            return 0.0, self._period
+        if align == 1:
+            begin, end = clock - clock % period, clock - clock % period + period
+        return (clock - begin) / SECOND, (end - clock) / SECOND
 
     def _end(self, now: float) -> float:
         """Until when units of a sliding window or a log count."""
@@ -329,6 +368,9 @@ class Full:
         return 0.0
 
     def take(self, now: float, cost: int) -> None:
+        """See `Counter`."""
+
+    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
         """See `Counter`."""
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:

@@ -19,7 +19,7 @@ from ..limits.decision import Decision
 from ..process import renew_after_fork
 from ..signals import store_down, store_up
 from . import wire
-from .exchange import LARGEST, Question
+from .exchange import ANSWERS, LARGEST, Question
 from .patience import Patience
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -164,8 +164,10 @@ class Store(ABC):
 
     def _failed(self, error: Exception, node: object = None) -> StoreError:
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        failure = StoreError(message)
+        failure.was_answered = isinstance(error, ANSWERS)
         if self._is_persistent:
-            return StoreError(message)
+            return failure
         with self._lock:
             was_down, self._is_down = self._is_down, True
             self._failing.add(node)
@@ -176,4 +178,4 @@ class Store(ABC):
         if not was_down:
             logger.error("Redis of cache %r cannot decide limits: %s", self._name, message)
             store_down.send_robust(Store, alias=self._name, error=message)
-        return StoreError(message)
+        return failure

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +21,7 @@ from django_ratelimit_lua.instances import Instances, instances
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.local import local
 from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.store import get_store
 from tests.clusters import until
 
 PROCESSES = 4
@@ -64,17 +68,21 @@ def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
 
 
 def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what was admitted meanwhile; and the next outage begins with what it says then."""
+    """With what was admitted meanwhile; the next outage begins with what it says then, or with the share's own."""
     monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 0.0)
     limiter = RateLimiter("x", "100/h")
     own.stop()
-    assert admitted(limiter, 60) == 25
+    assert admitted(limiter, 5) == 5
     own.start()
     until(lambda: limiter.peek("x").source == "redis", "it is back")
-    until(lambda: limiter.peek("x").limits[0].used == 25, "it is told")
-    assert limiter.hit("x").limits[0].used == 26
+    until(lambda: limiter.peek("x").limits[0].used == 5, "it is told")
+    assert limiter.hit("x", cost=21).limits[0].used == 26
     own.stop()
     assert admitted(limiter, 60) == 25 - 7
+    own.start()
+    until(lambda: limiter.peek("x").limits[0].used == 18, "it is told")  # It has forgotten the rest.
+    own.stop()
+    assert admitted(limiter, 60) == 0, "it has had its share, though all together have not had the limit"
 
 
 def test_until_the_others_are_back_too_each_goes_by_both(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +183,72 @@ def test_processes_know_how_many_they_are(own: Server) -> None:
     for one in several:
         one.beat()
     assert [one.beat() for one in several] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_history_of_outages_admits_more_than_the_limit(
+    algorithm: str, own: Server, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """One process, whose Redis is silent, full or a replica, for long or for a moment, also while it is being told."""
+    monkeypatch.setattr(instances, "count", 1)
+    settings.RATELIMIT_TIMEOUT = 0.05
+    monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 0.1)
+    monkeypatch.setattr("django_ratelimit_lua.local.TELL_SECONDS", 0.02)
+    monkeypatch.setattr("django_ratelimit_lua.store.base.STEADY_SECONDS", 0.05)
+    monkeypatch.setattr("django_ratelimit_lua.store.breaker.FIRST_PAUSE", 0.02)
+    limiter, dice, total = RateLimiter("x", "10/h", algorithm=algorithm), random.Random(algorithm), [0] * 40
+
+    def traffic(hits: int) -> None:
+        for _ in range(hits):
+            who = dice.randrange(len(total))
+            total[who] += limiter.hit(str(who)).allowed
+
+    with redis.Redis.from_url(own.url) as direct:
+        for what in dice.sample(["silent", "full", "replica", "moment", "peeks"] * 2, 10):
+            if what == "full":
+                direct.config_set("maxmemory", 1)
+            elif what == "replica":
+                direct.replicaof("127.0.0.1", 1)
+            elif what in ("silent", "moment"):
+                os.kill(own.pid, signal.SIGSTOP)
+            traffic(60)
+            if what == "full":  # What needs no memory is decided, so that it is said to be up, and nothing can be told.
+                time.sleep(0.06)
+                limiter.peek("somebody")
+                traffic(20)
+                direct.config_set("maxmemory", 0)
+            elif what == "replica":
+                direct.replicaof("NO", "ONE")
+            elif what in ("silent", "moment"):
+                os.kill(own.pid, signal.SIGCONT)
+            if what != "moment":
+                time.sleep(dice.random() * 0.1)
+                limiter.peek("somebody")
+            traffic(20)
+        traffic(400)
+        assert max(total) <= 10
+        until(lambda: get_store().is_paused or not local._owes, "everything is told", 10)
+        until(lambda: limiter.peek("somebody").source == "redis", "it is back")
+        assert all(limiter.peek(str(who)).limits[0].used >= units for who, units in enumerate(total))
+        assert sum(total) > 200
+
+
+def test_an_idle_process_tells_without_a_request(own: Server, settings: Any) -> None:
+    """A thread tells as soon as Redis is back; an error about one identity drops none of the others."""
+    settings.RATELIMIT_TIMEOUT = 0.1
+    limiter, other = RateLimiter("x", "100/h"), redis.Redis.from_url(own.url)
+    limiter.peek("warm")
+    os.kill(own.pid, signal.SIGSTOP)
+    admitted(limiter, 3, "lost")  # Redis may count them when it goes on; after that, it is not asked.
+    assert [admitted(limiter, 5, str(who)) for who in range(20)] == [5] * 20
+    os.kill(own.pid, signal.SIGCONT)
+    with other:
+        other.config_set("maxmemory", 1)
+        time.sleep(0.5)
+        other.config_set("maxmemory", 0)
+        until(lambda: other.dbsize() >= 20, "all are told", 10)
+    until(lambda: limiter.peek("warm").source == "redis", "it is back")
+    assert [limiter.peek(str(who)).limits[0].used for who in range(20)] == [5] * 20
 
 
 WORKER = """
