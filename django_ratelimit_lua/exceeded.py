@@ -11,7 +11,7 @@ from threading import Lock, Timer
 from .conf import conf
 from .exceptions import StoreError
 from .process import renew_after_fork
-from .store import get_store
+from .store import Patience, get_store, last_patience
 
 FLUSH_SECONDS = 1.0
 KEPT_DAYS = 8
@@ -40,9 +40,11 @@ class Tally:
         with self._lock:
             self._counts[key, f"{mode}:{rule}"] += 1
             if self._timer is None:
-                self._timer = Timer(FLUSH_SECONDS, self._on_time)
-                self._timer.daemon = True
-                self._timer.start()
+                timer = Timer(FLUSH_SECONDS, self._on_time)
+                timer.daemon = True
+                with suppress(RuntimeError):  # No thread can be started now; the next one that is counted tries again.
+                    timer.start()
+                    self._timer = timer
 
     def clear(self) -> None:
         """Drop what was not written yet; for tests, whose servers come and go."""
@@ -56,7 +58,7 @@ class Tally:
         with suppress(Exception):
             self.flush()
 
-    def flush(self) -> None:
+    def flush(self, patience: Patience | None = None) -> None:
         """Write what was counted; where that cannot be done now, it is tried again with the next."""
         with self._lock:
             counts, self._counts, self._timer = self._counts, Counter(), None
@@ -64,9 +66,9 @@ class Tally:
             for key in {key for key, _ in counts}:
                 for (of, field), number in list(counts.items()):
                     if of == key:
-                        get_store(patient=True).ask(b"HINCRBY", key, field.encode(), b"%d" % number)
+                        get_store(patient=True).ask(b"HINCRBY", key, field.encode(), b"%d" % number, patience=patience)
                         del counts[of, field]
-                get_store(patient=True).ask(b"EXPIRE", key, b"%d" % (KEPT_DAYS * 86_400))
+                get_store(patient=True).ask(b"EXPIRE", key, b"%d" % (KEPT_DAYS * 86_400), patience=patience)
         except StoreError:
             with self._lock:
                 self._counts.update(counts)
@@ -79,7 +81,7 @@ tally = Tally()
 def _at_exit() -> None:
     with suppress(Exception):
         if tally._counts:
-            tally.flush()
+            tally.flush(last_patience())
 
 
 def _key(day: datetime.date) -> bytes:

@@ -15,7 +15,7 @@ from django.db.migrations.loader import MigrationLoader
 from .exceptions import StoreError
 from .models import RateLimitOverride, RateLimitRevision
 from .models.change import Risen, new_tag
-from .process import renew_after_fork
+from .process import renew_after_fork, start_thread
 from .publish import (
     BESIDE_SECONDS,
     NewerFormatError,
@@ -58,10 +58,10 @@ def heal(snapshot: Mapping[str, Any] | None, patience: float, rebuild: bool = Fa
     if not _healing.acquire(blocking=False):
         return False  # Somebody is at it: who comes meanwhile goes by what is known.
     done: list[bool] = []
-    thread = threading.Thread(
-        target=_heal_and_release, args=(snapshot, rebuild, done), name="ratelimit-heal", daemon=True
-    )
-    thread.start()
+    thread = start_thread(_heal_and_release, "ratelimit-heal", snapshot, rebuild, done)
+    if thread is None:
+        _healing.release()
+        return False
     thread.join(max(0.0, patience))
     return any(done)
 
@@ -123,8 +123,10 @@ def read_database(patience: float, begin: current.Begin | None = None) -> Mappin
     if connections[using].in_atomic_block and not is_in_transaction(using):
         read()
     elif begin is None or _reading.acquire(blocking=False):
-        threading.Thread(target=read_in_a_thread, name="ratelimit-read", daemon=True).start()
-        done.wait(max(0.0, patience))
+        if start_thread(read_in_a_thread, "ratelimit-read") is not None:
+            done.wait(max(0.0, patience))
+        elif begin is not None:
+            _reading.release()
     return found[0] if found else None
 
 
@@ -137,8 +139,8 @@ def look() -> None:
     """
     if problems.database:
         return  # There is nothing to see before it is migrated.
-    if _looking.acquire(blocking=False):
-        threading.Thread(target=_look, name="ratelimit-look", daemon=True).start()
+    if _looking.acquire(blocking=False) and start_thread(_look, "ratelimit-look") is None:
+        _looking.release()
 
 
 def _look() -> None:
@@ -265,8 +267,8 @@ def _mended() -> None:
 
 def soon() -> None:
     """Go on trying to publish, in a thread of its own, until that succeeds."""
-    if _retrying.acquire(blocking=False):
-        threading.Thread(target=_retry, name="ratelimit-publish", daemon=True).start()
+    if _retrying.acquire(blocking=False) and start_thread(_retry, "ratelimit-publish") is None:
+        _retrying.release()
 
 
 def _retry() -> None:

@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from . import lua
 from .conf import conf
-from .process import renew_after_fork
-from .store import get_store
+from .process import renew_after_fork, start_thread
+from .store import Patience, get_store, last_patience
 
 SCRIPT = lua.source("instances").encode()
 BEAT_SECONDS = 2.0
@@ -71,7 +71,9 @@ class Instances:
         with self._lock:
             if not self._started:
                 self._started = True
-                threading.Thread(target=self._beat, name="ratelimit-instances", daemon=True).start()
+                if start_thread(self._beat, "ratelimit-instances") is None:
+                    self._started = False
+                    return
                 atexit.register(self.goodbye)
 
     def beat(self) -> int:
@@ -88,13 +90,13 @@ class Instances:
         self._started = False
         if self._is_listed:  # A child that never said a word ends without one.
             with suppress(Exception):
-                self._say(b"1")
+                self._say(b"1", last_patience())
 
-    def _say(self, is_goodbye: bytes) -> list[bytes]:
+    def _say(self, is_goodbye: bytes, patience: Patience | None = None) -> list[bytes]:
         key = conf.CACHE_PREFIX + b"{rules}:instances"
         name = f"{conf.INSTANCE_WEIGHT:.17g}:{self._id}".encode()
         arguments = (b"EVAL", SCRIPT, b"1", key, name, b"%d" % LIFETIME, is_goodbye)
-        reply: list[bytes] = get_store(patient=True).ask(*arguments)
+        reply: list[bytes] = get_store(patient=True).ask(*arguments, patience=patience)
         return reply
 
     def _beat(self) -> None:

@@ -44,17 +44,18 @@ def renew_after_fork(renew: Renew) -> Renew:
     return renew
 
 
-def start_thread(work: Callable[..., object], name: str, *arguments: object) -> bool:
-    """Start a daemon thread. Returns whether it could be started.
+def start_thread(work: Callable[..., object], name: str, *arguments: object) -> threading.Thread | None:
+    """Start a daemon thread. Returns it, or None where it could not be started.
 
     A process may have no room for one more thread, and Python 3.12 starts none while the interpreter ends. Whoever
     calls this notes that a thread runs only if it does: else a later call starts it.
     """
     try:
-        threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
+        thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+        thread.start()
     except (RuntimeError, MemoryError):
-        return False
-    return True
+        return None
+    return thread
 
 
 def leave_to_parent(*objects: object) -> None:

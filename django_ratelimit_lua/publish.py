@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from .limits.call import NO_RULES, Revision
 from .models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from .models.change import Risen
 from .models.override import OverrideQuerySet, microseconds
+from .process import start_thread
 from .rules import current
 from .rules.overrides import Override, is_field, record
 from .rules.ruleset import EVERY_RULE
@@ -201,8 +201,9 @@ def _in_a_thread(using: str, **options: bool) -> int:
         finally:
             connections[using].close()
 
-    thread = threading.Thread(target=run, name="ratelimit-publish", daemon=True)
-    thread.start()
+    thread = start_thread(run, "ratelimit-publish")
+    if thread is None:
+        raise StoreError("no thread can be started to publish the rules")
     thread.join(PATIENCE)
     if failed:
         raise failed[0]

@@ -19,8 +19,8 @@ from ..exceptions import StoreError
 from ..fence import without
 from ..instances import instances
 from ..limits.call import Call, Charge
-from ..process import renew_after_fork
-from ..store import get_store
+from ..process import renew_after_fork, start_thread
+from ..store import Patience, get_store, last_patience
 from .pool import Pool
 
 MOST, MOST_BYTES, POOL_BYTES = 10_000, 32 * 2**20, 2500
@@ -67,8 +67,7 @@ class Leases:
         with self._lock:
             self._holding.add(pool)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="ratelimit-leases", daemon=True)
-                self._thread.start()
+                self._thread = start_thread(self._watch, "ratelimit-leases")
 
     def drop(self, digests: Iterable[bytes] | None = None) -> None:
         """Spend and give back nothing more of what these identities (None: all) had: it was reset."""
@@ -90,13 +89,17 @@ class Leases:
             for units, moment in pool.returned(fewer_than)
         ]
 
-    def give_back(self, everything: bool = False) -> bool:
-        """Give back what is not to be spent here any more; whether anything is held still."""
+    def give_back(self, patience: Patience | None = None) -> bool:
+        """Give back what is not to be spent here any more; whether anything is held still. With a patience, give back
+        everything within it, as far as that goes."""
         for pool in list(self._holding):
-            for refund in self.refunds(pool, EVERYTHING if everything else None):
-                with suppress(StoreError):  # Then they stay counted until the limit forgets them.
-                    get_store(patient=True).run(refund)
+            for refund in self.refunds(pool, None if patience is None else EVERYTHING):
+                try:
+                    get_store(patient=True).run(refund, patience)
                     denials.forget([pool.digest])
+                except StoreError:  # Then they stay counted until the limit forgets them.
+                    if patience is not None and patience.is_over:
+                        return True
             with self._lock:
                 if pool.is_empty:
                     self._holding.discard(pool)
@@ -120,7 +123,7 @@ leases = Leases()
 @atexit.register
 def _at_exit() -> None:
     with suppress(Exception):
-        leases.give_back(everything=True)
+        leases.give_back(last_patience())
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:

@@ -231,7 +231,7 @@ class Local:
 
     def _start_telling(self) -> None:
         with self._lock_of_telling:  # Where no thread can be started, whoever is admitted next tries again.
-            self._is_telling = self._is_telling or start_thread(self._tell_until_known, "ratelimit-local")
+            self._is_telling = self._is_telling or start_thread(self._tell_until_known, "ratelimit-local") is not None
 
     def _tell_until_known(self) -> None:
         # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.

@@ -12,12 +12,16 @@ from .patience import Patience
 from .sharded import ShardedStore
 from .single import SingleStore
 
-__all__ = ["ClusterConnectionFactory", "Patience", "Store", "get_store", "why_unusable"]
+__all__ = ["ClusterConnectionFactory", "Patience", "Store", "get_store", "last_patience", "why_unusable"]
 
 PATIENCE = 5.0
 """Seconds that a command may take which no request waits for."""
 
+LAST_PATIENCE = 1.0
+"""Seconds for all that a process still has to say when it ends."""
+
 _stores: dict[tuple[str, bool], Store] = {}
+_last: Patience | None = None
 
 
 def get_store(patient: bool = False) -> Store:
@@ -33,6 +37,14 @@ def get_store(patient: bool = False) -> Store:
         made = kind(alias, PATIENCE if patient else conf.TIMEOUT, persistent=patient)
         store = _stores.setdefault(known, made)  # Another thread may have been faster: there is one for all.
     return store
+
+
+def last_patience() -> Patience:
+    """What is left of the time for all that a process still has to say when it ends; it begins with the first."""
+    global _last
+    if _last is None:
+        _last = Patience(LAST_PATIENCE)
+    return _last
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..process import renew_after_fork
+from ..process import renew_after_fork, start_thread
 
 FAILURES = 3
 """Failures in a row after which it opens."""
@@ -54,7 +54,7 @@ class Breaker:
         """Whether the caller may ask."""
         if not self._is_open:
             return True
-        if not self._is_tried:  # A child process, whose parent's threads are not its own.
+        if not self._is_tried:  # A child process, whose parent's threads are not its own; or none could be started.
             self._try()
         return False
 
@@ -78,17 +78,20 @@ class Breaker:
             if self._is_tried:
                 return
             self._is_tried = True
-        threading.Thread(target=self._until_answered, name="ratelimit-breaker", daemon=True).start()
+        if start_thread(self._until_answered, "ratelimit-breaker") is None:
+            self._is_tried = False  # Whoever comes next starts it.
 
     def _until_answered(self) -> None:
         pause = FIRST_PAUSE
-        while self._is_open:
-            time.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(pause * GROWTH, LONGEST_PAUSE)
-            if self._is_open and self._answers():
-                self.succeeded()
-        with self._lock:
-            self._is_tried = False
-            again = self.is_open
+        try:
+            while self._is_open:
+                time.sleep(pause * random.uniform(0.75, 1.25))
+                pause = min(pause * GROWTH, LONGEST_PAUSE)
+                if self._is_open and self._answers():
+                    self.succeeded()
+        finally:  # Whatever ended it, the next one is tried for.
+            with self._lock:
+                self._is_tried = False
+                again = self.is_open
         if again:  # It opened while this thread came to its end.
             self._try()

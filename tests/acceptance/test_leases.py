@@ -28,6 +28,7 @@ from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.store import Patience
 from tests.clusters import until
 
 
@@ -35,7 +36,7 @@ from tests.clusters import until
 def nothing_held() -> Iterator[None]:
     """Each test begins and ends without units."""
     yield
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
     leases.drop()
 
 
@@ -70,7 +71,7 @@ def test_a_hot_key_costs_few_calls(algorithm: str, calls: Any) -> None:
     found = sources(limiter, 20_000)
     assert found["lease"] > 19_000
     assert calls() < 1000
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
     assert limiter.peek("x").limits[0].used <= 20_000
     if algorithm == "fixed_window":
         assert limiter.peek("x").limits[0].used == 20_000
@@ -111,7 +112,7 @@ def test_numbers_are_those_of_all(direct: redis.Redis) -> None:
     assert (state.used, state.remaining) == (3000, 97_000)
     assert 0 < state.reset_after <= 3600
     assert limiter.peek("x").limits[0].used == 3000
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
     assert limiter.peek("x").limits[0].used == 3000
 
 
@@ -172,7 +173,7 @@ def test_several_limits_with_a_lease_are_all_or_nothing() -> None:
     """What one refuses is given back to the others; each has counted what was admitted."""
     limiter = RateLimiter("hot", ["5000/h", "100000/h"], algorithm="fixed_window", lease=500)
     assert sum(limiter.hit("x").allowed for _ in range(6000)) == 5000
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
     assert [state.used for state in limiter.peek("x").limits] == [5000, 5000]
 
 
@@ -186,7 +187,7 @@ def test_beside_a_limit_without(rf: Any) -> None:
 
     statuses = Counter(view(rf.get("/")).status_code for _ in range(900))
     assert statuses == {200: 700, 429: 200}
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
 
     @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=1000)
     def usage(request: Any) -> HttpResponse:
@@ -214,7 +215,7 @@ def test_refund_reset_and_acquire() -> None:
     sources(limiter, 3000)
     limiter.refund("x", cost=500)
     assert limiter.acquire("x", timeout=0).allowed
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
     assert limiter.peek("x").limits[0].used == 2502
 
 
@@ -246,7 +247,7 @@ def test_a_leased_view_whose_units_go_back_uses_nothing(algorithm: str) -> None:
 
     sources = Counter(view(RequestFactory().get("/")).content for _ in range(600))
     assert sources[b"lease"] > 100
-    leases.give_back(everything=True)
+    leases.give_back(Patience(5))
     limiter = RateLimiter("leased:*:ip:1000/h", "1000/h", algorithm=algorithm)
     assert limiter.peek(("ip", "127.0.0.1")).limits[0].used == 0
 
