@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -19,8 +19,9 @@ from ..conf import conf
 from ..deny import denials
 from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
-from ..process import renew_after_fork
+from ..process import renew_after_fork, start_thread
 from ..store import PATIENCE, Patience, get_store
+from .overrides import memory
 from .problems import problems
 from .ruleset import Ruleset, revision_of, settings_rules
 from .understood import UnreadableError, snapshot_in
@@ -174,7 +175,8 @@ def _loading_in_background(stale: StaleRules | None) -> Event:
                 finally:
                     done.set()
 
-            Thread(target=run, name="ratelimit-rules", daemon=True).start()
+            if start_thread(run, "ratelimit-rules") is None:
+                done.set()  # Nobody waits for what nobody loads; who goes by the old rules asks again.
         return _loading
 
 
@@ -286,6 +288,7 @@ def start_fresh() -> None:
     global _ruleset, _snapshot
     _ruleset, _snapshot = None, {}
     problems.clear()
+    memory.clear()
 
 
 def take_back(prefix: bytes) -> None:

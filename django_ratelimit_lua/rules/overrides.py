@@ -174,6 +174,10 @@ class Memory:
                 before = (self._known.get(who) or self.NOTHING)[1]
                 self._known.put(who, (record[: Subject.TAG_SIZE], read(record, before)))
 
+    def clear(self) -> None:
+        """Forget everybody."""
+        self._known.clear()
+
 
 memory = Memory()
 
