@@ -442,7 +442,7 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
     except RuleError as error:
         said_wrong = str(error)
     if said_wrong:
-        assert re.search(r"line \d+|rule '|two rules", said_wrong)
+        assert re.search(r"line \d+|rule '|two rules|is empty", said_wrong)
         assert [rule.name for rule in RateLimitRule.objects.all()] == ["kept"]
         assert RateLimitRevision.read("default") == revision
     else:
