@@ -51,7 +51,8 @@ if state and (#state == 64 or (#state >= 48 and #state % 24 == 0)) and is_ours(s
     us = clock
     move(owed)
     due, rest = us, part
-    runs = more == '' and string.sub(runs, 1, 8) .. pack('<dd', clock, owed) or ''
+    local first = runs == '' and pack('<d', clock) or string.sub(runs, 1, 8)
+    runs = more == '' and first .. pack('<dd', clock, owed) or ''
   end
   us, part = due, rest
   if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end

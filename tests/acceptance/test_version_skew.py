@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import redis
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -381,8 +382,12 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct:
     key = next(key for key in direct.keys(f"{prefix}*") if b"odd" in key)
     kinds = st.sampled_from(["string", "hash", "list", "set", "zset"])
 
-    doubles = st.lists(st.floats(), max_size=12).map(lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers))
+    numbers = st.floats() | st.integers(0, 10).map(float) | st.integers(-(10**9), 10**9).map(lambda us: now + us)
+    now = float(time.time_ns() // 1000)
+    doubles = st.lists(numbers, max_size=12).map(lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers))
+    short = struct.pack("<6d", now, now + 10**9, 2.0, 1.0, 1.0, 0.0)  # As of another rate, and without its hits.
 
+    @example("string", short)
     @given(kinds, st.binary(max_size=200) | doubles)
     @hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def holds(kind: str, found: bytes) -> None:
