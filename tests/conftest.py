@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from coverage import Coverage
 
 from django_ratelimit_lua import healing
 from django_ratelimit_lua.exceeded import tally
@@ -18,6 +21,18 @@ from django_ratelimit_lua.rules.current import start_fresh
 from tests.server import server, url
 
 _serial = itertools.count()
+
+
+def _keep_forks_apart_from_coverage() -> None:
+    """Coverage has a lock that it does not make anew after a fork: a child of a moment in which another thread holds it
+    would wait for good, and be taken for one of ours. So who forks holds it, and may go on in the child."""
+    collector = getattr(Coverage.current(), "_collector", None)
+    if getattr(collector, "data_lock", None) is not None:
+        lock = collector.data_lock = threading.RLock()
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
+_keep_forks_apart_from_coverage()
 
 
 def pytest_unconfigure() -> None:
