@@ -1,13 +1,13 @@
 """Exact, atomic rate limits for Django, decided by one Lua call in Redis."""
 
-from .callsite import ALL, UNSAFE
 from .decorators import ratelimit
 from .exceptions import LimitError, Ratelimited
-from .exempt import ratelimit_exempt
 from .limiter import RateLimiter
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.rate import Rate
+from .rules.callsite import ALL, UNSAFE
+from .rules.exempt import ratelimit_exempt
 from .version import __version__ as __version__
 
 __all__ = [

@@ -19,21 +19,22 @@ class RatelimitConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, start noting and publishing changes, and tell DRF what a `Ratelimited` is."""
-        from . import checks, healing  # noqa: F401
-        from .models import noting
+        from . import checks  # noqa: F401
+        from .models import audit_signals
+        from .publishing import triggers
 
         _answer_in_drf()
-        noting.connect()
-        healing.connect()
+        audit_signals.connect()
+        triggers.connect()
         pre_migrate.connect(_migrating, sender=self, dispatch_uid="django_ratelimit_lua.migrating")
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
 
 
 def _migrating(using: str, plan: Any = (), **kwargs: Any) -> None:
-    from . import healing
+    from .publishing import triggers
 
     if plan:
-        healing.before_migration(using)
+        triggers.before_migration(using)
 
 
 def _answer_in_drf() -> None:
@@ -49,7 +50,7 @@ def _answer_in_drf() -> None:
 
 def _migrated(using: str, plan: Any = (), **kwargs: Any) -> None:
     """Publish what migrations may have done to the rules, also where they took the tables away."""
-    from . import healing
+    from .publishing import triggers
 
     if plan:
-        healing.after_migration(using)
+        triggers.after_migration(using)

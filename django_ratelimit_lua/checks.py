@@ -13,16 +13,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.urls import URLResolver, get_resolver
 
-from . import dotted
-from .callsite import Site, group_of, method_name
-from .conf import NAMES, conf
+from .conf import NAMES, callables, conf
 from .exceptions import StoreError
-from .healing import migration_problem
 from .identity import secrets_by_id
 from .limits.rate import LimitError, Rate
 from .models import RateLimitRevision
-from .publish import primary, published_at, values_by_key
-from .rules import current
+from .publishing.publish import primary, published_at, values_by_key
+from .publishing.triggers import migration_problem
+from .rules import provider
+from .rules.callsite import Site, group_of, method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
@@ -216,7 +215,7 @@ def check_throttles(**kwargs: Any) -> list[CheckMessage]:
     wanted: dict[tuple[Any, Any], None] = {}
     for path in _default_throttles():
         with suppress(ImproperlyConfigured):  # DRF says it, to whoever imports the first view.
-            wanted[dotted.find(path, "Throttle") if isinstance(path, str) else path, None] = None
+            wanted[callables.find(path, "Throttle") if isinstance(path, str) else path, None] = None
     for view in _views(get_resolver().url_patterns) if getattr(settings, "ROOT_URLCONF", None) else ():
         given = getattr(view, "initkwargs", None) or {}
         drf_view = getattr(view, "cls", None)
@@ -258,9 +257,9 @@ def check_paths(**kwargs: Any) -> list[CheckMessage]:
         list(_views(get_resolver().url_patterns))  # What views name is known when they are imported.
     with suppress(ImproperlyConfigured):  # `check_rules` says it.
         settings_rules()  # What rules name is known when they are read; nobody may have done that yet.
-    for path, purpose in list(dotted.known.items()):  # Importing may make more of them known.
+    for path, purpose in list(callables.known.items()):  # Importing may make more of them known.
         try:
-            dotted.find(path, purpose)
+            callables.find(path, purpose)
         except ImproperlyConfigured as error:
             found.append(Error(f"{error}.", hint="Name a callable that takes (group, request).", id=BAD_PATH))
     return found
@@ -321,13 +320,13 @@ def check_published(databases: Any = None, **kwargs: Any) -> list[CheckMessage]:
     try:
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
-        owner = published_at(current.fence_key()).database
+        owner = published_at(provider.fence_key()).database
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return []  # Not migrated yet, or not there: others say so.
     if owner not in ("", own):
         prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
         message = f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}."
-        found.append(Warning(message, hint=current.REMEDY, id=OTHER_SITE))
+        found.append(Warning(message, hint=provider.REMEDY, id=OTHER_SITE))
     known = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in known)
     if lost:

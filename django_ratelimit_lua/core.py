@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypedDict, TypeVar, cast
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-from .callsite import ALL, UNSAFE, RateLike, Site, group_of
 from .conf import conf
-from .drive import run
 from .identity.keys import KeyLike
-from .steps import steps
+from .rules.callsite import ALL, UNSAFE, RateLike, Site, group_of
+from .web.drivers import run
+from .web.plan import steps
 
 __all__ = ["get_usage", "is_ratelimited"]
 

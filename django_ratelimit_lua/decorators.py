@@ -11,16 +11,16 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from .callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of, named
-from .drive import arun, run
-from .http import arefusal, note, refusal, told
+from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .identity.keys import KeyLike
 from .limits.limit import Options
 from .limits.rate import LimitError
-from .outcome import give_back, settle
-from .steps import steps
-from .waiting import ahold, hold, in_thread, to_the_end, unmasked
-from .wanted import Wanted
+from .rules.callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of, named
+from .web.charges import Wanted
+from .web.drivers import arun, run
+from .web.plan import steps
+from .web.responses import arefusal, note, refusal, told
+from .web.settlement import give_back, settle
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -9,21 +9,21 @@ from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
-from .callsite import named
-from .check import acheck, acheck_current, aforget, check, check_current, describe, forget
 from .conf import conf
-from .deny import Denial, denials
-from .exceeded import tally
+from .engine.decide import acheck, acheck_current, aforget, check, check_current, describe, forget
+from .engine.deny_cache import Denial, denials
+from .engine.leases import Pool, pool_of
+from .engine.waiting import ahold, hold, refunds
 from .exceptions import Ratelimited
-from .hot import Pool, pool_of
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
 from .limits.limit import Limit, Options, wait_us
 from .limits.rate import LimitError, Rate
-from .rules.current import current
+from .rules.callsite import named
+from .rules.provider import current
 from .rules.ruleset import Ruleset
-from .waiting import ahold, hold, refunds
+from .stats.refusals import tally
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate

@@ -8,19 +8,19 @@ from typing import Any, cast
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
-from .callsite import Site
 from .conf import conf
-from .drive import arun, run
+from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
-from .exempt import is_exempt
-from .http import arefusal, note, refusal, told, too_many_requests
+from .identity.routes import was_foreseen
 from .limits.decision import Decision
-from .outcome import give_back
-from .routes import was_foreseen
+from .rules.callsite import Site
+from .rules.exempt import is_exempt
 from .rules.ruleset import Ruleset, settings_rules
-from .steps import Steps, steps
-from .waiting import ahold, hold
-from .wanted import Wanted, counted
+from .web.charges import Wanted, counted
+from .web.drivers import arun, run
+from .web.plan import Steps, steps
+from .web.responses import arefusal, note, refusal, told, too_many_requests
+from .web.settlement import give_back
 
 _Choose = Callable[[HttpRequest, Ruleset], list[Site] | None]
 

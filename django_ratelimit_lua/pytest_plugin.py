@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .embedded import Server
+from .testing.server import Server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from threading import Lock
 
 from django.dispatch import Signal
 
-from .process import renew_after_fork
+from .process.forks import renew_after_fork
 
 limit_exceeded = Signal()
 """A hit was refused by a limit, or would have been by one in shadow mode.

@@ -7,7 +7,7 @@ from pathlib import Path
 import django
 from django.conf import settings
 
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.testing.server import Server
 
 SECOND = 1_000_000
 START = 1_750_000_000 * SECOND
@@ -65,7 +65,7 @@ def draw(algorithm: str, folder: Path) -> None:
 
 def main() -> None:
     """Draw all of them."""
-    from django_ratelimit_lua.lua import ALGORITHMS
+    from django_ratelimit_lua.limits.program import ALGORITHMS
 
     folder = Path(__file__).parent / "plots"
     folder.mkdir(exist_ok=True)

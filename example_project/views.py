@@ -16,8 +16,8 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
-from django_ratelimit_lua.http import retry_after_header
 from django_ratelimit_lua.identity.address import client_address
+from django_ratelimit_lua.web.responses import retry_after_header
 
 logger = logging.getLogger(__name__)
 

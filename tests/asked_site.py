@@ -47,7 +47,7 @@ from rest_framework.views import APIView  # noqa: E402
 from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
 from django_ratelimit_lua.core import get_usage  # noqa: E402
 from django_ratelimit_lua.middleware import RateLimitMiddleware  # noqa: E402
-from django_ratelimit_lua.rules import current  # noqa: E402
+from django_ratelimit_lua.rules import provider  # noqa: E402
 from django_ratelimit_lua.throttling import (  # noqa: E402
     AnonRateThrottle,
     RuleThrottle,
@@ -156,7 +156,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if asked == "forget":
-            current._ruleset = current._snapshot = None
+            provider._ruleset = provider._snapshot = None
             reply: Any = None
         else:
             reply = ask(**asked)

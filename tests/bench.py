@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client, RequestFactory, override_settings  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
-from django_ratelimit_lua.check import describe  # noqa: E402
+from django_ratelimit_lua.engine.decide import describe  # noqa: E402
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
 from django_ratelimit_lua.store import wire  # noqa: E402
@@ -222,12 +222,12 @@ def memory() -> None:
 def _with_time(call: Any, now: int, *, load: bool = True) -> list[Any]:
     import dataclasses
 
-    from django_ratelimit_lua import lua
+    from django_ratelimit_lua.limits import program
 
     call = dataclasses.replace(call, now=now)
     if load:
-        DIRECT.script_load(lua.PROGRAM)
-    return ["EVALSHA", lua.SHA, len(call.keys()), *call.keys(), *call.args()]
+        DIRECT.script_load(program.PROGRAM)
+    return ["EVALSHA", program.SHA, len(call.keys()), *call.keys(), *call.args()]
 
 
 def deny_cache() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 
-from django_ratelimit_lua.glob import Glob
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.paths import Glob
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.understood import snapshot_in
 
@@ -44,7 +44,7 @@ def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
         networks = (f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(overrides))
         RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, limit=10**8) for network in networks)
         publish()
-        return setting, current.reload()
+        return setting, provider.reload()
 
 
 def _visits(middleware: RateLimitMiddleware, addresses: list[str]) -> None:
@@ -74,7 +74,7 @@ def bench_rules() -> None:
     for _ in range(ROUNDS):
         for name, (setting, ruleset, addresses) in cases.items():
             with setting:
-                current._ruleset = ruleset
+                provider._ruleset = ruleset
                 _visits(middleware, addresses)  # Warm: overrides are learnt.
                 wall, cpu = time.perf_counter(), time.process_time()
                 _visits(middleware, addresses)

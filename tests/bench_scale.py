@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.testing.server import Server
 from tests.clusters import client, cluster
 
 PROCESSES = 8
@@ -50,7 +50,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     settings.configure(SECRET_KEY="tests", CACHES=job["caches"], RATELIMIT_TIMEOUT=10, USE_TZ=True)
     django.setup()
     from django_ratelimit_lua import RateLimiter
-    from django_ratelimit_lua.instances import instances
+    from django_ratelimit_lua.engine.heartbeat import instances
 
     limiter = RateLimiter("bench", job["rate"], algorithm=job.get("algorithm", "fixed_window"), lease=job.get("lease"))
     limiter.peek("warm")

@@ -8,7 +8,8 @@ from rest_framework import throttling as drf
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratelimit_lua import ratelimit, throttling
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.throttling import classes
 
 RATES = {"anon": "100000000/d", "user": "100000000/h", "third": "100000000/m"}
 SMALL = {"anon": "1000/s", "user": "1000/s", "third": "1000/s"}
@@ -35,11 +36,11 @@ class Theirs(Plain):
 
 
 class Ours(Plain):
-    throttle_classes = throttles(throttling.UserRateThrottle, THROTTLE_RATES=SMALL)
+    throttle_classes = throttles(classes.UserRateThrottle, THROTTLE_RATES=SMALL)
 
 
 class OursBucket(Plain):
-    throttle_classes = throttles(throttling.UserRateThrottle, THROTTLE_RATES=RATES, algorithm="token_bucket")
+    throttle_classes = throttles(classes.UserRateThrottle, THROTTLE_RATES=RATES, algorithm="token_bucket")
 
 
 urlpatterns = [

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from django_ratelimit_lua.embedded import Server, valkey_binary
+from django_ratelimit_lua.testing.server import Server, valkey_binary
 from tests.demo import free_port
 
 SERVICE = "limits"

@@ -12,12 +12,12 @@ import pytest
 import redis
 from coverage import Coverage
 
-from django_ratelimit_lua import healing
-from django_ratelimit_lua.exceeded import tally
-from django_ratelimit_lua.instances import instances
-from django_ratelimit_lua.local import local
-from django_ratelimit_lua.rules import current
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.engine.fallback.limiter import local
+from django_ratelimit_lua.engine.heartbeat import instances
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.stats.refusals import tally
 from tests.server import server, url
 
 _serial = itertools.count()
@@ -57,8 +57,8 @@ def direct() -> Iterator[redis.Redis]:
 def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every test counts under keys of its own, and leaves nothing for later: no tally, no heartbeats, nothing to tell,
     and no thread that goes on trying to publish what a test without a database could not read."""
-    monkeypatch.setattr(healing, "soon", lambda: None)
-    monkeypatch.setattr(current, "compare", None)
+    monkeypatch.setattr(triggers, "soon", lambda: None)
+    monkeypatch.setattr(provider, "compare", None)
     monkeypatch.setattr(instances, "start", lambda: None)
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()

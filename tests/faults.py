@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.clusters import client
 
@@ -398,7 +398,7 @@ def work() -> None:
 
     from django.test import Client
 
-    from django_ratelimit_lua.instances import instances
+    from django_ratelimit_lua.engine.heartbeat import instances
 
     logging.disable()
     Client().get("/warm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.testing.server import Server
 
 server = Server(os.environ.get("RATELIMIT_TEST_BINARY"))
 

@@ -90,10 +90,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.urls import path
 
-from django_ratelimit_lua import code, healing
-from django_ratelimit_lua import publish as publishing
 from django_ratelimit_lua.admin.history import restore
-from django_ratelimit_lua.health import health
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import (
     RateLimitChange,
@@ -102,12 +99,16 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
     RateLimitTier,
 )
-from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.operations import rules_yaml
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.publishing import publish as publishing
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.overrides import memory
 from django_ratelimit_lua.store import get_store
 
-current.COMPARE_SECONDS = GIVEN["compare_seconds"]
+provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
 
 
 def _ok(request: HttpRequest) -> HttpResponse:
@@ -157,25 +158,25 @@ def begin(prefix: str | None = None) -> None:
     if prefix is not None:
         GIVEN["prefix"] = prefix
         override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
-    current._ruleset = current._snapshot = current.database = current.other = None
+    provider._ruleset = provider._snapshot = provider.database = provider.other = None
     memory._known.clear()
 
 
 def look() -> None:
     """It is this process's turn to look whether what is published is what the database has."""
-    healing.look()
-    with healing._looking:
+    triggers.look()
+    with triggers._looking:
         pass
 
 
 def die_after(statement: str) -> None:
     """What is committed, and not published any more: the process is killed in between. Here it begins anew."""
-    original = healing._publish_committed
-    healing._publish_committed = lambda: None
+    original = triggers._publish_committed
+    triggers._publish_committed = lambda: None
     try:
         run(statement)
     finally:
-        healing._publish_committed = original
+        triggers._publish_committed = original
     begin()
 
 

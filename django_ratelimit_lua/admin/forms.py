@@ -16,7 +16,7 @@ from ..identity.address import client_address
 from ..identity.forwarded import parse_address, parse_network
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rule import METHODS
-from .surprises import surprises
+from .warnings import surprises
 
 
 def group_names() -> list[tuple[str, str]]:

@@ -12,11 +12,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
-from ..code import put, row
 from ..models import RateLimitChange, RateLimitRule
+from ..operations.rules_yaml import put, row
+from ..rules.describe import difference, reading
 from ..rules.rule import RuleError
-from ..rules.words import difference, reading
-from .acting import ActingAdmin
+from .base import ActingAdmin
 
 
 def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:

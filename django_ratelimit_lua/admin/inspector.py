@@ -15,10 +15,10 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..explain import Explanation, explain, find_user, imagine, reset
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
-from ..models.tracked import acting, who
-from ..publish import primary
+from ..models.audit import acting, who
+from ..operations.explain import Explanation, explain, find_user, imagine, reset
+from ..publishing.publish import primary
 from .forms import DURATIONS, InspectForm, covers, own_address
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"

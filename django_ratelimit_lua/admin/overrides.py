@@ -17,8 +17,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import RateLimitOverride
-from ..rules.words import rate_words
-from .acting import ActingAdmin
+from ..rules.describe import rate_words
+from .base import ActingAdmin
 from .forms import OverrideForm, own_address
 from .inspector import Inspector
 

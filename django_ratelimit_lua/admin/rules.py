@@ -16,19 +16,19 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..exceeded import FAILED, exceeded
 from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
-from ..models.tracked import acting
-from ..publish import primary, publish
+from ..models.audit import acting
+from ..publishing.publish import primary, publish
+from ..rules.describe import reading
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from ..rules.words import reading
-from .acting import ActingAdmin
+from ..stats.refusals import FAILED, exceeded
+from .base import ActingAdmin
 from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .inspector import may_inspect
-from .previewed import previewed
+from .preview import previewed
 
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow"), "off": gettext_lazy("Switch off")}
 
@@ -103,7 +103,7 @@ class RuleAdmin(ActingAdmin):
     )  # fmt: skip
 
     class Media:
-        js = ("django_ratelimit_lua/preview.js",)
+        js = ("django_ratelimit_lua/operations/simulate.js",)
 
     def get_urls(self) -> list[Any]:
         """The preview, and going back to an earlier version, beside Django's pages."""

@@ -26,7 +26,7 @@ from django.http import HttpRequest, QueryDict, RawPostDataException, Unreadable
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from ..conf import conf
-from ..wrapped import kept_on, plain
+from .wrapped import kept_on, plain
 
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"

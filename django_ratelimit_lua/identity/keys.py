@@ -14,22 +14,12 @@ from typing import Any, Union
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-from ..dotted import lazily
+from ..conf.callables import lazily
 from ..limits.rate import LimitError
-from ..routes import known_match
 from . import Identity
 from .address import client_address
-from .body import (
-    UNREAD,
-    Unread,
-    Values,
-    data_field,
-    data_values,
-    form_field,
-    form_values,
-    json_field,
-    json_values,
-)
+from .body import UNREAD, Unread, Values, data_field, data_values, form_field, form_values, json_field, json_values
+from .routes import known_match
 from .sent import cookie_value, header_value, query_value
 from .session import session_key
 from .text import normalised

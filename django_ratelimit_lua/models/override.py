@@ -20,10 +20,10 @@ from ..identity.keys import FIELD_KINDS, field_identity, split_field
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import USER, Effect, Override, network_identity, network_kind
 from ..rules.rule import RuleError
+from .audit import Change, Declared, Deletion, Tracked, TrackedQuerySet
 from .change import RateLimitChange
-from .numbers import Numbers
+from .rate_fields import Numbers
 from .rule import RateLimitRule
-from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet
 
 FIRST_YEAR, LAST_YEAR = 1972, 9600
 """Leap years, so that every day can be moved into them."""

@@ -10,14 +10,14 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..callsite import AUDIENCES
 from ..limits.algorithms import ALGORITHMS
 from ..limits.limit import OPTIONS, POLICIES
+from ..rules.callsite import AUDIENCES
+from ..rules.describe import reading
 from ..rules.rule import FIELDS, MODES, Rule, RuleError, compile_rule
-from ..rules.words import reading
+from .audit import Change, Declared, Deletion, Tracked, TrackedQuerySet
 from .change import RateLimitChange
-from .numbers import Numbers, named
-from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet
+from .rate_fields import Numbers, named
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 

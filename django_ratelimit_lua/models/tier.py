@@ -10,10 +10,10 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..rules.rule import TIER_FIELDS, RuleError
+from .audit import Change, Declared, Deletion, Tracked, TrackedQuerySet, declared
 from .change import RateLimitChange
-from .numbers import Numbers
+from .rate_fields import Numbers
 from .rule import RateLimitRule
-from .tracked import Change, Declared, Deletion, Tracked, TrackedQuerySet, declared
 
 
 class RateLimitTier(Numbers, Tracked):

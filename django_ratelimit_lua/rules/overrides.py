@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from ..bounded import BoundedMap
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
 from ..identity.keys import split_field
@@ -25,6 +24,7 @@ from ..limits import algorithms
 from ..limits.call import Subject
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
+from ..process.bounded_map import BoundedMap
 
 logger = logging.getLogger("django_ratelimit_lua")
 Effect = Literal["limit", "exempt", "block"]

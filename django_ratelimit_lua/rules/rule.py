@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-from ..callsite import ALL, AUDIENCES, Site
-from ..glob import path_matches
 from ..identity.keys import Key
+from ..identity.routes import resolved
 from ..limits.call import MOST_COST
 from ..limits.limit import OPTIONS
 from ..limits.rate import LimitError, Rate
-from ..routes import resolved
+from .callsite import ALL, AUDIENCES, Site
+from .paths import path_matches
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",

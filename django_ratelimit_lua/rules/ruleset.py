@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from ..callsite import Site
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
-from .index import Index
+from .callsite import Site
 from .overrides import is_kind
+from .path_index import Index
 from .problems import problems
 from .rule import Rule, compile_rule, limit_names
 from .understood import read_rule, row_of, shaped

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..process import leave_to_parent, renew_after_fork
+from ..process.forks import leave_to_parent, renew_after_fork
 from .alias import Alias, Unreachable, acredentials
 from .exchange import ANSWERS, Exchange, Question, Replies, greet
 from .patience import Patience, Pulse

@@ -16,7 +16,7 @@ from redis.exceptions import InvalidResponse
 from ..exceptions import StoreError
 from ..limits.call import Call
 from ..limits.decision import Decision
-from ..process import renew_after_fork
+from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from . import wire
 from .exchange import ANSWERS, LARGEST, Question

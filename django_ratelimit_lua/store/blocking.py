@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..process import renew_after_fork
+from ..process.forks import renew_after_fork
 from .alias import Alias, Unreachable, credentials
 from .exchange import ANSWERS, Exchange, Question, Replies, greet
 from .patience import GRACE, Patience, Pulse

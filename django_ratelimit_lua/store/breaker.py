@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..process import renew_after_fork, start_thread
+from ..process.forks import renew_after_fork, start_thread
 
 FAILURES = 3
 """Failures in a row after which it opens."""

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from ..process import renew_after_fork
+from ..process.forks import renew_after_fork
 from . import wire
 from .alias import Unreachable
 from .exchange import Question

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 
-from .. import lua
+from ..limits import program
 from ..limits.call import StaleRules
 from . import wire
 
@@ -166,7 +166,7 @@ class Question(NamedTuple):
         replies = yield self.ahead + self.command, Replies(ahead + 1, self.most)
         if self.load and _is_unknown(replies[-1]):
             replies = yield self.load + self.ahead + self.command, Replies(ahead + 2, self.most)
-            if _checked(replies.pop(0)) != lua.SHA:
+            if _checked(replies.pop(0)) != program.SHA:
                 raise InvalidResponse("another script than ours was loaded")
             if _is_unknown(replies[-1]):  # Somebody removed it in between.
                 replies = yield self.ahead + wire.with_source(self.command), Replies(ahead + 1, self.most)

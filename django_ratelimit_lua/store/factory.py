@@ -8,7 +8,7 @@ from django.conf import settings
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
 
-from ..process import leave_to_parent, renew_after_fork
+from ..process.forks import leave_to_parent, renew_after_fork
 
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types

@@ -10,7 +10,6 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from ..fence import fence, without
 from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
 from . import wire
@@ -18,6 +17,7 @@ from .alias import Alias
 from .base import Store, asks, check_time, decides, forgets
 from .cluster import Ask, Cluster, Steps, slot_of
 from .exchange import Question
+from .freshness import fence, without
 from .node import Node
 from .patience import Patience
 from .sentinel import Address

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bounded import BoundedMap
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
+from ..process.bounded_map import BoundedMap
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .. import lua
+from ..limits import program
 from ..limits.call import Call
 
 
@@ -20,12 +20,12 @@ def command(*parts: bytes) -> bytes:
 def evalsha(call: Call, token: bytes) -> bytes:
     """The one command that decides a call; its reply ends with the token."""
     keys = call.keys()
-    return command(b"EVALSHA", lua.SHA, b"%d" % len(keys), *keys, *call.args(token))
+    return command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token))
 
 
 def with_source(evalsha: bytes) -> bytes:
     """The same command for a server that does not know the script."""
-    return evalsha.replace(_BY_NAME, b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(lua.PROGRAM), lua.PROGRAM), 1)
+    return evalsha.replace(_BY_NAME, b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(program.PROGRAM), program.PROGRAM), 1)
 
 
 def delete(call: Call) -> bytes:
@@ -42,6 +42,6 @@ def key_of(*parts: bytes) -> bytes:
     return parts[3] if parts[0] == b"EVAL" else parts[1]
 
 
-_BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(lua.SHA), lua.SHA)
+_BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(program.SHA), program.SHA)
 PING = command(b"PING")
-SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", lua.PROGRAM)
+SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", program.PROGRAM)

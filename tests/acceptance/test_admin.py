@@ -20,13 +20,13 @@ from django.urls import path, reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import Limit, RateLimiter, ratelimit
-from django_ratelimit_lua.code import apply, plan
-from django_ratelimit_lua.exceeded import tally
-from django_ratelimit_lua.health import health
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.preview import START_US, preview
-from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.operations.rules_yaml import apply, plan
+from django_ratelimit_lua.operations.simulate import START_US, preview
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.stats.refusals import tally
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -277,7 +277,7 @@ def test_a_preview_of_many_at_once_is_that_of_one_by_one(monkeypatch: Any, algor
     """Where several are asked about together, as many are refused and counted as if each had come by itself."""
     limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
     one_by_one = preview(limit, 30, Rate.parse("60/m"), cost)
-    monkeypatch.setattr("django_ratelimit_lua.preview.MOST_CALLS", 15)
+    monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MOST_CALLS", 15)
     assert preview(limit, 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
 
 
@@ -529,9 +529,9 @@ def test_many_overrides_are_ended_in_few_statements(operator: Client, django_ass
 
 def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, monkeypatch: Any) -> None:
     """And says so."""
-    from django_ratelimit_lua import healing
+    from django_ratelimit_lua.publishing import triggers
 
-    monkeypatch.setattr(healing, "soon", lambda: None)
+    monkeypatch.setattr(triggers, "soon", lambda: None)
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.RATELIMIT_ON_STORE_ERROR = "open"

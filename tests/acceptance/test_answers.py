@@ -9,8 +9,8 @@ import pytest
 from django.test import Client, RequestFactory
 
 from django_ratelimit_lua import Decision, ratelimit
-from django_ratelimit_lua.http import too_many_requests
 from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.web.responses import too_many_requests
 
 
 def blocked(client: Client, **headers: str) -> Any:

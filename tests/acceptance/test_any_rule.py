@@ -21,11 +21,11 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.health import health
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
 from django_ratelimit_lua.models.rule import METHODS
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from tests.acceptance.test_command import said
 from tests.odd import moments, numbers, rules, texts, tiers
@@ -189,7 +189,7 @@ def test_a_rule_that_is_accepted_can_be_applied(
             continue
         row.save()
     assert RateLimitRule.objects.get().compiled().given == one.compiled().given
-    assert current.reload().problems == []
+    assert provider.reload().problems == []
     statuses = [answer(request) for request in asked]
     assert set(statuses) <= ANSWERS, [(status, request) for status, request in zip(statuses, asked, strict=True)]
 
@@ -253,7 +253,7 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
         wrong.full_clean()
     wrong.save()  # As a script may, that does not ask.
     assert get(times=3) == [200, 200, 429]
-    assert "its group has the numbers of the rule" in current.reload().problems[0]
+    assert "its group has the numbers of the rule" in provider.reload().problems[0]
     with pytest.raises(ValidationError, match="names that period"):
         RateLimitRule.objects.get().full_clean()
 
@@ -309,7 +309,7 @@ def test_whatever_is_found_in_redis_is_no_failure(
 ) -> None:
     """Written by an older version or by hand: what makes sense applies, and the rest is left out."""
     direct.delete(f"{prefix}{{rules}}")
-    current._ruleset = current._snapshot = None
+    provider._ruleset = provider._snapshot = None
     by_hand(
         direct,
         prefix,
@@ -339,9 +339,9 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
         assert any("'bad' cannot be applied" in problem for problem in health().problems)
         with pytest.raises(CommandError, match=r"'bad' could not be applied to [34] requests today"):
             said("check")
-    known = current.load()
+    known = provider.load()
     RateLimitRule.objects.filter(pk=one.pk).update(key="ip", limit=0)
-    current._ruleset = known  # A process that has not heard of it.
+    provider._ruleset = known  # A process that has not heard of it.
     assert get() == [429]
     assert not health().problems
 

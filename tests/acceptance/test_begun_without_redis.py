@@ -12,10 +12,10 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from django_ratelimit_lua import healing
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.overrides import memory
 from tests.acceptance.test_rules import get, rule
 
@@ -74,13 +74,13 @@ def test_a_slow_database_is_waited_for_by_a_thread(begin: Any, settings: Any, mo
     """Requests go by the settings meanwhile, and by the database when it has answered."""
     settings.RATELIMIT_TIMEOUT = 0.05
     rule(limit=0)
-    answers, asked = threading.Event(), healing.snapshot_of
+    answers, asked = threading.Event(), triggers.snapshot_of
 
     def slowly(using: str) -> Any:
         assert answers.wait(30)
         return asked(using)
 
-    monkeypatch.setattr(healing, "snapshot_of", slowly)
+    monkeypatch.setattr(triggers, "snapshot_of", slowly)
     begin()
     assert get() == [200]
     answers.set()
@@ -99,12 +99,12 @@ def test_a_database_that_was_away_too_is_asked_again(begin: Any, monkeypatch: An
         raise OSError("the database is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(healing, "snapshot_of", away)
+        patched.setattr(triggers, "snapshot_of", away)
         begin()
         assert get() == [200]
         assert "of the settings alone" in said("list")
     for _ in range(200):
-        current._compare_at = 0.0
+        provider._compare_at = 0.0
         if get() == [429]:
             return
         threading.Event().wait(0.02)
@@ -118,16 +118,16 @@ def test_when_redis_is_back_its_rules_and_overrides_hold(begin: Any, settings: A
     RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
     begin()
     assert get(REMOTE_ADDR="203.0.113.1") == [429]
-    ruleset = current.current()
+    ruleset = provider.current()
     assert ruleset is not None
     begun = ruleset.revision
     RateLimitOverride.objects.all().delete()
     RateLimitRule.objects.filter(pk=saved.pk).update(limit=2)
     settings.CACHES = working
-    current._ruleset = ruleset
+    provider._ruleset = ruleset
     publish()  # As whoever saved goes on trying to.
     assert get(times=3, REMOTE_ADDR="203.0.113.1") == [200, 200, 429]
-    assert current.current().revision != begun  # type: ignore[union-attr]
+    assert provider.current().revision != begun  # type: ignore[union-attr]
     assert Client().get("/ok").status_code == 200
 
 

@@ -19,19 +19,19 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.check import check, describe, rules
+from django_ratelimit_lua.engine.decide import check, describe, rules
+from django_ratelimit_lua.engine.heartbeat import Part, instances
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.fence import APART_MAX_AGE, EARLY, Fence, alone
-from django_ratelimit_lua.health import health
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.instances import Part, instances
 from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.freshness import APART_MAX_AGE, EARLY, Fence, alone
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
 from tests.clusters import Cluster, client, until

@@ -25,8 +25,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import code, ratelimit
-from django_ratelimit_lua.code import apply, dump, export, load, plan
+from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -34,7 +33,9 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
     RateLimitTier,
 )
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.operations import rules_yaml
+from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
 from tests.odd import rules as odd_rules
 from tests.odd import texts as odd_texts
@@ -317,8 +318,8 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
     """Whether two have one name is found in one pass, and said of each once."""
     made = [RateLimitRule(name=f"rule {number % 9_999}") for number in range(20_000)]
     rows = iter(made)
-    monkeypatch.setattr(code, "_parsed", lambda text: [(1, {"name": "x"})] * len(made))
-    monkeypatch.setattr(code, "row", lambda given, where: (next(rows), []))
+    monkeypatch.setattr(rules_yaml, "_parsed", lambda text: [(1, {"name": "x"})] * len(made))
+    monkeypatch.setattr(rules_yaml, "row", lambda given, where: (next(rows), []))
     before = time.process_time()
     with pytest.raises(RuleError, match="two rules are called rule 0, rule 1, "):
         load("")
@@ -447,4 +448,4 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
         assert RateLimitRevision.read("default") == revision
     else:
         assert plan(export()) == []
-        assert current.reload().problems == []
+        assert provider.reload().problems == []

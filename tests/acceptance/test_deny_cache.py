@@ -15,8 +15,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
-from django_ratelimit_lua.deny import denials
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.engine.deny_cache import denials
+from django_ratelimit_lua.rules import provider
 from tests.engine.test_cost import calls
 
 
@@ -146,7 +146,7 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     limiter.hit("x")
     begun = denials.begin()
     limiter.reset("x")
-    call = limiter._by("hit", "x", 1)(current.current())
+    call = limiter._by("hit", "x", 1)(provider.current())
     denials.note(call, Decision(False, ()), begun)
     assert denials.find(call) is None
     assert limiter.hit("x").allowed

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua.testing.server import Server
 
 ENDS = """
 import os, signal, sys, django

@@ -17,13 +17,14 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client
 
-from django_ratelimit_lua import RateLimiter, healing
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import breaker, get_store
+from django_ratelimit_lua.testing.server import Server
 
 DEADLINE, SCHEDULING = 0.1, 0.4
 
@@ -438,7 +439,7 @@ def test_a_slow_database_keeps_nobody_waiting(
     RateLimitRule.objects.create(name="x", limit=7, unit="h")
     limiter = RateLimiter("x", "100/h")
     assert limiter.hit("x").limits[0].limit == 7
-    monkeypatch.setattr(healing, "_heal", lambda *args: time.sleep(1.5))
+    monkeypatch.setattr(triggers, "_heal", lambda *args: time.sleep(1.5))
     settings.RATELIMIT_TIMEOUT = 0.2
     assert limiter.hit("x").limits[0].limit == 7
     with redis.Redis.from_url(own.url) as direct:
@@ -446,5 +447,5 @@ def test_a_slow_database_keeps_nobody_waiting(
     decisions, seconds = timed_hits(limiter, kind)
     assert [(decision.source, decision.limits[0].limit) for decision in decisions] == [("redis", 7)] * 2
     assert seconds < 0.2 + SCHEDULING
-    with healing._healing:
+    with triggers._healing:
         pass

@@ -21,19 +21,20 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 import django_ratelimit_lua
-from django_ratelimit_lua import RateLimiter, exceeded, ratelimit
-from django_ratelimit_lua.check import check, describe
-from django_ratelimit_lua.embedded import Server
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine.decide import check, describe
+from django_ratelimit_lua.engine.heartbeat import instances
+from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.hot import leases
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.instances import instances
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.rules.current import reload, start_fresh
+from django_ratelimit_lua.rules.provider import reload, start_fresh
 from django_ratelimit_lua.signals import limit_exceeded
+from django_ratelimit_lua.stats import refusals
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.store.shards import Room
+from django_ratelimit_lua.testing.server import Server
 from tests.kept import kept
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
@@ -109,7 +110,7 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
             view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
         reload()
         if redis_is == "there":
-            exceeded.exceeded(1)
+            refusals.exceeded(1)
             instances.beat()
 
     return decide
@@ -242,7 +243,7 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     more = [Room(), Cluster([("127.0.0.1", 1)])]
     everything("x")()
     check(describe([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
-    exceeded.tally.add("plain", "enforce")  # Starts a timer.
+    refusals.tally.add("plain", "enforce")  # Starts a timer.
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
     assert {"lock", "socket", "Timer"} <= kinds

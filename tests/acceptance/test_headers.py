@@ -11,8 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 
 from django_ratelimit_lua import Decision, ratelimit
-from django_ratelimit_lua.headers import add_headers
 from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.web.headers import add_headers
 
 OURS = ("RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 
-from django_ratelimit_lua.health import ahealth, health
+from django_ratelimit_lua.operations.health import ahealth, health
 
 
 def test_health_tells_that_limits_can_be_decided(direct: redis.Redis, prefix: str) -> None:

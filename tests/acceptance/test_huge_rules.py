@@ -12,7 +12,7 @@ import redis
 from django.test import Client
 
 from django_ratelimit_lua.limits.call import Revision, StaleRules
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import Patience
 from tests.acceptance.test_rules import another_process, get, rule
@@ -64,27 +64,27 @@ def test_the_old_rules_go_on_until_so_many_new_ones_are_there(direct: redis.Redi
     put(direct, prefix, declared(6000, 1000))
     another_process()
     assert get() == [200]
-    known = current.current()
+    known = provider.current()
     assert known is not None
     new = put(direct, prefix, declared(6000, 0, edit=1))
     began = time.monotonic()
-    found = current.load(StaleRules(new), Patience(0.04))
+    found = provider.load(StaleRules(new), Patience(0.04))
     waited = time.monotonic() - began
     assert found is known  # All 6,000 have changed, and each takes a while.
     assert waited < 0.5
     assert [thread.name for thread in threading.enumerate()].count("ratelimit-rules") == 1
     for _ in range(600):
-        if current._ruleset is not known:
+        if provider._ruleset is not known:
             break
         time.sleep(0.05)
     assert get() == [429]
-    assert current.load().revision == new
+    assert provider.load().revision == new
 
 
 def test_usual_numbers_of_rules_hold_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
     """Up to a thousand without a thread; and of many, where they are there in time, too."""
     rule("first", limit=1)
-    for count in (current.MANY, current.MANY + 1):
+    for count in (provider.MANY, provider.MANY + 1):
         put(direct, prefix, declared(count, 1000))
         another_process()
         assert get() == [200]
@@ -97,10 +97,10 @@ def test_usual_numbers_of_rules_hold_on_the_next_request(direct: redis.Redis, pr
 def test_a_process_that_is_forked_while_it_loads_loads_itself(direct: redis.Redis, prefix: str) -> None:
     """The thread is its parent's."""
     rule("first", limit=1)
-    put(direct, prefix, declared(current.MANY + 1, 1000))
+    put(direct, prefix, declared(provider.MANY + 1, 1000))
     another_process()
     assert get() == [200]
-    current._loading = threading.Event()  # Of a thread that there is no more.
-    current._renew()
-    put(direct, prefix, declared(current.MANY + 1, 0))
+    provider._loading = threading.Event()  # Of a thread that there is no more.
+    provider._renew()
+    put(direct, prefix, declared(provider.MANY + 1, 0))
     assert get() == [429]

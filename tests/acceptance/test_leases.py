@@ -19,16 +19,16 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
-from django_ratelimit_lua.check import describe
-from django_ratelimit_lua.embedded import Server
-from django_ratelimit_lua.hot import leases
-from django_ratelimit_lua.hot.pool import Pool
+from django_ratelimit_lua.engine.decide import describe
+from django_ratelimit_lua.engine.leases import leases
+from django_ratelimit_lua.engine.leases.pool import Pool
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 
 

@@ -16,12 +16,12 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.embedded import Server
-from django_ratelimit_lua.instances import Instances, instances
+from django_ratelimit_lua.engine.fallback.limiter import local
+from django_ratelimit_lua.engine.heartbeat import Instances, instances
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
-from django_ratelimit_lua.local import local
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 
 PROCESSES = 4
@@ -69,7 +69,7 @@ def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
 
 def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was admitted meanwhile; the next outage begins with what it says then, or with the share's own."""
-    monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 0.0)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 0.0)
     limiter = RateLimiter("x", "100/h")
     own.stop()
     assert admitted(limiter, 5) == 5
@@ -87,7 +87,7 @@ def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.Mo
 
 def test_until_the_others_are_back_too_each_goes_by_both(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses costs no share."""
-    monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 1.0)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 1.0)
     limiter, small = RateLimiter("x", "100/h"), RateLimiter("small", ["2/h", "80/h"])
 
     async def ahit() -> Any:
@@ -192,8 +192,8 @@ def test_no_history_of_outages_admits_more_than_the_limit(
     """One process, whose Redis is silent, full or a replica, for long or for a moment, also while it is being told."""
     monkeypatch.setattr(instances, "count", 1)
     settings.RATELIMIT_TIMEOUT = 0.05
-    monkeypatch.setattr("django_ratelimit_lua.local.BACK_SECONDS", 0.1)
-    monkeypatch.setattr("django_ratelimit_lua.local.TELL_SECONDS", 0.02)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 0.1)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.TELL_SECONDS", 0.02)
     monkeypatch.setattr("django_ratelimit_lua.store.base.STEADY_SECONDS", 0.05)
     monkeypatch.setattr("django_ratelimit_lua.store.breaker.FIRST_PAUSE", 0.02)
     limiter, dice, total = RateLimiter("x", "10/h", algorithm=algorithm), random.Random(algorithm), [0] * 40

@@ -21,9 +21,9 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils import timezone
 
-from django_ratelimit_lua import code
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
+from django_ratelimit_lua.operations import rules_yaml
 from tests.acceptance.test_rules import get, rule
 
 WITH_ADMIN = {
@@ -150,9 +150,9 @@ def test_what_django_does_row_by_row_is_one_change_as_well(count: int) -> None:
     assert not RateLimitOverride.objects.exists()
     assert LogEntry.objects.count() == 2 * count
     rules(count)
-    text = code.export()
-    one(lambda: code.apply("[]"))
-    one(lambda: code.apply(text))
+    text = rules_yaml.export()
+    one(lambda: rules_yaml.apply("[]"))
+    one(lambda: rules_yaml.apply(text))
     assert RateLimitRule.objects.count() == Tier.objects.count() == count
 
 

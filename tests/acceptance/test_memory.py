@@ -19,22 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import django_ratelimit_lua
-from django_ratelimit_lua import RateLimiter, dotted, ratelimit
-from django_ratelimit_lua.bounded import ENTRY_BYTES, BoundedMap
-from django_ratelimit_lua.callsite import Names, named
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
-from django_ratelimit_lua.deny import denials
-from django_ratelimit_lua.fence import fence
-from django_ratelimit_lua.hot import leases
+from django_ratelimit_lua.engine.deny_cache import denials
+from django_ratelimit_lua.engine.fallback.counters import Moments
+from django_ratelimit_lua.engine.fallback.limiter import STRIPES, local
+from django_ratelimit_lua.engine.heartbeat import Part, instances
+from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.instances import Part, instances
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.local import STRIPES, local
-from django_ratelimit_lua.local.counters import Moments
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
+from django_ratelimit_lua.rules.callsite import Names, named
 from django_ratelimit_lua.rules.overrides import memory
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.store.freshness import fence
 from django_ratelimit_lua.store.shards import Room
 from tests.kept import kept
 
@@ -84,11 +85,11 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(found, "most", BOUND)
         elif isinstance(found, Moments):
             monkeypatch.setattr(found, "most", BOUND // STRIPES)
-    monkeypatch.setattr("django_ratelimit_lua.local.MOST", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.local.MOST_CROWDS", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.rules.index._REMEMBERED", BOUND)
-    monkeypatch.setattr(dotted, "known", dict(dotted.known))  # What is named here is checked by no other test.
-    monkeypatch.setattr("django_ratelimit_lua.dotted.MOST", max(BOUND, len(dotted.known)))
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.MOST", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.MOST_CROWDS", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.path_index._REMEMBERED", BOUND)
+    monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
+    monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
     monkeypatch.setattr(Names, "MOST", max(BOUND, len(named)))
 
 

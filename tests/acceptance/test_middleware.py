@@ -15,8 +15,8 @@ from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.urls import include, path
 
 from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit, ratelimit_exempt
-from django_ratelimit_lua.glob import Glob
 from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.paths import Glob
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import compile_rules
 

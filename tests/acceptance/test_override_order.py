@@ -13,8 +13,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
-from django_ratelimit_lua.explain import explain, imagine
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.explain import explain, imagine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SUBJECTS = ("user", "value", "address", "network")

@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.embedded import Server
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_topologies import issued, used
 

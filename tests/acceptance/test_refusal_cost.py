@@ -18,14 +18,14 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 import django_ratelimit_lua
-from django_ratelimit_lua.glob import LONGEST as LONGEST_PATH
-from django_ratelimit_lua.glob import Glob
-from django_ratelimit_lua.http import too_many_requests
 from django_ratelimit_lua.identity.forwarded import parse_address
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.paths import LONGEST as LONGEST_PATH
+from django_ratelimit_lua.rules.paths import Glob
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from django_ratelimit_lua.web.responses import too_many_requests
 
 FEWEST, MOST = 10, 800_000
 DEAREST = 40

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.engine.fallback.counters import FULL_SECONDS, Bucket, Moments, Window
+from django_ratelimit_lua.engine.fallback.limiter import MOST, STRIPES, Local, local
+from django_ratelimit_lua.engine.fallback.shares import OutageShare, SplitShare
+from django_ratelimit_lua.engine.heartbeat import Part, instances
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.instances import Part, instances
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.local import MOST, STRIPES, Local, local
-from django_ratelimit_lua.local.counters import FULL_SECONDS, Bucket, Moments, Window
-from django_ratelimit_lua.local.shares import OutageShare, SplitShare
 
 WHOLE = SplitShare(Part(0, 1, 1))
 MORE = MOST + 4000

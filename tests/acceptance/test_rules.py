@@ -18,17 +18,18 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils import timezone
 
-from django_ratelimit_lua import RateLimiter, healing, ratelimit
-from django_ratelimit_lua.exceeded import exceeded
+from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
-from django_ratelimit_lua.models.tracked import acting
-from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.models.audit import acting
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.signals import limit_exceeded
+from django_ratelimit_lua.stats.refusals import exceeded
 
 pytestmark = pytest.mark.django_db(transaction=True)
-GO_ON_TRYING = healing.soon
+GO_ON_TRYING = triggers.soon
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -72,14 +73,14 @@ def as_user(user: Any, view: Any = search, address: str = "/search") -> HttpResp
 
 def another_process() -> None:
     """Forget what this process knows, as one that has just started."""
-    current._ruleset = current._snapshot = None
+    provider._ruleset = provider._snapshot = None
 
 
 def stale_process(function: Any) -> Any:
     """Run something with the rules that are known now, as a process would that has not heard of what came since."""
-    known = current.load()
+    known = provider.load()
     function()
-    current._ruleset = known
+    provider._ruleset = known
     return known
 
 
@@ -190,7 +191,7 @@ def test_one_transaction_is_published_once(direct: redis.Redis) -> None:
 def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> None:
     """Whoever read the database before somebody else published reads it again."""
     one = rule("search", path="", limit=50)
-    from django_ratelimit_lua import publish as module
+    from django_ratelimit_lua.publishing import publish as module
 
     original = module._snapshot
 
@@ -261,7 +262,7 @@ def test_without_the_database_rules_go_on(
     def away(*args: Any, **kwargs: Any) -> Any:
         raise ConnectionError("the database is away")
 
-    from django_ratelimit_lua import healing as module
+    from django_ratelimit_lua.publishing import triggers as module
 
     monkeypatch.setattr(module, "publish", away)
     monkeypatch.setattr(module, "soon", lambda: None)
@@ -284,7 +285,7 @@ def test_what_could_not_be_published_is_published_when_it_can(
     settings: Any, caplog: Any, monkeypatch: Any, prefix: str
 ) -> None:
     """A save while Redis is away succeeds, and holds as soon as Redis is back."""
-    from django_ratelimit_lua import healing as module
+    from django_ratelimit_lua.publishing import triggers as module
 
     working = settings.CACHES
     rule("search", path="", limit=50)
@@ -650,7 +651,7 @@ def test_what_a_store_failure_means_is_the_rules_to_say(policy: str, settings: A
     rule("search", path="", on_store_error=policy)
     assert get("/search") == [200]
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
-    current._snapshot = {"revision": 1, "rules": [{**RateLimitRule.objects.get().declared(), "id": 1}]}
+    provider._snapshot = {"revision": 1, "rules": [{**RateLimitRule.objects.get().declared(), "id": 1}]}
     assert get("/search") == [{"open": 200, "closed": 429}[policy]]
 
 
@@ -695,8 +696,8 @@ def test_two_who_save_at_once_both_are_heard() -> None:
             thread.join()
     for thread in threads:
         thread.join()
-    known = current.load()
+    known = provider.load()
     publish()
     assert RateLimitRevision.read("default")[0] == 22
     assert get("/0") == get("/1") == [200] or known
-    assert {one.name: one.given["rate"] for one in current.load().rules} == {"rule 0": "9/h", "rule 1": "9/h"}
+    assert {one.name: one.given["rate"] for one in provider.load().rules} == {"rule 0": "9/h", "rule 1": "9/h"}

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.check import check, describe
+from django_ratelimit_lua.engine.decide import check, describe
+from django_ratelimit_lua.engine.heartbeat import Instances, Part, instances
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.instances import Instances, Part, instances
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -202,7 +202,7 @@ def test_processes_know_their_rank_and_weight(settings: Any) -> None:
 
 def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first use until the process ends."""
-    monkeypatch.setattr("django_ratelimit_lua.instances.BEAT_SECONDS", 0.02)
+    monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.BEAT_SECONDS", 0.02)
     one, other = Instances(), Instances()
     one.start()
     one.start()

@@ -12,9 +12,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratelimit_lua import sweeping
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision
-from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.publishing import cleanup as sweeping
+from django_ratelimit_lua.publishing.publish import publish
 from tests.acceptance.test_rules import get, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -13,7 +13,12 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.throttling import AnonRateThrottle, RuleThrottle, ScopedRateThrottle, UserRateThrottle
+from django_ratelimit_lua.throttling import (
+    AnonRateThrottle,
+    RuleThrottle,
+    ScopedRateThrottle,
+    UserRateThrottle,
+)
 from tests.acceptance.test_rules import stale_process
 from tests.engine.test_cost import calls
 

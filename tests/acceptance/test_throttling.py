@@ -395,7 +395,7 @@ def test_drf_spectacular_shows_the_429() -> None:
     from drf_spectacular.generators import SchemaGenerator
     from drf_spectacular.settings import spectacular_settings
 
-    hooks = ["django_ratelimit_lua.spectacular.show_429"]
+    hooks = ["django_ratelimit_lua.throttling.openapi.show_429"]
     spectacular_settings.apply_patches({"POSTPROCESSING_HOOKS": hooks})
     try:
         schema = SchemaGenerator(patterns=urlpatterns).get_schema(public=True)

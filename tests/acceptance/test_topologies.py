@@ -15,13 +15,14 @@ import redis
 import trustme
 from django.core.management import call_command
 
-from django_ratelimit_lua import RateLimiter, lua
-from django_ratelimit_lua.embedded import Server
-from django_ratelimit_lua.exceeded import exceeded, tally
-from django_ratelimit_lua.health import health
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publish import publish
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.stats.refusals import exceeded, tally
+from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get set del hmget pexpire zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
@@ -153,7 +154,7 @@ def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.
 
 def test_the_rights_are_those_of_the_documentation() -> None:
     """Word by word; and what the program calls is among them."""
-    called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", lua.PROGRAM.decode())}
+    called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", program.PROGRAM.decode())}
     assert called == set(IN_SCRIPTS.split())
     text = (Path(__file__).parents[2] / "docs/production.rst").read_text()
     documented = text.partition("ACL SETUSER limiter")[2].partition("\n\n")[0].replace("\\", " ").split()

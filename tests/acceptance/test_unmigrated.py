@@ -14,10 +14,10 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
 
-from django_ratelimit_lua import healing
-from django_ratelimit_lua.health import health
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_command import said
 from tests.acceptance.test_rules import GO_ON_TRYING, another_process
 
@@ -34,19 +34,19 @@ def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "2/h"}]
     call_command("migrate", "django_ratelimit_lua", "zero", verbosity=0)
     asked: list[int] = []
-    publish = healing.publish
+    publish = triggers.publish
 
     def counting(**options: Any) -> int:
         asked.append(1)
         return publish(**options)
 
-    monkeypatch.setattr(healing, "publish", counting)
-    monkeypatch.setattr(healing, "soon", GO_ON_TRYING)
-    monkeypatch.setattr(healing, "_warned", False)
-    monkeypatch.setattr(healing, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(healing, "LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(current, "COMPARE_SECONDS", 0.0)
-    current.problems.clear()
+    monkeypatch.setattr(triggers, "publish", counting)
+    monkeypatch.setattr(triggers, "soon", GO_ON_TRYING)
+    monkeypatch.setattr(triggers, "_warned", False)
+    monkeypatch.setattr(triggers, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(triggers, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(provider, "COMPARE_SECONDS", 0.0)
+    provider.problems.clear()
     another_process()
     try:
         yield asked
@@ -63,26 +63,26 @@ def test_it_is_said_once_and_not_tried_for_ever(unmigrated: list[int], caplog: p
     assert [get() for _ in range(20)] == [200, 200] + [429] * 18
     threading.Event().wait(0.2)
     assert len(unmigrated) <= 2
-    assert [record.message for record in caplog.records if REMEDY in record.message] == [healing.UNMIGRATED]
+    assert [record.message for record in caplog.records if REMEDY in record.message] == [triggers.UNMIGRATED]
     assert not [record for record in caplog.records if "cannot be read" in record.message]
     assert not [thread for thread in threading.enumerate() if thread.name == "ratelimit-publish"]
     assert REMEDY in health().problems[0]
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
     RateLimitRule.objects.create(name="all", path="/ok", key="path", limit=0)
     assert get() == 429
-    assert current.load().by_name["all"].source == "admin"
+    assert provider.load().by_name["all"].source == "admin"
     assert health().problems == ()
 
 
 def test_another_process_that_migrates_is_heard_of(unmigrated: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """By its first edit."""
     assert get() == 200
-    known = current.problems.database
+    known = provider.problems.database
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
-    current.problems.database = known  # As if it had not happened here.
-    rules = current.load()
+    provider.problems.database = known  # As if it had not happened here.
+    rules = provider.load()
     RateLimitRule.objects.create(name="all", path="/ok", key="path", limit=0)
-    current.problems.database, current._ruleset, current.database = known, rules, None
+    provider.problems.database, provider._ruleset, provider.database = known, rules, None
     assert get() == 429
     assert health().problems == ()
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
-from django_ratelimit_lua.publish import publish
-from django_ratelimit_lua.rules import current
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.overrides import memory
 from tests.acceptance.test_rules import another_process, rule
 
@@ -104,7 +104,7 @@ def knowing(is_new: bool) -> None:
     if is_new:
         another_process()
     else:
-        current.reload()
+        provider.reload()
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["has just started", "knows the rules"])
@@ -142,7 +142,7 @@ def test_a_tier_with_words_that_are_not_known_is_left_out(published: Published, 
         "good", tiers=[{"group": "staff", "rate": "9/h", "colour": "red"}, {"group": "x", "rate": "8/h"}]
     )
     assert get("/good", 3) == [200, 200, 429]
-    assert [name for name, _ in current.load().by_name["good"].site.tiers] == ["x"]
+    assert [name for name, _ in provider.load().by_name["good"].site.tiers] == ["x"]
     assert "a tier, which is left out" in caplog.text
 
 
@@ -168,7 +168,7 @@ def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
     was goes by that, and one that does not leaves the rule out. The other rules hold."""
     rule("odd", path="/odd", limit=3)
     rule("good", path="/good", limit=2)
-    current.reload()
+    provider.reload()
     published.put_rule("odd", **words)
     assert get("/odd", 4) == [200, 200, 200, 429]
     assert get("/good", 3) == [200, 200, 429]

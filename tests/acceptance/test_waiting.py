@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.check import check_current
+from django_ratelimit_lua.engine.decide import check_current
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.embedded import Server
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.demo import free_port
 

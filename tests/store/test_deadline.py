@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.store.alias import Alias
 from django_ratelimit_lua.store.base import Store
 from django_ratelimit_lua.store.patience import SLICES
 from django_ratelimit_lua.store.single import SingleStore
+from django_ratelimit_lua.testing.server import Server
 from tests.store.scripted import Scripted, bulk, drip, late, usual
 from tests.store.test_replies import call, is_own, store_of
 

@@ -15,9 +15,8 @@ import pytest
 import redis
 from django_redis.cache import RedisCache
 
-from django_ratelimit_lua import lua
-from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import Patience
@@ -25,6 +24,7 @@ from django_ratelimit_lua.store.alias import Alias
 from django_ratelimit_lua.store.base import Store
 from django_ratelimit_lua.store.sharded import ShardedStore
 from django_ratelimit_lua.store.single import SingleStore
+from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.store.scripted import Reply, Scripted, bulk, decision, drip, followed, late, mark, torn, usual
 
@@ -102,7 +102,7 @@ NO_REPLIES = [
     b"\r\n",
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
     bulk(b""),
-    bulk(lua.SHA),
+    bulk(program.SHA),
     bulk(struct.pack("<2d", 2.0, 7.0)),
     bulk(b"stale 7-0123456789abcdef"),
     bulk(b"\xff" * 96),
@@ -436,7 +436,7 @@ def test_a_script_is_sent_where_it_is_unknown_even_when_loaded(kind: str, settin
         if command[0] == b"EVALSHA":
             return b"-NOSCRIPT No matching script.\r\n"
         if command[0] == b"EVAL":
-            assert command[1] == lua.PROGRAM
+            assert command[1] == program.PROGRAM
             return decision(command)
         return usual(lambda: server, command)
 

@@ -15,10 +15,10 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.embedded import Server
-from django_ratelimit_lua.rules.current import start_fresh
+from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import base, get_store
+from django_ratelimit_lua.testing.server import Server
 from tests.store.scripted import Scripted, usual
 from tests.store.test_replies import ERRORS, call, is_own
 

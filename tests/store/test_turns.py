@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from django_ratelimit_lua.embedded import Server
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.store.alias import Alias
 from django_ratelimit_lua.store.single import SingleStore
+from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.store.test_deadline import at_once
 from tests.store.test_replies import call

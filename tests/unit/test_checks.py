@@ -21,8 +21,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_ratelimit_lua import dotted, ratelimit
-from django_ratelimit_lua.conf import NAMES, conf
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.conf import NAMES, callables, conf
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 
@@ -33,7 +33,7 @@ def found() -> list[tuple[str, str]]:
 
 @pytest.fixture(autouse=True)
 def no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dotted, "known", {})
+    monkeypatch.setattr(callables, "known", {})
 
 
 def test_a_good_project_has_nothing_to_hear() -> None:
@@ -447,21 +447,21 @@ def test_a_throttle_without_a_rate_is_an_error(settings: Any, monkeypatch: pytes
     from rest_framework.throttling import AnonRateThrottle as OfDrf
     from rest_framework.views import APIView
 
-    from django_ratelimit_lua import throttling
+    from django_ratelimit_lua.throttling import classes
 
     class Rates:
         THROTTLE_RATES: ClassVar[Any] = {"fine": "5/m", "none": None, "by": {"GET": "5/m", "*": None}, "odd": "5/month"}
 
-    class Burst(Rates, throttling.UserRateThrottle):
+    class Burst(Rates, classes.UserRateThrottle):
         scope = "burst"
 
-    class Fine(Rates, throttling.UserRateThrottle):
+    class Fine(Rates, classes.UserRateThrottle):
         scope = "fine"
 
-    class Scoped(Rates, throttling.ScopedRateThrottle):
+    class Scoped(Rates, classes.ScopedRateThrottle):
         pass
 
-    class ByMethod(throttling.UserRateThrottle):
+    class ByMethod(classes.UserRateThrottle):
         rate: ClassVar[Any] = {"GET": "5/m", "POST": "5/fortnight"}
         scope = "by method"
 
@@ -485,7 +485,7 @@ def test_a_throttle_without_a_rate_is_an_error(settings: Any, monkeypatch: pytes
     decorated = api_view(["GET"])(throttle_classes([Burst])(lambda request: None))
     assert len(throttles_told(settings, monkeypatch, decorated)) == 1
     fine = [view(Scoped, throttle_scope=scope) for scope in ("fine", "none", "by")]
-    assert throttles_told(settings, monkeypatch, *fine, view(Scoped), view(throttling.RuleThrottle), view()) == []
+    assert throttles_told(settings, monkeypatch, *fine, view(Scoped), view(classes.RuleThrottle), view()) == []
 
 
 @pytest.mark.parametrize(

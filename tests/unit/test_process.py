@@ -6,7 +6,7 @@ import gc
 import os
 import weakref
 
-from django_ratelimit_lua.process import renew_after_fork
+from django_ratelimit_lua.process.forks import renew_after_fork
 
 
 class Renewed:

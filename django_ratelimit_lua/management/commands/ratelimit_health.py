@@ -9,9 +9,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ...conf import conf
 from ...exceptions import StoreError
-from ...healing import migration_problem
-from ...health import health
-from ...rules import current
+from ...operations.health import health
+from ...publishing.triggers import migration_problem
+from ...rules import provider
 from ...rules.problems import problems
 
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
                 raise CommandError(
                     f"limits cannot be decided: {found.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}"
                 )
-            revision = current.reload().revision.number
+            revision = provider.reload().revision.number
         except (ImproperlyConfigured, StoreError) as error:
             raise CommandError(str(error)) from error
         rules = f"rules of revision {revision} are published" if revision else "no rules are published"

@@ -11,20 +11,21 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, transaction
 
-from ... import code, healing
 from ...conf import conf
-from ...exceeded import FAILED, exceeded
 from ...exceptions import StoreError
-from ...explain import explain, find_user, imagine
-from ...healing import migration_problem
 from ...identity.forwarded import parse_address
 from ...models import RateLimitRevision, RateLimitRule
-from ...models.tracked import acting
-from ...publish import primary, publish
-from ...rules import current
+from ...models.audit import acting
+from ...operations import rules_yaml
+from ...operations.explain import explain, find_user, imagine
+from ...publishing import triggers
+from ...publishing.publish import primary, publish
+from ...publishing.triggers import migration_problem
+from ...rules import provider
+from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
-from ...rules.words import reading
+from ...stats.refusals import FAILED, exceeded
 
 
 class Command(BaseCommand):
@@ -70,8 +71,8 @@ class Command(BaseCommand):
             raise CommandError(migration_problem() or f"the database cannot be asked: {error}") from error
 
     def _list(self, **options: Any) -> None:
-        ruleset = current.reload()
-        if not current.is_answered:
+        ruleset = provider.reload()
+        if not provider.is_answered:
             known = "of the database and the settings" if ruleset.snapshot else "of the settings alone"
             self.stderr.write(self.style.WARNING(f"Redis cannot be asked: these are the rules {known}."))
         for rule in ruleset.rules:
@@ -90,7 +91,7 @@ class Command(BaseCommand):
             )
         headers = dict(_pair(one) for one in header)
         found = explain(imagine(path, method, ip, _user(user), headers))
-        if found.decision.source == "fallback" or not current.is_answered:
+        if found.decision.source == "fallback" or not provider.is_answered:
             self.stderr.write(self.style.WARNING("Redis cannot be asked: the states are not known."))
         if found.exempt is not None:
             self.stdout.write(f"exempt: {found.exempt}")
@@ -119,28 +120,28 @@ class Command(BaseCommand):
         with acting("ratelimit_rules mode"):
             rule.switch(mode)
         self.stdout.write(f"{rule.name}: {rule.reading()}")
-        self._unless_live(healing.unpublished)
+        self._unless_live(triggers.unpublished)
 
     def _export(self, **options: Any) -> None:
-        self.stdout.write(code.export(), ending="")
+        self.stdout.write(rules_yaml.export(), ending="")
 
     def _import(self, file: str, dry_run: bool, **options: Any) -> None:
         text = _read(file)
         with acting("ratelimit_rules import"):
-            steps = code.plan(text) if dry_run else code.apply(text)
+            steps = rules_yaml.plan(text) if dry_run else rules_yaml.apply(text)
         for step in steps:
             for line in step.words():
                 self.stdout.write(line)
         done = "would be changed" if dry_run else "changed"
         self.stdout.write(f"{len(steps)} rule{'' if len(steps) == 1 else 's'} {done}")
         if steps and not dry_run:
-            self._unless_live(healing.unpublished)
+            self._unless_live(triggers.unpublished)
 
     def _check(self, file: str | None, **options: Any) -> None:
         if file is not None:
-            count = len(code.load(_read(file)))
+            count = len(rules_yaml.load(_read(file)))
         else:
-            ruleset = current.reload()
+            ruleset = provider.reload()
             found = [*dict.fromkeys(filter(None, (migration_problem(), *problems.found()))), *_failures()]
             if found:
                 raise CommandError("\n".join(found))
@@ -202,8 +203,8 @@ def _user(named: str | None) -> Any:
 def _read(file: str) -> str:
     try:
         if file == "-":
-            return sys.stdin.read(code.LONGEST_TEXT + 1)
+            return sys.stdin.read(rules_yaml.LONGEST_TEXT + 1)
         with Path(file).open(encoding="utf-8") as opened:
-            return opened.read(code.LONGEST_TEXT + 1)
+            return opened.read(rules_yaml.LONGEST_TEXT + 1)
     except (OSError, ValueError) as error:
         raise CommandError(f"{file}: {error}") from error

@@ -1,0 +1,1 @@
+"""From a call to its decision: what this process remembers, what Redis says, and what holds where Redis is away."""

@@ -1,0 +1,222 @@
+"""Where limits, identities and the store meet: one call, one decision; and what it is when Redis cannot be asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from asgiref.sync import sync_to_async
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.call import Call, Charge, Operation, StaleRules, Subject
+from ..limits.decision import Decision
+from ..rules.provider import current, load
+from ..rules.ruleset import Ruleset
+from ..store import Patience, get_store
+from .deny_cache import denials
+from .fallback.limiter import local
+from .fallback.policy import fallback, give_back, is_local, share_of, unlimited
+from .heartbeat import instances
+from .leases import Steps, decide, is_for, leases, may_have_more
+
+FENCED_ATTEMPTS = 3
+"""How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
+request anyway."""
+
+clock: Callable[[], int] | None = None
+"""The clock that a test has put in place of Redis's: microseconds since 1970."""
+
+
+def describe(
+    charges: Sequence[Charge],
+    operation: Operation = "hit",
+    *,
+    partial: bool = False,
+    max_wait_us: int | None = None,
+    longest_hold_us: int | None = None,
+    now: int | None = None,
+    ruleset: Ruleset | None = None,
+    subjects: Sequence[Subject] = (),
+) -> Call:
+    """The call that decides these charges, with what the settings say about keys and the clock.
+
+    `max_wait_us`, `longest_hold_us`: see `Call`; `now`: microseconds since 1970, for a clock of the caller's own;
+    `ruleset`: the rules it goes by, where it has to go by the current ones; `subjects`: whose overrides it goes by.
+    """
+    partial = partial and any(charge.cost for charge in charges)
+    if now is None and (clock is not None or conf.CLOCK == "client"):
+        now = now_us()
+    if ruleset is None or ruleset.fence is None:
+        return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us)
+    return Call(
+        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
+        revision=ruleset.revision, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
+    )  # fmt: skip
+
+
+def now_us() -> int:
+    """Microseconds since 1970 by this process's clock, by which overrides begin and end."""
+    return time.time_ns() // 1000 if clock is None else clock()
+
+
+def check(call: Call, patience: Patience | None = None) -> Decision:
+    """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter.
+
+    `patience`: how long Redis may take, where that is not `RATELIMIT_TIMEOUT`. Raises `StaleRules` where the call goes
+    by rules that are not the current ones.
+    """
+    steps = _deciding(call)
+    try:
+        step = next(steps)
+        patience = patience or Patience(conf.TIMEOUT)
+        while True:
+            try:
+                decision = get_store().run(step, patience)
+            except (StoreError, StaleRules) as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(decision)
+    except StopIteration as finished:
+        return cast(Decision, finished.value)
+
+
+async def acheck(call: Call, patience: Patience | None = None) -> Decision:
+    """`check`, without blocking the event loop."""
+    steps = _deciding(call)
+    try:
+        step = next(steps)
+        patience = patience or Patience(conf.TIMEOUT)
+        while True:
+            try:
+                decision = await get_store().arun(step, patience)
+            except (StoreError, StaleRules) as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(decision)
+    except StopIteration as finished:
+        return cast(Decision, finished.value)
+
+
+def _deciding(call: Call) -> Steps:
+    """The calls that have to be made for a decision; usually it is the one, or none."""
+    if not conf.ENABLE or not (call.charges or call.revision is not None):
+        return unlimited(call)
+    known = _known(call)
+    if known is not None:
+        return known
+    begun = denials.begin()
+    share = share_of(call)
+    if share is not None and not local.decide(share, to_be_told=False):
+        return fallback(call)
+    try:
+        decision = (yield from decide(call)) if is_for(call) else (yield call)
+    except StaleRules:
+        give_back(share)
+        raise
+    except StoreError:
+        give_back(share)
+        local.was_cut_off()
+        return fallback(call)
+    if not decision.allowed:
+        give_back(share)
+    return _noted(call, decision, begun)
+
+
+def _known(call: Call) -> Decision | None:
+    """The refusal that the deny cache has of a hit."""
+    if call.operation != "hit" or call.now is not None or not denials:
+        return None
+    denial = denials.find(call)
+    return None if denial is None else denial.answer()
+
+
+def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision:
+    """What came of a call, for the deny cache to remember, or to forget what it is about."""
+    if call.operation == "refund":
+        denials.forget([charge.digest for charge in call.charges])
+    elif not decision.allowed and not may_have_more(call):
+        denials.note(call, decision, begun)
+    if decision.source != "redis":
+        return decision
+    if conf.ON_STORE_ERROR == "local" or any(map(is_local, call.charges)):
+        instances.start()
+        local.hear(call, decision.limits)
+    return decision
+
+
+def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
+    """Decide the call that the current rules make of something."""
+    patience = Patience(conf.TIMEOUT)
+    ruleset = rules(None, patience)
+    for _ in range(FENCED_ATTEMPTS):
+        try:
+            return check(describe_by(ruleset), patience)
+        except StaleRules as stale:
+            known, ruleset = ruleset, load(stale, patience)
+            if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
+                break  # Nobody knows newer ones.
+    decision = check(replace(describe_by(ruleset), revision=None), patience)
+    return replace(decision, revision=ruleset.revision.number)
+
+
+async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
+    """`check_current`, without blocking the event loop."""
+    patience = Patience(conf.TIMEOUT)
+    ruleset = await arules(None, patience)
+    for _ in range(FENCED_ATTEMPTS):
+        try:
+            return await acheck(describe_by(ruleset), patience)
+        except StaleRules as stale:
+            known, ruleset = ruleset, await arules(stale, patience)
+            if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
+                break  # Nobody knows newer ones.
+    return replace(
+        await acheck(replace(describe_by(ruleset), revision=None), patience), revision=ruleset.revision.number
+    )
+
+
+def rules(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
+    """The rules to go by; loaded where there are none yet, or they are stale. Raises `ImproperlyConfigured`."""
+    ruleset = current()
+    return load(stale, patience) if ruleset is None or stale is not None else ruleset
+
+
+async def arules(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
+    """`rules`, without blocking the event loop. Waiting for a thread does not count."""
+    ruleset = current()
+    return await sync_to_async(load)(stale, patience) if ruleset is None or stale is not None else ruleset
+
+
+def forget(call: Call, *, strict: bool = False) -> None:
+    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten.
+
+    Raises `StoreError` then if `strict`.
+    """
+    try:
+        get_store().forget(call)
+    except StoreError:
+        if strict:
+            raise
+    finally:
+        _forget_here(call)
+
+
+async def aforget(call: Call, *, strict: bool = False) -> None:
+    """`forget`, without blocking the event loop."""
+    try:
+        await get_store().aforget(call)
+    except StoreError:
+        if strict:
+            raise
+    finally:
+        _forget_here(call)
+
+
+def _forget_here(call: Call) -> None:
+    digests = {charge.digest for charge in call.charges}
+    leases.drop(digests)
+    local.forget(call)
+    denials.forget(digests)

@@ -1,8 +1,0 @@
-"""Limits of hot keys, decided in this process as far as may be: from units taken ahead (a lease), or by its own part
-of the limit (a split)."""
-
-from .decide import Steps, decide, is_for, may_have_more, pool_of
-from .leases import leases
-from .pool import Pool
-
-__all__ = ["Pool", "Steps", "decide", "is_for", "leases", "may_have_more", "pool_of"]

@@ -1,0 +1,1 @@
+"""What the admin and the commands share: explain, simulate, rules as YAML, health."""

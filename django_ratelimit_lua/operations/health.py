@@ -1,0 +1,67 @@
+"""Whether limits can be decided at the moment, for a health endpoint or a person."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..engine.decide import describe
+from ..exceptions import StoreError
+from ..identity import digest
+from ..limits.call import Call, Charge
+from ..limits.limit import Limit
+from ..rules.problems import problems
+from ..rules.provider import current
+from ..store import get_store
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met.
+
+    `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
+    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, and why.
+    """
+
+    ok: bool
+    seconds: float
+    error: str | None
+    revision: int
+    is_paused: bool
+    problems: tuple[str, ...] = ()
+
+
+def health() -> Health:
+    """Ask Redis for a decision, within `RATELIMIT_TIMEOUT`; nothing is counted. Raises `ImproperlyConfigured`.
+
+    >>> health().ok
+    True
+    """
+    call, started = _call(), time.monotonic()
+    try:
+        get_store().run(call)
+    except StoreError as error:
+        return _found(started, error)
+    return _found(started)
+
+
+async def ahealth() -> Health:
+    """`health`, without blocking the event loop."""
+    call, started = _call(), time.monotonic()
+    try:
+        await get_store().arun(call)
+    except StoreError as error:
+        return _found(started, error)
+    return _found(started)
+
+
+def _call() -> Call:
+    return describe([Charge(Limit("health", "1/s"), digest("health"))], "peek")
+
+
+def _found(started: float, error: Exception | None = None) -> Health:
+    seconds = time.monotonic() - started
+    ruleset = current()
+    revision = 0 if ruleset is None else ruleset.revision.number
+    message = None if error is None else str(error)
+    return Health(error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()))

@@ -1,0 +1,88 @@
+"""What a limit would do to a burst and to a steady flow: asked of the program that decides, on a clock of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..engine.decide import describe
+from ..identity import digest
+from ..limits.call import MOST_COST, Charge
+from ..limits.limit import Limit
+from ..limits.rate import SECOND, Rate
+from ..store import get_store
+
+MOST_CALLS = 300
+START_US = 1_767_225_600 * SECOND
+"""2026-01-01 00:00 UTC: the clock of every preview, so that windows of the calendar begin with it."""
+PERIODS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Some requests that are sent at one moment: seconds since the beginning, how many, how many of them may go, and
+    seconds until they do."""
+
+    at: float
+    count: int
+    granted: int
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What came of a burst and of the steady flow after it; `seconds`: how long it was watched."""
+
+    sent: tuple[Sent, ...]
+    burst: int
+    burst_granted: int
+    flow_sent: int
+    flow_granted: int
+    seconds: float
+
+
+def preview(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Preview:
+    """Send a burst at once and then a steady flow, for three of the limit's periods.
+
+    `cost`: units of one request. Where there are more than some hundred requests, several are asked about at once.
+    What is counted is deleted again. Raises `StoreError`.
+    """
+    seconds = limit.rate.period * PERIODS
+    moments = [(0.0, count) for count in _portions(burst)]
+    if flow is not None and flow.limit:
+        total = int(seconds * flow.limit / flow.period)
+        step = max(1, -(-total // MOST_CALLS))
+        moments += [(number * flow.period / flow.limit, step) for number in range(1, total + 1, step)]
+    limit = limit.renamed(f"preview:{uuid.uuid4().hex}")
+    who = digest("preview")
+    sent: list[Sent] = []
+    store = get_store()
+    for at, count in moments:
+        now = START_US + round(at * SECOND)
+        # No limit holds as many units as a call can ask for, so more would be granted no more.
+        charge = Charge(limit, who, min(count * cost, MOST_COST))
+        decision = store.run(describe([charge], partial=count > 1, now=now))
+        shadow = limit.mode == "shadow" and not decision.limits[0].allowed
+        granted = 0 if shadow else (decision.granted // cost if cost else count * decision.allowed)
+        # Asked together, those who do not fit are not counted: here they are, as they are when they come one by one.
+        left = count * cost - max(decision.granted, 1)
+        if limit.count_denied and count > 1 and left > 0:
+            store.run(describe([Charge(limit, who, min(left, MOST_COST))], now=now))
+        sent.append(Sent(at, count, granted, decision.wait))
+    store.forget(describe([Charge(limit, who)], "refund"))
+    first = sent[: len(_portions(burst))]
+    rest = sent[len(first) :]
+    return Preview(
+        tuple(sent),
+        sum(one.count for one in first),
+        sum(one.granted for one in first),
+        sum(one.count for one in rest),
+        sum(one.granted for one in rest),
+        seconds,
+    )
+
+
+def _portions(burst: int) -> Sequence[int]:
+    step = max(1, -(-burst // (MOST_CALLS // 3)))
+    return [min(step, burst - done) for done in range(0, burst, step)]

@@ -1,0 +1,1 @@
+"""What belongs to one process: forks, threads, and maps that stay bounded."""

@@ -1,0 +1,54 @@
+"""What has ended is swept away, so that nothing grows without bound however many blocks come and go.
+
+Each publication takes from Redis whoever's overrides have all ended since the one before, and from the database what
+ended, or was noted, more than `RATELIMIT_HISTORY_DAYS` ago. So nobody has to remember to: who makes an override
+publishes it, and where nobody makes any, nothing grows.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from ..conf import conf
+from ..models import RateLimitChange, RateLimitOverride
+
+BATCH = 1000
+MOST = 100_000
+"""Rows that one publication takes from the database, and subjects that it takes from Redis one by one."""
+
+
+def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
+    """The overrides that ended in between; None where they are too many to be told one by one."""
+    rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
+    found = list(rows[: BATCH + 1])
+    return found if len(found) <= BATCH else None
+
+
+def sweep(using: str) -> None:
+    """Take from the database what nobody needs any more. Nothing that is in force changes, so nothing is noted."""
+    if conf.HISTORY_DAYS is None:
+        return
+    before = timezone.now() - timedelta(days=conf.HISTORY_DAYS)
+    for _ in range(MOST // BATCH):
+        if _sweep_overrides(using, before) + _sweep_changes(using, before) == 0:
+            return
+
+
+def _sweep_overrides(using: str, before: datetime) -> int:
+    rows = RateLimitOverride._base_manager.using(using).filter(ends__lt=before)
+    keys = list(rows.order_by("ends").values_list("pk", flat=True)[:BATCH])
+    if keys:
+        rows.filter(pk__in=keys)._raw_delete(using)  # Past the signals, which would note a change.
+    return len(keys)
+
+
+def _sweep_changes(using: str, before: datetime) -> int:
+    rows = RateLimitChange._base_manager.using(using)
+    # The first rows are the oldest: so it takes no index of times to find that there is nothing to be done.
+    oldest = rows.order_by("pk").values_list("pk", "at")[:BATCH]
+    keys = [pk for pk, at in oldest if at < before]
+    if keys:
+        rows.filter(pk__in=keys)._raw_delete(using)
+    return len(keys)

@@ -1,0 +1,390 @@
+"""From the database to Redis: the snapshot of the rules, and what overrides say of each subject.
+
+Only ever forward, and only what is committed: whoever publishes names the revision that was there when it read the
+database, and where somebody else has published since, it reads again. Subjects whose overrides have changed are written
+one by one; all are written anew where nobody knows which changed.
+
+What is published names its database. Another's is left alone: then ours is published beside it, under a key that has
+our database's id in its name, and every process of ours goes by that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby, islice
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, connections, models, router, transaction
+from django.utils import timezone
+
+from ..engine.deny_cache import denials
+from ..exceptions import LimitError, StoreError
+from ..identity import key_ids, secrets_by_id
+from ..limits import program
+from ..limits.call import NO_RULES, Revision
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from ..models.change import Risen
+from ..models.override import OverrideQuerySet, microseconds
+from ..process.forks import start_thread
+from ..rules import provider
+from ..rules.overrides import Override, is_field, record
+from ..rules.ruleset import EVERY_RULE
+from ..rules.understood import FORMAT
+from ..store import PATIENCE, get_store
+from .cleanup import ended, sweep
+
+logger = logging.getLogger("django_ratelimit_lua")
+SCRIPT = program.source("publishing/publish").encode()
+ATTEMPTS = 50
+MOST_SUBJECTS = 5000
+"""Changed subjects that are written one by one; where there are more, all are written anew."""
+BATCH = 1000
+STAGED_SECONDS = 600
+SWEPT = b"swept"
+"""The field that says until when what has ended was taken away, in microseconds since 1970."""
+_IS_TIME = re.compile(rb"[0-9]{1,16}")
+BESIDE_SECONDS = 7 * 86_400
+"""What is published beside another's goes away after so long without a site that looks after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is published under a key: its revision, the id of its database (empty: none is named), the ids of the keys
+    that subjects were digested with, its format, and until when what has ended was taken away (None: not known)."""
+
+    key: bytes
+    revision: Revision = NO_RULES
+    database: str = ""
+    keys: str = ""
+    format: int = FORMAT
+    swept: datetime | None = None
+
+
+class NewerFormatError(StoreError):
+    """A newer version of this package has published, in a format that this one cannot write; it is left alone."""
+
+
+def published_at(key: bytes) -> Published:
+    """What is published under that key. Raises `StoreError`."""
+    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
+    revision, database, keys, form, swept = get_store(patient=True).ask(b"HMGET", key, *fields)
+    try:
+        found = Revision.read(revision or b"0")
+    except ValueError:
+        found = Revision(0, revision)  # Somebody wrote there by hand: it is replaced.
+    return Published(
+        key, found, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
+        int(form) if form is not None and form.isdigit() else FORMAT,
+        _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
+    )  # fmt: skip
+
+
+def _moment(since: int) -> datetime:
+    """So many microseconds after 1970, as the database has moments: without a zone where `USE_TZ` is off."""
+    return datetime.fromtimestamp(since / 1_000_000, UTC if settings.USE_TZ else None)
+
+
+def published_for(database: str, *, take_over: bool = False) -> Published:
+    """What is published for the database of that id: in the place of all, or beside, where that place is another's.
+
+    Raises `StoreError`.
+    """
+    published = published_at(provider.fence_key())
+    if take_over or not provider.is_others(published.database):
+        return published
+    return published_at(provider.beside_key(database))
+
+
+def primary() -> str:
+    """The alias of the database that rules are written to, and read from to be published."""
+    return router.db_for_write(RateLimitRule)
+
+
+def is_in_transaction(using: str) -> bool:
+    """Whether this thread is in the middle of a transaction, which may be rolled back.
+
+    That of a test case does not count: what it has done, nobody else can see, so its thread has to publish.
+    """
+    database = connections[using]
+    if database.connection is None:
+        return False
+    if not database.in_atomic_block:
+        return not database.get_autocommit()
+    try:
+        with transaction.atomic(using, durable=True):
+            return False
+    except RuntimeError:
+        return True
+
+
+def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
+    """Publish what is committed in the database, unless it is published; with `rebuild`, all overrides anew anyway.
+
+    Where Redis has a revision that the database does not have, because this is an older copy of the database, or one
+    that was written to since, the database goes on from there. `take_over`: also replace what another database has
+    published. In the middle of a transaction, a thread does it that sees only what is committed.
+
+    Returns the number of the revision. Raises `StoreError`, and whatever the database raises.
+    """
+    using = primary()
+    if is_in_transaction(using):
+        return _in_a_thread(using, rebuild=rebuild, take_over=take_over)
+    for _ in range(ATTEMPTS):
+        provider.know(RateLimitRevision.read(using).database)
+        # Redis first: what is there was committed before, so the database can only be level or ahead.
+        published = published_for(provider.database or "", take_over=take_over)
+        with transaction.atomic(using, durable=True):
+            row = RateLimitRevision.read(using)
+            if row.database != provider.database:
+                continue
+            if published.format > FORMAT and not take_over and row.text != published.revision.text:
+                raise NewerFormatError(
+                    f"a newer version of django_ratelimit_lua has published them, in the format {published.format}; "
+                    f"this one writes {FORMAT}. A process of the newer version will publish what was saved"
+                )
+            if _has_to_rise(row, published, rebuild):
+                RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
+                continue
+            if row.text == published.revision.text:
+                return row.number
+            moment = timezone.now()
+            changed = None if rebuild else _changed_since(using, row, published, moment)
+            if changed is None:
+                _digest_anew(using)
+            snapshot = _snapshot(using, row)
+            overrides = RateLimitOverride.objects.using(using).lasting()
+            if changed is None:
+                staged, removed, written = stage(overrides, row), [], {}
+            else:
+                staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
+                removed = [who for who in changed if who.encode() not in written]
+            written[SWEPT] = b"%d" % microseconds(moment)
+        if send(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
+            denials.clear()
+            _sweep(using)
+            return row.number
+    raise StoreError("rules are being changed too fast to be published")
+
+
+def _sweep(using: str) -> None:
+    try:
+        sweep(using)
+    except DatabaseError as error:  # The rules are published all the same, and the next publication sweeps.
+        logger.warning("What has ended is still in the database: %s", error)
+
+
+def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
+    """Whether the database has to get a revision that Redis has never had, so that every process sees what is new."""
+    if row.text != published.revision.text:
+        return row.number <= published.revision.number
+    # Whoever has a key that no subject was digested with finds nobody: they are digested anew.
+    return rebuild or (bool(row.number) and next(iter(secrets_by_id())) not in published.keys.split(","))
+
+
+def _in_a_thread(using: str, **options: bool) -> int:
+    """Publish in a thread of its own, whose connection sees only what is committed."""
+    found: list[int] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(publish(**options))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections[using].close()
+
+    thread = start_thread(run, "ratelimit-publish")
+    if thread is None:
+        raise StoreError("no thread can be started to publish the rules")
+    thread.join(PATIENCE)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise StoreError("the rules are still being published")
+    return found[0]
+
+
+def send(
+    published: Published,
+    row: Risen,
+    snapshot: bytes,
+    staged: bytes | None,
+    removed: Sequence[str],
+    written: dict[bytes, bytes],
+    *,
+    take_over: bool = False,
+) -> bytes:
+    """Publish, if nobody has published since; returns the revision that is published then. Raises `StoreError`."""
+    beside = provider.beside_key(row.database)
+    keys = [published.key, beside, *([] if staged is None else [staged])]
+    lifetime = BESIDE_SECONDS if published.key == beside else 0
+    pairs = [part for pair in written.items() for part in pair]
+    arguments = [
+        published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
+        b"%d" % lifetime, b"%d" % FORMAT, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
+    ]  # fmt: skip
+    provider.written.add(published.key)
+    reply: bytes = get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
+    return reply
+
+
+def snapshot_of(using: str) -> Mapping[str, Any]:
+    """What a database has, as it would be published."""
+    found: dict[str, Any] = json.loads(_snapshot(using, RateLimitRevision.read(using)))
+    return found
+
+
+def _snapshot(using: str, row: Risen) -> bytes:
+    overrides = RateLimitOverride.objects.using(using).lasting().order_by()
+    kinds: dict[str, list[str]] = {}
+    for name, kind in overrides.values_list("rule__name", "kind").distinct():
+        kinds.setdefault(EVERY_RULE if name is None else name, []).append(kind)
+    blocks = (
+        overrides.filter(rule=None, effect=RateLimitOverride.Effects.BLOCK).values_list("kind", flat=True).distinct()
+    )
+    field_keys: dict[str, list[str]] = {}
+    for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
+        if is_field(kind):
+            field_keys.setdefault(kind, []).append(key)
+    snapshot = {
+        "format": FORMAT,
+        "revision": row.text.decode(),
+        "database": row.database,
+        "rules": _rules(using),
+        "kinds": {name: sorted(of) for name, of in sorted(kinds.items())},
+        "blocks": sorted(blocks),
+        "keys": list(secrets_by_id()),
+        "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
+    }
+    return json.dumps(snapshot, separators=(",", ":")).encode()
+
+
+def _rules(using: str) -> list[dict[str, Any]]:
+    """All rules as declared; those that cannot even be read are skipped, and the log says so."""
+    rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
+    try:
+        with transaction.atomic(using):
+            return [{**rule.declared(), "id": rule.pk} for rule in rows]
+    except Exception:  # Somebody wrote to a row by hand: find out which.
+        return [
+            rule for pk in RateLimitRule.objects.using(using).values_list("pk", flat=True) for rule in _one(using, pk)
+        ]
+
+
+def _one(using: str, pk: int) -> list[dict[str, Any]]:
+    try:
+        with transaction.atomic(using):
+            return [{**RateLimitRule.objects.using(using).get(pk=pk).declared(), "id": pk}]
+    except Exception as error:
+        logger.error("Skipped: the rule of row %d cannot be read: %s: %s", pk, type(error).__name__, error)
+        return []
+
+
+def _changed_since(using: str, row: Risen, published: Published, moment: datetime) -> list[str] | None:
+    """The digests of subjects whose overrides have changed since what is published, or have ended by that moment; None
+    where that is not known.
+
+    It is known only if what is published is of the history that this database has had, and if whoever noted the changes
+    had the keys that subjects are digested with.
+    """
+    number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
+    if not number or published.database != row.database or published.keys != key_ids() or number < row.rebuilt:
+        return None
+    changes = RateLimitChange.objects.using(using)
+    is_ours = tag == row.rebuilt_tag if number == row.rebuilt else changes.filter(revision=number, tag=tag).exists()
+    if not is_ours or _by_forgotten_keys(using).exists():
+        return None
+    noted = changes.filter(revision__gt=number).exclude(subjects="")
+    if noted.exclude(digested_by=published.keys).exists():
+        return None
+    over = None if published.swept is None else ended(using, published.swept, moment)
+    if over is None:
+        return None
+    found = {who for subjects in noted.values_list("subjects", flat=True) for who in subjects.split(",")}
+    found |= {who for override in over for who in override.digests()}
+    return sorted(found) if len(found) <= MOST_SUBJECTS else None
+
+
+def values_by_key(using: str) -> dict[str, int]:
+    """How many overrides there are for values of fields whose digest was not made with the key in force, by the id of
+    the key that it was made with."""
+    overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
+    counted = overrides.exclude(digested_by=next(iter(secrets_by_id()))).values_list("digested_by")
+    return dict(counted.annotate(models.Count("pk")))
+
+
+def _by_forgotten_keys(using: str) -> Any:
+    """Overrides for users and networks whose digest was made with a key that nobody knows any more.
+
+    Past everything that notes changes: nothing about them changes.
+    """
+    return RateLimitOverride._base_manager.using(using).filter(field="").exclude(digested_by__in=secrets_by_id())
+
+
+def _digest_anew(using: str) -> None:
+    """Digest users and networks anew that the keys in force would not find. Of the value of a field, there is only the
+    digest: a system check says so where no key is left that it was made with."""
+    forgotten = _by_forgotten_keys(using)
+    rows = forgotten.iterator(chunk_size=BATCH)
+    while chunk := list(islice(rows, BATCH)):
+        for row in chunk:
+            try:
+                row.prepare()
+            except ValueError as error:
+                logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+        RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
+
+
+def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
+    """What is written about each subject, under each of its digests."""
+    ordered = overrides.order_by("user_id", "network", "field", "subject", "pk")
+    rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
+    for _, of in groupby(rows, key=lambda row: (row.user_id, row.network, row.subject if row.field else "")):
+        together = list(of)
+        written = record([override for row in together for override in _override(row)])
+        try:
+            digests = together[0].digests()
+        except ValueError as error:  # Somebody wrote to a row by hand.
+            logger.error("Skipped: the override of row %d cannot be understood: %s", together[0].pk, error)
+            continue
+        for who in digests:
+            yield who.encode(), written
+
+
+def first_records(using: str) -> dict[bytes, bytes]:
+    """What would be written about subjects: about all of them, or where those are many, about so many that are blocked.
+    For a process that begins while Redis is away."""
+    overrides = RateLimitOverride.objects.using(using).lasting()
+    if overrides.count() > MOST_SUBJECTS:
+        overrides = overrides.filter(effect=RateLimitOverride.Effects.BLOCK)
+    return dict(islice(_records(overrides), MOST_SUBJECTS))
+
+
+def _override(row: RateLimitOverride) -> list[Override]:
+    try:
+        return [row.override()]
+    except LimitError as error:
+        logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+        return []
+
+
+def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
+    """All overrides, in a hash that goes away by itself if nobody takes it. It names its revision first: where Redis is
+    emptied while it is made, the name is gone, and nobody takes what is left."""
+    key = provider.fence_key() + b":" + uuid.uuid4().hex.encode()
+    store = get_store(patient=True)
+    records = _records(overrides)
+    chunk: list[tuple[bytes, bytes]] = [(provider.REVISION, row.text)]
+    while chunk:
+        store.ask(b"HSET", key, *(part for pair in chunk for part in pair))
+        store.ask(b"EXPIRE", key, b"%d" % STAGED_SECONDS)
+        chunk = list(islice(records, BATCH))
+    return key

@@ -1,0 +1,331 @@
+"""When rules are published: after each change, after migrations, when Redis was emptied, and again until it works."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
+from django.db.migrations.loader import MigrationLoader
+
+from ..exceptions import StoreError
+from ..models import RateLimitOverride, RateLimitRevision
+from ..models.change import Risen, new_tag
+from ..process.forks import renew_after_fork, start_thread
+from ..rules import provider
+from ..rules.overrides import memory
+from ..rules.problems import problems
+from ..rules.ruleset import revision_of
+from ..signals import rules_changed
+from ..store import get_store
+from .publish import (
+    BESIDE_SECONDS,
+    NewerFormatError,
+    first_records,
+    is_in_transaction,
+    primary,
+    publish,
+    published_at,
+    published_for,
+    send,
+    snapshot_of,
+    stage,
+)
+
+logger = logging.getLogger("django_ratelimit_lua")
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+UNMIGRATED = (
+    "django_ratelimit_lua is installed, but not migrated: no rules can be edited, and requests go by those of the "
+    "settings and of Redis. Run `manage.py migrate`."
+)
+
+
+def heal(snapshot: Mapping[str, Any] | None, patience: float, rebuild: bool = False) -> bool:
+    """Publish what the database has, where that is not published, or to `rebuild` what cannot be read; where the
+    database cannot be read, this snapshot, if there is none at all. Tells whether what is published is what the
+    database has.
+
+    A thread does it, whose connection sees only what is committed, and a request waits for it for so many seconds. Only
+    in the transaction of a test case, whose changes no other thread can see, it is done at once.
+    """
+    database = connections[primary()]
+    if database.in_atomic_block and not is_in_transaction(database.alias):
+        return _heal(snapshot, rebuild)
+    if not _healing.acquire(blocking=False):
+        return False  # Somebody is at it: who comes meanwhile goes by what is known.
+    done: list[bool] = []
+    thread = start_thread(_heal_and_release, "ratelimit-heal", snapshot, rebuild, done)
+    if thread is None:
+        _healing.release()
+        return False
+    thread.join(max(0.0, patience))
+    return any(done)
+
+
+def _heal_and_release(snapshot: Mapping[str, Any] | None, rebuild: bool, done: list[bool]) -> None:
+    try:
+        done.append(_heal(snapshot, rebuild))
+    finally:
+        connections[primary()].close()  # It is this thread's.
+        _healing.release()
+
+
+def _heal(snapshot: Mapping[str, Any] | None, rebuild: bool) -> bool:
+    try:
+        publish(rebuild=rebuild)
+    except NewerFormatError as error:
+        _warn("The rules cannot be published: %s", error)
+        return False
+    except Exception as error:
+        again = _failed("The rules in the database cannot be read or published: %s", error)
+        _publish_memory(snapshot)
+        if again:
+            soon()
+        return False
+    _mended()
+    return True
+
+
+def read_database(patience: float, begin: provider.Begin | None = None) -> Mapping[str, Any] | None:
+    """What the database has, as this version would publish it; None where it cannot be read in so many seconds.
+
+    `begin` is called with it, however late, after overrides were remembered, which nobody else could tell of.
+    """
+    using = primary()
+    found: list[Mapping[str, Any]] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            snapshot = snapshot_of(using)
+            if begin is not None:
+                records = first_records(using)
+                memory.learn([*records], [*records.values()])
+            found.append(snapshot)
+        except Exception as error:
+            _warn("The rules in the database cannot be read: %s", error)
+
+    def read_in_a_thread() -> None:
+        try:
+            read()
+            connections[using].close()  # It is this thread's.
+        finally:
+            done.set()
+            if begin is not None:
+                _reading.release()
+        if begin is not None and found:
+            begin(found[0])
+
+    if connections[using].in_atomic_block and not is_in_transaction(using):
+        read()
+    elif begin is None or _reading.acquire(blocking=False):
+        if start_thread(read_in_a_thread, "ratelimit-read") is not None:
+            done.wait(max(0.0, patience))
+        elif begin is not None:
+            _reading.release()
+    return found[0] if found else None
+
+
+def look() -> None:
+    """Look, in a thread of its own, whether what is published is what the database has; else publish that.
+
+    Without an edit, that is not so where the database was restored from a backup, or its replica has taken over without
+    the last edits, and where what was published is lost or old and no process remembers better. Of all processes, one
+    looks.
+    """
+    if problems.database:
+        return  # There is nothing to see before it is migrated.
+    if _looking.acquire(blocking=False) and start_thread(_look, "ratelimit-look") is None:
+        _looking.release()
+
+
+def _look() -> None:
+    try:
+        # Where it is not known yet which database this is, each process has to find out.
+        if provider.database is None or _is_my_turn():
+            publish()
+            if provider.other is not None and provider.database:
+                get_store(patient=True).ask(b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS)
+        _mended()
+    except Exception as error:
+        _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
+    finally:
+        connections[primary()].close()
+        _looking.release()
+
+
+def _is_my_turn() -> bool:
+    key = provider.beside_key(provider.database or "") + b":looked"
+    milliseconds = b"%d" % round(provider.COMPARE_SECONDS * 1000)
+    return get_store(patient=True).ask(b"SET", key, b"1", b"NX", b"PX", milliseconds) is not None
+
+
+def before_migration(using: str) -> None:
+    """Learn which database this is, as long as it can be asked: a migration may take the tables away."""
+    if using == primary() and _is_there(using):
+        try:
+            provider.know(RateLimitRevision.read(using).database)
+        except DatabaseError:
+            return  # It is of an earlier version, and has no id yet.
+
+
+def after_migration(using: str) -> None:
+    """Publish what migrations may have done to the rules; where they took the tables away, that there are none."""
+    if using != primary():
+        return
+    try:
+        if _is_there(using):
+            if RateLimitRevision.read(using).number:
+                publish(rebuild=True)
+            _mended()
+            return
+        published = published_at(provider.fence_key())
+        if published.revision.number and published.database in ("", provider.database):
+            # Of no database: whichever comes next may have the place.
+            row = Risen(published.revision.number + 1, tag=new_tag())
+            nothing = json.dumps({"revision": row.text.decode()}).encode()
+            send(published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True)
+    except Exception as error:  # Whatever it is, the migration is done.
+        logger.error(
+            "The rules are migrated, but not published: %s; `manage.py ratelimit_rules publish` does it", error
+        )
+
+
+def _is_there(using: str) -> bool:
+    return RateLimitRevision._meta.db_table in connections[using].introspection.table_names()
+
+
+def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
+    """Publish what this process knows. Overrides are in the database alone: they are missing until that answers."""
+    if snapshot is None:
+        return
+    try:
+        database, revision = str(snapshot.get("database", "")), revision_of(snapshot)
+        published = published_for(database)
+        if published.database in ("", database) and published.revision.number < revision.number:
+            # Its own tag: so whoever can read the database finds that this is not what it has.
+            row = Risen(revision.number, tag=new_tag(), database=database)
+            known = {**snapshot, "revision": row.text.decode()}
+            send(published, row, json.dumps(known).encode(), None, [], {})
+    except StoreError as error:
+        _warn("The rules cannot be published: %s", error)
+
+
+_retrying, _healing, _looking, _reading = (threading.Lock() for _ in range(4))
+_warned = False
+unpublished = ""
+"""Why the last change that this process has made is not live yet; empty: it is."""
+
+
+@renew_after_fork
+def _renew() -> None:
+    global _retrying, _healing, _looking, _reading
+    _retrying, _healing, _looking, _reading = (threading.Lock() for _ in range(4))
+
+
+def _warn(message: str, error: Exception) -> None:
+    """Say it once, until it was mended."""
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(message, error)
+
+
+def migration_problem() -> str:
+    """What to do where the app is installed, but not migrated; empty where it is, or where the database is away."""
+    try:
+        loader = MigrationLoader(connections[primary()])
+    except Exception:
+        return ""
+    wanted = loader.graph.leaf_nodes(RateLimitRevision._meta.app_label)
+    return UNMIGRATED if any(node not in loader.applied_migrations for node in wanted) else ""
+
+
+def _failed(message: str, error: Exception) -> bool:
+    """Say what failed, and tell whether it is worth another try: not before somebody has migrated the app."""
+    problem = migration_problem()
+    if not problem:
+        _warn(message, error)
+        return True
+    if not problems.database:
+        problems.database = problem
+        logger.error("%s", problem)
+    return False
+
+
+def _mended() -> None:
+    global _warned, unpublished
+    problems.database = unpublished = ""
+    if _warned:
+        _warned = False
+        logger.info("The rules are published again")
+
+
+def soon() -> None:
+    """Go on trying to publish, in a thread of its own, until that succeeds."""
+    if _retrying.acquire(blocking=False) and start_thread(_retry, "ratelimit-publish") is None:
+        _retrying.release()
+
+
+def _retry() -> None:
+    pause = FIRST_PAUSE
+    try:
+        while True:
+            time.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+            close_old_connections()
+            try:
+                publish(rebuild=True)
+            except NewerFormatError as error:
+                _warn("The rules cannot be published: %s", error)
+                return
+            except Exception as error:
+                if not _failed("The rules cannot be published: %s", error):
+                    return
+            else:
+                _mended()
+                return
+    finally:
+        connections.close_all()
+        _retrying.release()
+
+
+def _publish_committed() -> None:
+    global unpublished
+    try:
+        publish()
+    except NewerFormatError as error:
+        unpublished = str(error)
+        logger.error("A change of the rules is saved, but not published by this process: %s", error)
+    except Exception as error:
+        unpublished = str(error)
+        logger.error("A change of the rules is saved, but not published yet: %s", error)
+        soon()
+    else:
+        problems.database = unpublished = ""
+
+
+def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
+    """Publish once the transaction is committed; once, however much was changed in it.
+
+    Before what others do then: where one of them fails, Django runs none of those that come after it.
+    """
+    database = connections[using]
+    if any(callback[1] is _publish_committed for callback in database.run_on_commit):
+        return
+    transaction.on_commit(_publish_committed, using=using)
+    pending = database.run_on_commit
+    # A test case never commits; `captureOnCommitCallbacks` tells what is new by its place.
+    is_test = any(getattr(block, "_from_testcase", False) for block in database.atomic_blocks)
+    if not is_test and pending and pending[-1][1] is _publish_committed:
+        pending.insert(0, pending.pop())
+
+
+def connect() -> None:
+    """Publish whenever rules change, and whenever a process finds Redis empty."""
+    rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
+    provider.republish, provider.read_database, provider.compare = heal, read_database, look

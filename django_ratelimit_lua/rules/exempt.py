@@ -1,0 +1,66 @@
+"""Views that the middleware leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from django.http import HttpRequest
+
+from ..identity.routes import resolved, resolver_of
+
+View = TypeVar("View", bound=Callable[..., Any])
+_any_view_is = False
+
+
+def ratelimit_exempt(view: View) -> View:
+    """Exempt a view, or all views of a class, from the middleware's rules; its own `@ratelimit` goes on counting.
+
+    >>> @ratelimit_exempt
+    ... def health(request):
+    ...     return "fine"
+    >>> health.ratelimit_exempt
+    True
+    """
+    global _any_view_is
+    _any_view_is = True
+    view.ratelimit_exempt = True  # type: ignore[attr-defined]
+    return view
+
+
+def is_exempt(request: HttpRequest) -> bool:
+    """Whether the view that a request leads to is exempt. Only looks where it leads if any view is."""
+    if not _any_is(request):
+        return False
+    match = resolved(request)
+    return match is not None and _says_so(match.func)
+
+
+def _any_is(request: HttpRequest) -> bool:
+    """Whether any view of the URLconf is exempt, or any other that was imported.
+
+    A process imports its views with its URLconf, and that when it first resolves a path. So the URLconf is gone through
+    here, once: else the first requests of a new process would not know of any exemption.
+    """
+    kept = vars(resolver_of(request))
+    if "_ratelimit_any_exempt" not in kept:
+        kept["_ratelimit_any_exempt"] = _any_within(resolver_of(request).url_patterns, set())
+    return _any_view_is or kept["_ratelimit_any_exempt"]
+
+
+def _any_within(patterns: Iterable[Any], seen: set[int]) -> bool:
+    found = False
+    for pattern in patterns:
+        if id(pattern) not in seen:  # A URLconf may include itself.
+            seen.add(id(pattern))
+            inner = getattr(pattern, "url_patterns", None)
+            # To the end: what an `include()` names may not have been imported before it is gone through.
+            found |= _says_so(getattr(pattern, "callback", None)) if inner is None else _any_within(inner, seen)
+    return found
+
+
+def _says_so(view: Any) -> bool:
+    return any(
+        getattr(one, "ratelimit_exempt", False) is True
+        for one in (view, getattr(view, "view_class", None), getattr(view, "cls", None))
+    )

@@ -1,0 +1,369 @@
+"""The rules this process goes by, and where newer ones come from: Redis, else the database, else its own memory.
+
+What is published names the database it is of. Where several sites share a Redis and a prefix, whoever was first has the
+place; a site whose database is another one publishes its rules beside it and goes by those.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from threading import Event, Lock
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.core.signals import setting_changed
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.call import NO_RULES, Revision, StaleRules
+from ..process.forks import renew_after_fork, start_thread
+from ..store import PATIENCE, Patience, get_store
+from .overrides import memory
+from .problems import problems
+from .ruleset import Ruleset, revision_of, settings_rules
+from .understood import UnreadableError, snapshot_in
+
+logger = logging.getLogger("django_ratelimit_lua")
+REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
+COMPARE_SECONDS = 10.0
+"""How often it is looked whether what is published is what the database has, while there are requests."""
+
+MANY = 1000
+"""More rules than these are loaded by a thread of their own, while the old ones go on."""
+
+republish: Callable[[Mapping[str, Any] | None, float, bool], bool] | None = None
+"""Publishes what the database has, or this snapshot where that cannot be read, and is waited for so many seconds; anew
+even if it is there already, where what is there is garbage. Tells whether what is published now is what the database
+has. `healing` puts itself here."""
+
+Begin = Callable[[Mapping[str, Any]], None]
+read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
+"""What the database has, as it would be published by this version; None where that takes more than so many seconds, or
+fails. Who has to begin with that gives what is to be called with it, however late, and overrides are remembered too.
+`healing` puts itself here."""
+
+when_new: list[Callable[[], None]] = []
+"""What is called whenever this process has new rules."""
+
+compare: Callable[[], None] | None = None
+"""Looks in the background whether what is published is what the database has; `healing` puts itself here."""
+
+database: str | None = None
+"""The id of this process's database; empty: no rule was ever saved in it; None: it could not be read yet."""
+
+other: str | None = None
+"""The id of another database, whose rules are published where ours should be; None: there is none."""
+
+REMEDY = (
+    "Give each site a RATELIMIT_CACHE_PREFIX of its own; or, if there is only this one, run "
+    "`manage.py ratelimit_rules publish --take-over`."
+)
+
+written: set[bytes] = set()
+"""The keys under which this process has published."""
+
+is_answered = True
+"""Whether Redis has answered when rules were loaded last."""
+
+_ruleset: Ruleset | None = None
+_blind: Ruleset | None = None
+"""The rules of the settings alone, where Redis was away and the database has not answered yet."""
+
+_snapshot: Mapping[str, Any] | None = None
+_lock, _lock_of_loading = Lock(), Lock()
+_loading: Event | None = None
+_unread: tuple[bytes, bytes | None] | None = None
+_verified_at = _unanswered_at = float("-inf")
+_compare_at = float("-inf")
+
+
+@renew_after_fork
+def _renew() -> None:
+    global _lock, _lock_of_loading, _loading
+    _lock, _lock_of_loading, _loading = Lock(), Lock(), None
+
+
+def fence_key() -> bytes:
+    """The key of the hash in Redis: the revision, the snapshot, and what overrides say of each subject."""
+    return conf.CACHE_PREFIX + b"{rules}"
+
+
+def beside_key(of: str) -> bytes:
+    """The key of such a hash for the database of that id, where the place of all is another's."""
+    return fence_key() + b":" + (of.encode() or b"none")
+
+
+def _fence() -> bytes | None:
+    """That key, where there are rows to edit rules in, so that every call asks whether it goes by the current ones."""
+    if not apps.is_installed("django_ratelimit_lua"):
+        return None
+    return fence_key() if other is None else beside_key(database or "")
+
+
+def know(found: str) -> None:
+    """Note the id of this process's database, once it could be read."""
+    global database, _ruleset, _snapshot
+    if database == found:
+        return
+    before, database = database, found
+    # Until now it went by what is published, whosever that is.
+    if _ruleset is not None and (
+        _ruleset.snapshot.get("database", found) != found or _ruleset.fence == beside_key(before or "")
+    ):
+        _ruleset = _snapshot = None
+
+
+def is_others(owner: str) -> bool:
+    """Whether what is published in the place of all is known to be of another database than this process's."""
+    global other
+    is_other = database is not None and owner not in ("", database)
+    if is_other and other != owner:
+        problems.place = (
+            "another site's rules are in the place of ours: what is published under RATELIMIT_CACHE_PREFIX "
+            f"{conf.CACHE_PREFIX.decode()!r} is of the database {owner}, ours is {database or 'new'}. This site goes "
+            f"by its own rules, published beside. {REMEDY}"
+        )
+        logger.error("%s", problems.place)
+    elif not is_other:
+        problems.place = ""
+    other = owner if is_other else None
+    return is_other
+
+
+def current() -> Ruleset | None:
+    """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
+    global _ruleset, _compare_at
+    now = time.monotonic()
+    if now >= _compare_at:
+        is_first, _compare_at = _compare_at < 0, now + COMPARE_SECONDS
+        if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
+            compare()
+        if _blind is not None and _ruleset is _blind and read_database is not None:
+            read_database(0.0, _begin_with)
+    if _ruleset is None and _snapshot is not None:
+        _ruleset = Ruleset(settings_rules(), _snapshot, _fence())  # Only the settings have changed.
+    return _ruleset
+
+
+def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
+    """Load the rules, the first time or because a call went by stale ones; those that are known where that takes
+    longer than there is patience for (None: for as long as a decision may take). Blocks; raises `ImproperlyConfigured`
+    only for the rules of the settings."""
+    patience = patience or Patience(conf.TIMEOUT)
+    known = _ruleset
+    if known is None or len(known.rules) <= MANY:
+        return _load(stale, patience)
+    # So many take a while to be read: a thread does that, and who asks waits as long as leaves time to decide.
+    loading, turn = _loading_in_background(stale), patience.share(2)
+    if not turn.wait(loading.wait):
+        patience.take_back(turn)
+    return _ruleset or known
+
+
+def _loading_in_background(stale: StaleRules | None) -> Event:
+    """The end of the loading that is under way in a thread, or of one that begins."""
+    global _loading
+    with _lock_of_loading:
+        if _loading is None or _loading.is_set():
+            _loading = done = Event()
+
+            def run() -> None:
+                try:
+                    _load(stale, Patience(PATIENCE))
+                except Exception:  # Nobody else would hear of it; who goes by the old rules asks again.
+                    logger.exception("The rules cannot be loaded")
+                finally:
+                    done.set()
+
+            if start_thread(run, "ratelimit-rules") is None:
+                done.set()  # Nobody waits for what nobody loads; who goes by the old rules asks again.
+        return _loading
+
+
+def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
+    global _ruleset, _blind, _unanswered_at, is_answered
+    # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
+    lock, turn, began = _lock, patience.share(2), time.monotonic()
+    has_turn = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
+    if not has_turn or _unanswered_at > began:
+        patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
+    if not has_turn:
+        return _ruleset if _ruleset is not None else Ruleset(settings_rules())
+    try:
+        known = _ruleset
+        if known is not None and (stale is None or known.revision == stale.current):
+            return known  # Another thread was faster.
+        declared = settings_rules()
+        fence = _fence()
+        if fence is None:
+            _ruleset = Ruleset(declared)
+            return _ruleset
+        try:
+            fence, snapshot = _published_or_best(known, patience)
+            is_answered = True
+        except StoreError:
+            _unanswered_at, is_answered = time.monotonic(), False
+            if known is not None and known.fence is not None and known is not _blind:
+                fence, snapshot = known.fence, known.snapshot
+            else:
+                snapshot = _from_database(patience)
+        before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
+        ruleset = Ruleset(declared, snapshot, fence, before)
+        ruleset.prepare()
+        _ruleset, _blind = ruleset, None if is_answered or snapshot else ruleset
+        _tell()
+        return ruleset
+    finally:
+        lock.release()
+
+
+def _tell() -> None:
+    for hear in when_new:
+        hear()
+
+
+def _from_database(patience: Patience) -> Mapping[str, Any]:
+    """What a process begins with while Redis is away: what the database has; nothing where that takes too long."""
+    if read_database is None:
+        return {}
+    began, most = time.monotonic(), max(0.0, patience.left / 2)
+    found = read_database(most, _begin_with)
+    patience.spend(began, most)
+    return found or {}
+
+
+def _begin_with(snapshot: Mapping[str, Any]) -> None:
+    """Go by what the database has, where until now this process could go by the settings alone."""
+    global _ruleset, _blind
+    with _lock:
+        if _blind is None or _ruleset is not _blind:
+            return
+        ruleset = Ruleset(settings_rules(), snapshot, _blind.fence)
+        ruleset.prepare()
+        _ruleset, _blind = ruleset, None
+        _tell()
+
+
+def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
+    """The snapshot to go by, and the key that tells whether it is the current one. Raises `StoreError`."""
+    fetched = _fetch(patience)
+    is_garbage = fetched.unread is not None and not fetched.unread.is_newer
+    if republish is not None and (is_garbage or (fetched.unread is None and _may_be_wrong(fetched.snapshot, known))):
+        memory = known.snapshot if known is not None and known.revision.number else None
+        # Half of the time that is left, so that some is left to ask by what is known.
+        began, most = time.monotonic(), max(0.0, patience.left / 2)
+        is_right = republish(memory, most, is_garbage)
+        patience.spend(began, most)
+        fetched = _fetch(patience)
+        is_missing = fetched.unread is None and not revision_of(fetched.snapshot).number
+        if not is_right and is_missing and known is not None and known.fence is not None:
+            return known.fence, known.snapshot  # There is no time: go by what is known.
+    if fetched.unread is None:
+        return fetched.key, fetched.snapshot
+    best: Mapping[str, Any] | None = None
+    if fetched.unread.is_newer and read_database is not None:
+        began, most = time.monotonic(), max(0.0, patience.left / 2)
+        best = read_database(most, None)
+        patience.spend(began, most)
+    if best is None:
+        best = known.snapshot if known is not None and known.fence == fetched.key else {}
+    # As of that revision: it is not asked for again until something is published that may be understood.
+    return fetched.key, {**best, "revision": fetched.revision.text.decode()}
+
+
+def reload() -> Ruleset:
+    """The rules as they are published now. Blocks; raises as `load` does."""
+    return load(StaleRules(Revision(-1, b"")))
+
+
+def is_due(ruleset: Ruleset) -> bool:
+    """Whether a request that meets no rule has to ask whether that is still so."""
+    age = conf.RULES_MAX_AGE or 0.0
+    return ruleset.fence is not None and (age == 0.0 or time.monotonic() - _verified_at >= age)
+
+
+def verified() -> None:
+    """Note that the rules of this process were the current ones just now."""
+    global _verified_at
+    _verified_at = time.monotonic()
+
+
+def start_fresh() -> None:
+    """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
+    global _ruleset, _snapshot
+    _ruleset, _snapshot = None, {}
+    problems.clear()
+    memory.clear()
+
+
+def take_back(prefix: bytes) -> None:
+    """Take from Redis what this process has published under a prefix; for tests, whose keys nobody needs any more."""
+    keys = [key for key in tuple(written) if key.startswith(prefix)]
+    written.difference_update(keys)
+    try:
+        if keys:
+            get_store(patient=True).ask(b"DEL", *keys)
+    except StoreError as error:
+        logger.warning("What a test has published is still in Redis: %s", error)
+
+
+def _may_be_wrong(snapshot: Mapping[str, Any], known: Ruleset | None) -> bool:
+    """Whether a published snapshot may not be what the database has, so that this has to be asked.
+
+    It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
+    histories of one database have come to the same number; or another site's rules are in the place of ours.
+    """
+    revision = revision_of(snapshot)
+    if database is None or other is not None or not revision.number:
+        return True
+    return known is not None and revision.number <= known.revision.number and revision != known.revision
+
+
+class _Fetched(NamedTuple):
+    """What is published under a key, or why it cannot be read."""
+
+    key: bytes
+    snapshot: Mapping[str, Any]
+    revision: Revision = NO_RULES
+    unread: UnreadableError | None = None
+    database: str = ""
+
+
+def _fetch(patience: Patience) -> _Fetched:
+    """What is published for this process's database. Raises `StoreError`."""
+    fetched = _fetch_at(fence_key(), patience)
+    if is_others(fetched.database):
+        return _fetch_at(beside_key(database or ""), patience)
+    return fetched
+
+
+def _fetch_at(key: bytes, patience: Patience) -> _Fetched:
+    global _unread
+    written, text, owner = get_store().ask(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
+    try:
+        snapshot = snapshot_in(text or b"{}")
+        return _Fetched(key, snapshot, revision_of(snapshot), None, str(snapshot.get("database", "")))
+    except UnreadableError as error:
+        unread = error
+    try:
+        revision = Revision.read(written or b"0")
+    except ValueError:
+        revision = NO_RULES
+    if _unread != (key, written):
+        _unread = (key, written)
+        logger.error("The rules in Redis cannot be read, the last that could be go on: %s", unread)
+    return _Fetched(key, {}, revision, unread, (owner or b"").decode(errors="replace"))
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    global _ruleset, _snapshot, other
+    if setting in ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"):
+        _ruleset = _snapshot = other = None
+    elif setting.startswith("RATELIMIT_") or setting in ("SECRET_KEY", "SECRET_KEY_FALLBACKS"):
+        _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
+        _ruleset = None
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.rules")

@@ -1,0 +1,102 @@
+"""How often each rule refused, or would have: counted here, written to Redis once a second, at no cost to requests."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+from collections import Counter
+from contextlib import suppress
+from threading import Lock, Timer
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..process.forks import renew_after_fork
+from ..store import Patience, get_store, last_patience
+
+FLUSH_SECONDS = 1.0
+KEPT_DAYS = 8
+FAILED = "failed"
+"""Stands beside the modes of rules: how often a rule could not be applied to a request."""
+
+
+class Tally:
+    """Refusals by day (UTC), mode and rule, until they are written.
+
+    A process that is killed loses what it counted in its last second.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)  # The parent writes what it counted.
+
+    def _begin(self) -> None:
+        self._counts: Counter[tuple[bytes, str]] = Counter()
+        self._lock = Lock()
+        self._timer: Timer | None = None
+
+    def add(self, rule: str, mode: str) -> None:
+        """Count one more."""
+        key = _key(datetime.datetime.now(datetime.UTC).date())
+        with self._lock:
+            self._counts[key, f"{mode}:{rule}"] += 1
+            if self._timer is None:
+                timer = Timer(FLUSH_SECONDS, self._on_time)
+                timer.daemon = True
+                with suppress(RuntimeError):  # No thread can be started now; the next one that is counted tries again.
+                    timer.start()
+                    self._timer = timer
+
+    def clear(self) -> None:
+        """Drop what was not written yet; for tests, whose servers come and go."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+            self._counts.clear()
+
+    def _on_time(self) -> None:
+        with suppress(Exception):
+            self.flush()
+
+    def flush(self, patience: Patience | None = None) -> None:
+        """Write what was counted; where that cannot be done now, it is tried again with the next."""
+        with self._lock:
+            counts, self._counts, self._timer = self._counts, Counter(), None
+        try:
+            for key in {key for key, _ in counts}:
+                for (of, field), number in list(counts.items()):
+                    if of == key:
+                        get_store(patient=True).ask(b"HINCRBY", key, field.encode(), b"%d" % number, patience=patience)
+                        del counts[of, field]
+                get_store(patient=True).ask(b"EXPIRE", key, b"%d" % (KEPT_DAYS * 86_400), patience=patience)
+        except StoreError:
+            with self._lock:
+                self._counts.update(counts)
+
+
+tally = Tally()
+
+
+@atexit.register
+def _at_exit() -> None:
+    with suppress(Exception):
+        if tally._counts:
+            tally.flush(last_patience())
+
+
+def _key(day: datetime.date) -> bytes:
+    return conf.CACHE_PREFIX + b"{rules}:exceeded:" + day.isoformat().encode()
+
+
+def exceeded(days: int = 7) -> dict[str, dict[str, int]]:
+    """By rule and mode, how often its limit was exceeded in the last days, today included; raises `StoreError`."""
+    tally.flush()
+    today = datetime.datetime.now(datetime.UTC).date()
+    counts: dict[str, dict[str, int]] = {}
+    for ago in range(days):
+        reply = get_store(patient=True).ask(b"HGETALL", _key(today - datetime.timedelta(days=ago)))
+        for field, number in zip(reply[::2], reply[1::2], strict=True):
+            mode, _, rule = field.decode().partition(":")
+            of = counts.setdefault(rule, {})
+            of[mode] = of.get(mode, 0) + int(number)
+    return counts

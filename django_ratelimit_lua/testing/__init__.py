@@ -1,0 +1,148 @@
+"""For the tests of those who use this package: other settings, fresh counts, and a clock that can be moved."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import unittest
+from copy import copy
+from datetime import timedelta
+from typing import Any
+
+from django.test import SimpleTestCase
+from django.test.utils import TestContextDecorator, override_settings
+
+from ..engine import decide
+from ..engine.deny_cache import denials
+from ..rules.provider import start_fresh, take_back
+from .server import Server
+
+__all__ = ["Server", "move_clock", "override_ratelimits"]
+
+_serial = itertools.count(1)
+
+
+class override_ratelimits(override_settings):  # noqa: N801 - named like Django's
+    """Other limits for a while, with counts of their own: as a context manager, or decorating a test or a `TestCase`.
+
+    - `enabled`: `RATELIMIT_ENABLE`; `rules`: `RATELIMIT_RULES`; any other `RATELIMIT_` setting by its name;
+    - counts start from nothing, and leave those outside as they are, unless `fresh` is false.
+
+    >>> from django_ratelimit_lua import RateLimiter
+    >>> limiter = RateLimiter("once", "1/h")
+    >>> with override_ratelimits():
+    ...     [limiter.hit("ada").allowed for _ in range(2)]
+    [True, False]
+    >>> with override_ratelimits(enabled=False):
+    ...     [limiter.hit("ada").allowed for _ in range(2)]
+    [True, True]
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool | None = None,
+        rules: list[dict[str, Any]] | None = None,
+        fresh: bool = True,
+        **settings: Any,
+    ) -> None:
+        if enabled is not None:
+            settings["RATELIMIT_ENABLE"] = enabled
+        if rules is not None:
+            settings["RATELIMIT_RULES"] = rules
+        self._fresh = fresh and "RATELIMIT_CACHE_PREFIX" not in settings
+        super().__init__(**settings)
+
+    def enable(self) -> None:
+        """Put the settings in place."""
+        if self._fresh:
+            self.options["RATELIMIT_CACHE_PREFIX"] = _new_prefix()
+        super().enable()
+        if self._fresh:
+            start_fresh()
+
+    def disable(self) -> None:
+        """Take them away again, and from Redis the rules that were published meanwhile."""
+        if self._fresh:
+            take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
+        super().disable()
+
+    def decorate_class(self, cls: Any) -> Any:
+        """The settings for the whole class, as Django's, and each test starts afresh. Raises `ValueError` for what is
+        no `TestCase`."""
+        if not issubclass(cls, unittest.TestCase):
+            raise ValueError("override_ratelimits decorates functions, coroutines and subclasses of TestCase")
+        if issubclass(cls, SimpleTestCase):
+            self._decorate_whole(cls)
+        set_up = cls.setUp
+
+        def setUp(test: Any) -> None:
+            # Not this object: it is one for all tests, which may be nested by inheritance.
+            again = copy(self)
+            again.options = dict(self.options)
+            again.enable()
+            test.addCleanup(again.disable)
+            set_up(test)
+
+        cls.setUp = setUp
+        return cls
+
+    def _decorate_whole(self, cls: Any) -> None:
+        """What is done once for all tests of a class (`setUpTestData`) has a prefix of its own, too."""
+        prefix = _new_prefix()
+        if self._fresh:
+            self.options["RATELIMIT_CACHE_PREFIX"] = prefix
+        super().decorate_class(cls)
+        cls._overridden_settings = dict(cls._overridden_settings)
+        set_up_class = cls.setUpClass.__func__
+
+        def setUpClass(case: Any) -> None:
+            set_up_class(case)
+            if self._fresh:
+                case.addClassCleanup(take_back, prefix.encode())
+
+        cls.setUpClass = classmethod(setUpClass)
+
+
+def _new_prefix() -> str:
+    return f"test:{os.getpid()}:{time.monotonic_ns()}:{next(_serial)}:"
+
+
+class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
+    """A clock that stands still until it is moved, in place of Redis's; used like `override_ratelimits`.
+
+    Only decisions go by it: `acquire`, and views that hold a request, sleep real seconds.
+
+    >>> from django_ratelimit_lua import RateLimiter
+    >>> limiter = RateLimiter("clock", "1/h", algorithm="sliding_log")
+    >>> with override_ratelimits(), move_clock() as clock:
+    ...     before = [limiter.hit("ada").allowed for _ in range(2)]
+    ...     clock.advance(3600)
+    ...     before, limiter.hit("ada").allowed
+    ([True, False], True)
+
+    As a decorator, `kwarg_name` names the argument in which the test gets the clock.
+    """
+
+    def __init__(self, kwarg_name: str | None = None) -> None:
+        self.now_us = 0
+        super().__init__(kwarg_name=kwarg_name)
+
+    def advance(self, seconds: float | timedelta) -> None:
+        """Move it on (or back, if below 0)."""
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
+        self.now_us += round(seconds * 1_000_000)
+
+    def enable(self) -> move_clock:
+        """Stop the clock."""
+        denials.clear()
+        self._before, self.now_us = decide.clock, time.time_ns() // 1000
+        decide.clock = lambda: self.now_us
+        return self
+
+    def disable(self) -> None:
+        """Let it go on."""
+        decide.clock = self._before
+        denials.clear()

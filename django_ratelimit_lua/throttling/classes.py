@@ -1,0 +1,332 @@
+"""Django REST framework's throttle classes, by its own names: changing the import line is the whole migration.
+
+All throttles of a view that are ours are decided in one call, all or nothing, although DRF asks them one by one: a
+request that one of them refuses costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from rest_framework.settings import api_settings
+from rest_framework.throttling import BaseThrottle
+
+from ..conf import conf
+from ..exceptions import Ratelimited
+from ..identity import digest
+from ..identity.address import address_as, client_address
+from ..identity.keys import Key
+from ..identity.wrapped import plain
+from ..limits.algorithms import LONGEST_LOG
+from ..limits.call import Charge, whole_cost
+from ..limits.decision import LimitState
+from ..limits.limit import OPTIONS, Limit, Options, unknown_option
+from ..limits.rate import SECOND, LimitError, Rate
+from ..rules.callsite import Site, method_name, named
+from ..rules.ruleset import Ruleset
+from ..web.charges import Wanted, wanted_by
+from ..web.headers import add_headers
+from ..web.responses import message
+from .batch import answer
+
+__all__ = [
+    "AnonRateThrottle",
+    "BaseThrottle",
+    "RuleThrottle",
+    "ScopedRateThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+    "exception_handler",
+]
+Found = Generator[Any, Any, list[Wanted]]
+
+
+class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
+    """DRF's `SimpleRateThrottle`; override `get_cache_key`, which returns whom to count, or None to skip.
+
+    Beside DRF's attributes (`rate`, `scope`, `THROTTLE_RATES`, `timer`, `cache_format`):
+
+    - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; GET: HEAD too, unless
+      it has a rate of its own; None: no limit);
+    - `algorithm` and `options`: those of `Limit`. By default a sliding log, whose verdicts are the ones that DRF
+      documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
+    - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
+
+    A rule named like the scope takes the place of the rate and options; a rule whose `group` is the scope stands beside
+    them. Raises `ImproperlyConfigured` for a scope without a rate, or a rate that cannot be understood; it names
+    the scope.
+    """
+
+    timer: Any = time.time
+    cache_format = "throttle_%(scope)s_%(ident)s"
+    scope: str | None = None
+    THROTTLE_RATES: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
+    algorithm: str | None = None
+    options: ClassVar[Options] = {}
+    rate: Any = None
+    key: str | None = None
+    state: LimitState | None = None
+    everywhere = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for option in cls.options:
+            if option not in OPTIONS:
+                raise unknown_option(f"Throttle {cls.__name__}", option, OPTIONS)
+        if isinstance(cls.scope, str):
+            named.add(cls.scope)
+
+    def __init__(self) -> None:
+        if not self.rate:
+            self.rate = self.get_rate()
+        self._parse(None)
+
+    def _parse(self, method: str | None) -> None:
+        rate = self.rate
+        if isinstance(rate, Mapping):
+            rate = self._by_method().get(self._counts_as(method))
+        self.num_requests, self.duration = self.parse_rate(rate)
+
+    def _by_method(self) -> Mapping[str, Any]:
+        """The rates of a dict by method, each by its name in capitals."""
+        try:
+            return {name if name == "*" else method_name(name): rate for name, rate in self.rate.items()}
+        except LimitError as error:
+            raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
+
+    def _counts_as(self, method: str | None) -> str:
+        """The method whose rate a request goes by: HEAD by that of GET, as it runs the same view."""
+        names = self._by_method()
+        if method is not None and method in names:
+            return method
+        return "GET" if method == "HEAD" and "GET" in names else "*"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """Whom to count, or None to let the request pass."""
+        raise NotImplementedError(f"{type(self).__name__}.get_cache_key() must be overridden")
+
+    def get_rate(self) -> Any:
+        """The rate of the scope."""
+        if not self.scope:
+            raise ImproperlyConfigured(f"Set either `scope` or `rate` for the throttle {type(self).__name__}")
+        try:
+            return self.THROTTLE_RATES[self.scope]
+        except KeyError:
+            known = ", ".join(sorted(self.THROTTLE_RATES)) or "none"
+            raise ImproperlyConfigured(
+                f"No default throttle rate set for '{self.scope}' scope; DEFAULT_THROTTLE_RATES has: {known}"
+            ) from None
+
+    def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
+        """Requests and seconds; (None, None) for no limit."""
+        if rate is None:
+            return None, None
+        try:
+            parsed = Rate.parse(rate)
+        except LimitError as error:
+            raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
+        whole, rest = divmod(parsed.period_us, SECOND)
+        return parsed.limit, parsed.period if rest else whole
+
+    def get_ident(self, request: Any) -> str:
+        """The client's address, masked as every address is.
+
+        Which one: by DRF's NUM_PROXIES if that is set, else by `RATELIMIT_TRUSTED_PROXIES`.
+        """
+        if api_settings.NUM_PROXIES is not None:
+            return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
+        return str(client_address(plain(request)).network)
+
+    def get_cost(self, request: Any, view: Any) -> int:
+        """The units a request takes: the view's `throttle_cost`, by action if it is a dict; else 1."""
+        cost = getattr(view, "throttle_cost", 1)
+        if isinstance(cost, Mapping):
+            cost = cost.get(getattr(view, "action", None), 1)
+        return whole_cost(cost, f"throttle_cost of {type(view).__name__} is")
+
+    def prepare(self, request: Any, view: Any) -> Charge | None:
+        """What this throttle wants counted for a request, or None."""
+        if isinstance(self.rate, Mapping):
+            self._parse(request.method)
+        if self.num_requests is None or self.duration is None:
+            return None
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
+            return None
+        return Charge(self._limit(request), digest(str(self.key)), self.get_cost(request, view))
+
+    @property
+    def name(self) -> str:
+        """What its counts are kept under."""
+        return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a rule could have it count the request: where it has named whom to count, or was not asked yet."""
+        return self.everywhere or self.key is not None or self.num_requests is None
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+        """What it wants counted, by the rules in force."""
+        charge = self.prepare(request, view)
+        if charge is None and ruleset.knows(self.name) and self.num_requests is None:
+            self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
+        own = [] if charge is None else [Wanted(charge, self.name)]
+        if self.key is None or not ruleset.knows(self.name):
+            return own
+        rule = ruleset.instead_of(self.name, plain(request))
+        found = own if rule is None else []
+        sites = [rule.site for rule in ruleset.beside(self.name, plain(request)) if rule.site is not None]
+        if rule is not None:
+            identity = str(self.key)
+            key = Key(self.name, lambda group, request, user: identity)
+            instead = rule.instead_of([Site(key, (), None, self.get_cost(request, view), {})])
+            sites = ([instead] if instead is not None else []) + sites
+        return found + (yield from wanted_by(plain(request), sites, self.name))
+
+    def _limit(self, request: Any) -> Limit:
+        name = self.name
+        if isinstance(self.rate, Mapping):
+            name = f"{name}:{self._counts_as(request.method)}"
+        rate = Rate.parse((self.num_requests or 0, self.duration or 0))
+        algorithm = self.algorithm or conf.THROTTLE_ALGORITHM
+        if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:
+            algorithm = "sliding_window"
+        return _limit(name, rate, algorithm, tuple(self.options.items()))
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Whether the request may go, by one decision about all of the view's throttles that are ours."""
+        if not conf.ENABLE:
+            return True
+        states = answer(request, view, self, SimpleRateThrottle)
+        if not states:
+            return True
+        refused = [state for state in states if state.enforced and not state.allowed]
+        self.state = _latest(refused) if refused else states[0]
+        if not refused:
+            return self.throttle_success()
+        headers = getattr(view, "headers", None)
+        if isinstance(headers, dict):  # What DRF adds to the view's answer, whatever handler makes it.
+            headers["Cache-Control"] = "no-store"
+        return self.throttle_failure()
+
+    def throttle_success(self) -> bool:
+        """Called where this throttle lets a request pass."""
+        return True
+
+    def throttle_failure(self) -> bool:
+        """Called where this throttle refuses a request."""
+        return False
+
+    def wait(self) -> float | None:
+        """Seconds until the same request would be allowed; None: never, or not known."""
+        return self.state.retry_after if self.state and not self.state.allowed else None
+
+
+def _latest(refused: Sequence[LimitState]) -> LimitState:
+    """The one that refuses longest."""
+    return max(refused, key=lambda state: float("inf") if state.retry_after is None else state.retry_after)
+
+
+class AnonRateThrottle(SimpleRateThrottle):
+    """Limits visitors who are not logged in, by address. Scope: anon."""
+
+    scope = "anon"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """The address, or None for who is logged in."""
+        if request.user and request.user.is_authenticated:
+            return None
+        return self.cache_format % {"scope": self.scope, "ident": self.get_ident(request)}
+
+
+class UserRateThrottle(SimpleRateThrottle):
+    """Limits users by primary key, and who is not logged in by address. Scope: user."""
+
+    scope: str | None = "user"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        """The user, or the address."""
+        known = request.user and request.user.is_authenticated
+        return self.cache_format % {"scope": self.scope, "ident": request.user.pk if known else self.get_ident(request)}
+
+
+class ScopedRateThrottle(UserRateThrottle):
+    """Limits each view that has a `throttle_scope` by the rate of that scope, by user or address."""
+
+    scope = None
+    scope_attr = "throttle_scope"
+
+    def __init__(self) -> None:
+        # The view knows the scope, and is not known yet.
+        self.num_requests = self.duration = None
+        self.rate = ()
+
+    def prepare(self, request: Any, view: Any) -> Charge | None:
+        """As the view's scope says; nothing for a view without one."""
+        self.scope = getattr(view, self.scope_attr, None)
+        if not self.scope:
+            return None
+        self.rate = self.get_rate()
+        self._parse(request.method)
+        return super().prepare(request, view)
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+        """As rules of the view's scope say, too; nothing for a view without one."""
+        self.scope = getattr(view, self.scope_attr, None)
+        return (yield from super().wanted(request, view, ruleset)) if self.scope else []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the view has a scope, so that a rule could be named like it."""
+        return bool(self.scope) and super().is_open
+
+
+class RuleThrottle(SimpleRateThrottle):
+    """Applies the rules of the settings and of the admin to a view, with the user that DRF has authenticated.
+
+    For what `RateLimitMiddleware` does, on the views that have this throttle; rules that the middleware has counted for
+    a request are not counted again.
+    """
+
+    rate = ()
+    name = "rules"
+    everywhere = True
+
+    def __init__(self) -> None:
+        self.num_requests = self.duration = None
+
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+        """What the rules that apply to the request want counted."""
+        rules = ruleset.matching(plain(request))
+        if any(rule.site is None for rule in rules):
+            return []
+        return (yield from wanted_by(plain(request), [rule.site for rule in rules if rule.site is not None], ""))
+
+
+def exception_handler(exc: Exception, context: Any) -> Any:
+    """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403.
+
+    It takes the place of DRF's own where `django_ratelimit_lua` is in `INSTALLED_APPS` and the project names no
+    handler; a handler of the project's calls it in the place of `rest_framework.views.exception_handler`.
+    """
+    from rest_framework.exceptions import Throttled
+    from rest_framework.views import exception_handler as of_drf
+
+    if not isinstance(exc, Ratelimited):
+        return of_drf(exc, context)
+    response = of_drf(Throttled(exc.decision.retry_after, message(exc.decision) or None), context)
+    response.headers["Cache-Control"] = "no-store"
+    add_headers(response, exc.decision)
+    return response
+
+
+named.add(*api_settings.DEFAULT_THROTTLE_RATES)
+
+
+@lru_cache(maxsize=4096)
+def _limit(name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]) -> Limit:
+    return Limit(name, rate, **{**dict(options), "algorithm": algorithm})

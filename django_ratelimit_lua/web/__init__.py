@@ -1,0 +1,1 @@
+"""Between Django's requests and the engine: what a request is charged, the answer to it, and what is settled after."""

@@ -1,0 +1,54 @@
+"""The headers that tell clients how much of their limits is left: one emitter for every face."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import http_sf
+from django.http import HttpResponseBase
+
+from ..conf import conf
+from ..limits.decision import Decision, LimitState
+
+
+def add_headers(response: HttpResponseBase, decision: Decision) -> None:
+    """Add what `RATELIMIT_HEADERS` asks for. Adding again, with a later decision, replaces what was added.
+
+    - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one item for each
+      limit, as structured fields (RFC 9651);
+    - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit that is nearest to its end.
+
+    Limits in shadow mode are not shown: they change nothing for the client.
+    """
+    style = conf.HEADERS
+    states = [state for state in decision.limits if state.mode != "shadow"]
+    if style is None or not states or decision.source == "fallback":
+        return
+    if style == "x":
+        nearest = min(states, key=lambda state: (state.remaining, -state.reset_after))
+        response.headers["X-RateLimit-Limit"] = str(nearest.limit)
+        response.headers["X-RateLimit-Remaining"] = str(nearest.remaining)
+        response.headers["X-RateLimit-Reset"] = str(math.ceil(nearest.reset_after))
+        return
+    named = list(zip(_names(states), states, strict=True))
+    policies: Any = [(name, {"q": state.limit, "w": max(1, math.ceil(state.period))}) for name, state in named]
+    response.headers["RateLimit-Policy"] = http_sf.ser(policies)
+    left: Any = [(name, {"r": state.remaining, "t": math.ceil(state.reset_after)}) for name, state in named]
+    response.headers["RateLimit"] = http_sf.ser(left)
+
+
+def _names(states: Iterable[LimitState]) -> list[str]:
+    """A name for each limit: the last part of what it is called by, in printable ASCII, and no two the same."""
+    names: list[str] = []
+    for state in states:
+        # A limit of a call site is named group:methods:key:rate. In which module the group is, is nobody's business.
+        short = state.name.partition(":")[0].rpartition(".")[2]
+        name = base = "".join(letter if " " <= letter <= "~" else "_" for letter in short) or "limit"
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names
