@@ -26,7 +26,7 @@ def outcomes(algorithm: str) -> list[tuple[float, float | None]]:
     found: list[tuple[float, float | None]] = []
     for moment in VISITORS:
         call = Call([Charge(limit, b"0" * 32)], prefix=b"plot:", now=START + round(moment * SECOND))
-        decision = get_store().run(call)
+        decision = get_store().decide(call)
         found.append((moment, moment + decision.wait if decision else None))
     return found
 

@@ -210,19 +210,19 @@ def in_a_transaction(limit: int, *, commits: bool) -> Any:
 def publish_with(emptied_at: int) -> None:
     """Publish all anew, in small parts; Redis is emptied in front of that command."""
     commands = itertools.count(1)
-    store = type(get_store(patient=True))
-    original = store.ask
+    store = type(get_store(background=True))
+    original = store.execute
 
     def ask_or_empty(self: Any, *parts: bytes, **options: Any) -> Any:
         if next(commands) == emptied_at:
             empty_redis()
         return original(self, *parts, **options)
 
-    store.ask = ask_or_empty
+    store.execute = ask_or_empty
     try:
         publish(rebuild=True)
     finally:
-        store.ask = original
+        store.execute = original
 
 
 def run(line: str) -> Any:

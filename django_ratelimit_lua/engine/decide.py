@@ -74,7 +74,7 @@ def check(call: Call, patience: Patience | None = None) -> Decision:
         patience = patience or Patience(conf.TIMEOUT)
         while True:
             try:
-                decision = get_store().run(step, patience)
+                decision = get_store().decide(step, patience)
             except (StoreError, StaleRules) as error:
                 step = steps.throw(error)
             else:
@@ -91,7 +91,7 @@ async def acheck(call: Call, patience: Patience | None = None) -> Decision:
         patience = patience or Patience(conf.TIMEOUT)
         while True:
             try:
-                decision = await get_store().arun(step, patience)
+                decision = await get_store().adecide(step, patience)
             except (StoreError, StaleRules) as error:
                 step = steps.throw(error)
             else:
@@ -196,7 +196,7 @@ def forget(call: Call, *, strict: bool = False) -> None:
     Raises `StoreError` then if `strict`.
     """
     try:
-        get_store().forget(call)
+        get_store().delete(call)
     except StoreError:
         if strict:
             raise
@@ -207,7 +207,7 @@ def forget(call: Call, *, strict: bool = False) -> None:
 async def aforget(call: Call, *, strict: bool = False) -> None:
     """`forget`, without blocking the event loop."""
     try:
-        await get_store().aforget(call)
+        await get_store().adelete(call)
     except StoreError:
         if strict:
             raise

@@ -96,7 +96,7 @@ class Instances:
         key = conf.CACHE_PREFIX + b"{rules}:instances"
         name = f"{conf.INSTANCE_WEIGHT:.17g}:{self._id}".encode()
         arguments = (b"EVAL", SCRIPT, b"1", key, name, b"%d" % LIFETIME, is_goodbye)
-        reply: list[bytes] = get_store(patient=True).ask(*arguments, patience=patience)
+        reply: list[bytes] = get_store(background=True).execute(*arguments, patience=patience)
         return reply
 
     def _beat(self) -> None:

@@ -39,7 +39,7 @@ def health() -> Health:
     """
     call, started = _call(), time.monotonic()
     try:
-        get_store().run(call)
+        get_store().decide(call)
     except StoreError as error:
         return _found(started, error)
     return _found(started)
@@ -49,7 +49,7 @@ async def ahealth() -> Health:
     """`health`, without blocking the event loop."""
     call, started = _call(), time.monotonic()
     try:
-        await get_store().arun(call)
+        await get_store().adecide(call)
     except StoreError as error:
         return _found(started, error)
     return _found(started)

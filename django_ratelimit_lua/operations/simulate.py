@@ -62,15 +62,15 @@ def preview(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Previ
         now = START_US + round(at * SECOND)
         # No limit holds as many units as a call can ask for, so more would be granted no more.
         charge = Charge(limit, who, min(count * cost, MOST_COST))
-        decision = store.run(describe([charge], partial=count > 1, now=now))
+        decision = store.decide(describe([charge], partial=count > 1, now=now))
         shadow = limit.mode == "shadow" and not decision.limits[0].allowed
         granted = 0 if shadow else (decision.granted // cost if cost else count * decision.allowed)
         # Asked together, those who do not fit are not counted: here they are, as they are when they come one by one.
         left = count * cost - max(decision.granted, 1)
         if limit.count_denied and count > 1 and left > 0:
-            store.run(describe([Charge(limit, who, min(left, MOST_COST))], now=now))
+            store.decide(describe([Charge(limit, who, min(left, MOST_COST))], now=now))
         sent.append(Sent(at, count, granted, decision.wait))
-    store.forget(describe([Charge(limit, who)], "refund"))
+    store.delete(describe([Charge(limit, who)], "refund"))
     first = sent[: len(_portions(burst))]
     rest = sent[len(first) :]
     return Preview(

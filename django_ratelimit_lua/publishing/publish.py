@@ -74,7 +74,7 @@ class NewerFormatError(StoreError):
 def published_at(key: bytes) -> Published:
     """What is published under that key. Raises `StoreError`."""
     fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
-    revision, database, keys, form, swept = get_store(patient=True).ask(b"HMGET", key, *fields)
+    revision, database, keys, form, swept = get_store(background=True).execute(b"HMGET", key, *fields)
     try:
         found = Revision.read(revision or b"0")
     except ValueError:
@@ -232,7 +232,7 @@ def send(
         b"%d" % lifetime, b"%d" % FORMAT, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
     ]  # fmt: skip
     provider.written.add(published.key)
-    reply: bytes = get_store(patient=True).ask(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
+    reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
     return reply
 
 
@@ -380,11 +380,11 @@ def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
     """All overrides, in a hash that goes away by itself if nobody takes it. It names its revision first: where Redis is
     emptied while it is made, the name is gone, and nobody takes what is left."""
     key = provider.fence_key() + b":" + uuid.uuid4().hex.encode()
-    store = get_store(patient=True)
+    store = get_store(background=True)
     records = _records(overrides)
     chunk: list[tuple[bytes, bytes]] = [(provider.REVISION, row.text)]
     while chunk:
-        store.ask(b"HSET", key, *(part for pair in chunk for part in pair))
-        store.ask(b"EXPIRE", key, b"%d" % STAGED_SECONDS)
+        store.execute(b"HSET", key, *(part for pair in chunk for part in pair))
+        store.execute(b"EXPIRE", key, b"%d" % STAGED_SECONDS)
         chunk = list(islice(records, BATCH))
     return key

@@ -149,7 +149,9 @@ def _look() -> None:
         if provider.database is None or _is_my_turn():
             publish()
             if provider.other is not None and provider.database:
-                get_store(patient=True).ask(b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS)
+                get_store(background=True).execute(
+                    b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS
+                )
         _mended()
     except Exception as error:
         _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
@@ -161,7 +163,7 @@ def _look() -> None:
 def _is_my_turn() -> bool:
     key = provider.beside_key(provider.database or "") + b":looked"
     milliseconds = b"%d" % round(provider.COMPARE_SECONDS * 1000)
-    return get_store(patient=True).ask(b"SET", key, b"1", b"NX", b"PX", milliseconds) is not None
+    return get_store(background=True).execute(b"SET", key, b"1", b"NX", b"PX", milliseconds) is not None
 
 
 def before_migration(using: str) -> None:

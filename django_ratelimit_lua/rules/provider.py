@@ -304,7 +304,7 @@ def take_back(prefix: bytes) -> None:
     written.difference_update(keys)
     try:
         if keys:
-            get_store(patient=True).ask(b"DEL", *keys)
+            get_store(background=True).execute(b"DEL", *keys)
     except StoreError as error:
         logger.warning("What a test has published is still in Redis: %s", error)
 
@@ -341,7 +341,7 @@ def _fetch(patience: Patience) -> _Fetched:
 
 def _fetch_at(key: bytes, patience: Patience) -> _Fetched:
     global _unread
-    written, text, owner = get_store().ask(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
+    written, text, owner = get_store().execute(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
     try:
         snapshot = snapshot_in(text or b"{}")
         return _Fetched(key, snapshot, revision_of(snapshot), None, str(snapshot.get("database", "")))

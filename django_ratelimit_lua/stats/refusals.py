@@ -66,9 +66,11 @@ class Tally:
             for key in {key for key, _ in counts}:
                 for (of, field), number in list(counts.items()):
                     if of == key:
-                        get_store(patient=True).ask(b"HINCRBY", key, field.encode(), b"%d" % number, patience=patience)
+                        get_store(background=True).execute(
+                            b"HINCRBY", key, field.encode(), b"%d" % number, patience=patience
+                        )
                         del counts[of, field]
-                get_store(patient=True).ask(b"EXPIRE", key, b"%d" % (KEPT_DAYS * 86_400), patience=patience)
+                get_store(background=True).execute(b"EXPIRE", key, b"%d" % (KEPT_DAYS * 86_400), patience=patience)
         except StoreError:
             with self._lock:
                 self._counts.update(counts)
@@ -94,7 +96,7 @@ def exceeded(days: int = 7) -> dict[str, dict[str, int]]:
     today = datetime.datetime.now(datetime.UTC).date()
     counts: dict[str, dict[str, int]] = {}
     for ago in range(days):
-        reply = get_store(patient=True).ask(b"HGETALL", _key(today - datetime.timedelta(days=ago)))
+        reply = get_store(background=True).execute(b"HGETALL", _key(today - datetime.timedelta(days=ago)))
         for field, number in zip(reply[::2], reply[1::2], strict=True):
             mode, _, rule = field.decode().partition(":")
             of = counts.setdefault(rule, {})

@@ -24,17 +24,17 @@ _stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
 
 
-def get_store(patient: bool = False) -> Store:
-    """The store of the alias that `RATELIMIT_USE_CACHE` names; a patient one for what no request waits for.
+def get_store(background: bool = False) -> Store:
+    """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`.
 
-    Raises `ImproperlyConfigured`.
+    `background`: for what no request waits for. It has more time, and asks on whatever has failed.
     """
-    known = (conf.USE_CACHE, patient)
+    known = (conf.USE_CACHE, background)
     store = _stores.get(known)
     if store is None:
         alias = Alias(conf.USE_CACHE)
         kind = ShardedStore if alias.nodes else SingleStore
-        made = kind(alias, PATIENCE if patient else conf.TIMEOUT, persistent=patient)
+        made = kind(alias, PATIENCE if background else conf.TIMEOUT, background=background)
         store = _stores.setdefault(known, made)  # Another thread may have been faster: there is one for all.
     return store
 

@@ -96,15 +96,15 @@ def _number(reply: Any) -> int:
 class Store(ABC):
     """Performs calls on the cache alias of a name.
 
-    After repeated failures nothing is asked until there are answers again. One that is `persistent` asks on, and leaves
-    it to whoever asks to say that it failed. Both changes are told once: a server that answers with errors between its
+    After repeated failures nothing is asked until there are answers again. A `background` store asks on, and leaves it
+    to its caller to say that it failed. Both changes are told once: a server that answers with errors between its
     decisions is down until it has decided for a while without one.
     """
 
-    def __init__(self, name: str, timeout: float, *, persistent: bool) -> None:
+    def __init__(self, name: str, timeout: float, *, background: bool) -> None:
         self._name = name
         self._timeout = timeout
-        self._is_persistent = persistent
+        self._is_background = background
         self._is_down = False
         self._failing: set[object] = set()
         self._failed_at = float("-inf")
@@ -121,23 +121,23 @@ class Store(ABC):
         """Whether somebody is not asked at the moment, because too much has failed."""
 
     @abstractmethod
-    def run(self, call: Call, patience: Patience | None = None) -> Decision:
+    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""
 
     @abstractmethod
-    async def arun(self, call: Call, patience: Patience | None = None) -> Decision:
-        """`run`, without blocking the event loop."""
+    async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
+        """`decide`, without blocking the event loop."""
 
     @abstractmethod
-    def forget(self, call: Call) -> None:
+    def delete(self, call: Call) -> None:
         """Delete the state of every limit of a call. Raises `StoreError`."""
 
     @abstractmethod
-    async def aforget(self, call: Call) -> None:
-        """`forget`, without blocking the event loop."""
+    async def adelete(self, call: Call) -> None:
+        """`delete`, without blocking the event loop."""
 
     @abstractmethod
-    def ask(self, *parts: bytes, patience: Patience | None = None) -> Any:
+    def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Store(ABC):
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         failure = StoreError(message)
         failure.was_answered = isinstance(error, ANSWERS)
-        if self._is_persistent:
+        if self._is_background:
             return failure
         with self._lock:
             was_down, self._is_down = self._is_down, True

@@ -19,15 +19,15 @@ from .patience import Patience, Pulse
 class Node:
     """Exchanges commands with one server; after repeated failures, with nobody for a moment.
 
-    One that is `persistent` asks on.
+    In the `background` it asks on.
     """
 
-    def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
+    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
         pulse = Pulse()
         self._timeout = timeout
         self._connections = Connections(alias, pulse)
         self._async_connections = AsyncConnections(alias, pulse)
-        self._breaker = None if persistent else Breaker(self._answers)
+        self._breaker = None if background else Breaker(self._answers)
 
     @property
     def is_paused(self) -> bool:

@@ -30,8 +30,8 @@ RULES_SHARE = 4
 class ShardedStore(Store):
     """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
 
-    def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
-        super().__init__(alias.name, timeout, persistent=persistent)
+    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
+        super().__init__(alias.name, timeout, background=background)
         self._alias = alias
         self._nodes: dict[Address, Node] = {}
         self._cluster = Cluster(alias.nodes)
@@ -42,25 +42,25 @@ class ShardedStore(Store):
         """See `Store`."""
         return any(node.is_paused for node in list(self._nodes.values()))
 
-    def run(self, call: Call, patience: Patience | None = None) -> Decision:
+    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
         decision: Decision = self._drive(self._decide(call, self._patience(patience)))
         return decision
 
-    async def arun(self, call: Call, patience: Patience | None = None) -> Decision:
+    async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
         decision: Decision = await self._adrive(self._decide(call, self._patience(patience)))
         return decision
 
-    def forget(self, call: Call) -> None:
+    def delete(self, call: Call) -> None:
         """See `Store`."""
         self._drive(self._forget(call, self._patience()))
 
-    async def aforget(self, call: Call) -> None:
+    async def adelete(self, call: Call) -> None:
         """See `Store`."""
         await self._adrive(self._forget(call, self._patience()))
 
-    def ask(self, *parts: bytes, patience: Patience | None = None) -> Any:
+    def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """See `Store`."""
         slot = slot_of(wire.key_of(*parts))
         return self._drive(self._exchange(slot, asks(*parts), self._patience(patience)))
@@ -138,7 +138,7 @@ class ShardedStore(Store):
     def _node_at(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            made = Node(self._alias.at(address), self._timeout, persistent=self._is_persistent)
+            made = Node(self._alias.at(address), self._timeout, background=self._is_background)
             node = self._nodes.setdefault(address, made)
         return node
 

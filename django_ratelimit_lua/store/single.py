@@ -18,32 +18,32 @@ from .patience import Patience
 class SingleStore(Store):
     """Performs calls on one server, each within `timeout` seconds."""
 
-    def __init__(self, alias: Alias, timeout: float, *, persistent: bool) -> None:
-        super().__init__(alias.name, timeout, persistent=persistent)
-        self._node = Node(alias, timeout, persistent=persistent)
+    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
+        super().__init__(alias.name, timeout, background=background)
+        self._node = Node(alias, timeout, background=background)
 
     @property
     def is_paused(self) -> bool:
         """See `Store`."""
         return self._node.is_paused
 
-    def run(self, call: Call, patience: Patience | None = None) -> Decision:
+    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
         return self._decided(call, self._exchange(decides(call), patience))
 
-    async def arun(self, call: Call, patience: Patience | None = None) -> Decision:
+    async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
         """See `Store`."""
         return self._decided(call, await self._aexchange(decides(call), patience))
 
-    def forget(self, call: Call) -> None:
+    def delete(self, call: Call) -> None:
         """See `Store`."""
         self._exchange(forgets(call))
 
-    async def aforget(self, call: Call) -> None:
+    async def adelete(self, call: Call) -> None:
         """See `Store`."""
         await self._aexchange(forgets(call))
 
-    def ask(self, *parts: bytes, patience: Patience | None = None) -> Any:
+    def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """See `Store`."""
         return self._exchange(asks(*parts), patience)
 

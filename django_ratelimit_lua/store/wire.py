@@ -34,7 +34,7 @@ def delete(call: Call) -> bytes:
 
 
 def key_of(*parts: bytes) -> bytes:
-    """The key of a command that `Store.ask` takes: of a script, the first of its keys.
+    """The key of a command that `Store.execute` takes: of a script, the first of its keys.
 
     >>> key_of(b"HGET", b"key", b"field"), key_of(b"EVAL", b"return 1", b"1", b"key")
     (b'key', b'key')

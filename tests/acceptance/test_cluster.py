@@ -411,7 +411,7 @@ def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: A
     settings.CACHES = mortal.cache(mortal.servers[0])
     assert limiter.hit(name).source == "fallback"
     with pytest.raises(StoreError):
-        get_store().ask(b"GET", b"anything")
+        get_store().execute(b"GET", b"anything")
 
 
 def test_what_is_no_cluster_is_said(settings: Any) -> None:

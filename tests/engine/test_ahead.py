@@ -41,7 +41,7 @@ class Asker:
         self.who = b"ahead:%026d" % next(serial)
 
     def __call__(self, now: int, operation: str = "hit", **options: Any) -> Decision:
-        return get_store().run(self.call(now, operation, **options))
+        return get_store().decide(self.call(now, operation, **options))
 
     def call(self, now: int, operation: str = "hit", **options: Any) -> Call:
         return Call([Charge(self.limit, self.who)], operation, b"a:", now, **options)
@@ -106,7 +106,7 @@ def test_another_limits_wait_leads_into_no_wrong_window(align: str, pace: str) -
 
     def ask(now: int, *limits: Limit, operation: str = "hit") -> Decision:
         charges = [Charge(limit, who) for limit in limits]
-        return get_store().run(Call(charges, operation, b"a:", now, max_wait_us=-1))
+        return get_store().decide(Call(charges, operation, b"a:", now, max_wait_us=-1))
 
     counted: dict[int, int] = {}
     now, last = START, calendar_window(align, "UTC", START)[0]

@@ -124,7 +124,7 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) ->
 
         def ask(operation: str, now: int, cost: int = cost, partial: bool = partial, **options: Any) -> Decision:
             charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
-            return get_store().run(Call(charges, operation, b"m:", now, partial=partial, **options))
+            return get_store().decide(Call(charges, operation, b"m:", now, partial=partial, **options))
 
         expected, granted, answers = decide(references, operation, now, cost, partial, hit_at)
         decision = ask(operation, now, hit_at=hit_at)

@@ -33,7 +33,7 @@ class Asker:
 
     def __call__(self, now: int | None, cost: int = 1, operation: str = "hit", **options: object) -> Decision:
         charges = [Charge(limit, WHO, cost) for limit in self.limits]
-        return get_store().run(Call(charges, operation, self.prefix, now, **options))
+        return get_store().decide(Call(charges, operation, self.prefix, now, **options))
 
     def keys(self) -> list[bytes]:
         return Call([Charge(limit, WHO) for limit in self.limits], prefix=self.prefix).keys()

@@ -40,7 +40,7 @@ class Asker:
         self.who = b"refunds:%024d" % next(serial)
 
     def __call__(self, now: int, operation: str = "hit", cost: int = 1, **options: Any) -> Decision:
-        return get_store().run(Call([Charge(self.limit, self.who, cost)], operation, b"r:", now, **options))
+        return get_store().decide(Call([Charge(self.limit, self.who, cost)], operation, b"r:", now, **options))
 
 
 class Taken:

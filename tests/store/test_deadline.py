@@ -51,10 +51,10 @@ def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
     """So many calls at once, and how long each took."""
     if kind == "sync":
         with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(lambda number: timed(lambda: store.run(call(number))), range(count)))
+            return list(pool.map(lambda number: timed(lambda: store.decide(call(number))), range(count)))
 
     async def gathered() -> list[tuple[Any, float]]:
-        return await asyncio.gather(*(atimed(store.arun(call(number))) for number in range(count)))
+        return await asyncio.gather(*(atimed(store.adecide(call(number))) for number in range(count)))
 
     return asyncio.run(gathered())
 
@@ -75,7 +75,7 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: s
     with Scripted(script) as server:
         location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
-        store = SingleStore(Alias("default"), DEADLINE, persistent=True)
+        store = SingleStore(Alias("default"), DEADLINE, background=True)
         for _ in range(2):
             ((found, seconds),) = at_once(store, kind, 1)
             assert isinstance(found, StoreError)
@@ -100,7 +100,7 @@ def test_a_reply_that_never_ends_is_given_up_at_the_deadline(announced: bytes, k
     with Scripted(script) as server:
         store = store_of(settings, server.port, "single", DEADLINE)
         if kind == "rules":
-            found, seconds = timed(lambda: store.ask(b"HGETALL", b"key"))
+            found, seconds = timed(lambda: store.execute(b"HGETALL", b"key"))
         else:
             ((found, seconds),) = at_once(store, kind, 1)
         assert isinstance(found, StoreError)
@@ -119,7 +119,7 @@ def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settin
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}},
             }
         }
-        store = SingleStore(Alias("default"), DEADLINE, persistent=True)
+        store = SingleStore(Alias("default"), DEADLINE, background=True)
         for found, seconds in at_once(store, kind, 8):
             assert isinstance(found, StoreError)
             assert seconds < DEADLINE + MARGIN
@@ -132,7 +132,7 @@ def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: An
     with Server() as server:
         settings.RATELIMIT_TIMEOUT = DEADLINE
         store_of(settings, server.port, "single", DEADLINE)
-        store = SingleStore(Alias("default"), DEADLINE, persistent=False)
+        store = SingleStore(Alias("default"), DEADLINE, background=False)
         at_once(store, kind, 3)
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -162,7 +162,7 @@ def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> N
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 4}},
             }
         }
-        store = SingleStore(Alias("default"), DEADLINE, persistent=True)
+        store = SingleStore(Alias("default"), DEADLINE, background=True)
         found = at_once(store, kind, 30)
         assert all(is_own(call(number), decided) for number, (decided, _) in enumerate(found))
         assert max(seconds for _, seconds in found) > 3 * DEADLINE
@@ -177,7 +177,7 @@ def test_an_event_loop_that_stands_still_is_no_outage(settings: Any) -> None:
 
         async def everything() -> None:
             for _ in range(3):
-                asking = [asyncio.ensure_future(store.arun(call(number))) for number in range(20)]
+                asking = [asyncio.ensure_future(store.adecide(call(number))) for number in range(20)]
                 for _ in range(6):
                     await asyncio.sleep(0)
                     time.sleep(DEADLINE * 1.5)
@@ -201,7 +201,7 @@ def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: A
             thread.start()
         try:
             with ThreadPoolExecutor(20) as pool:
-                found = list(pool.map(lambda number: timed(lambda: store.run(call(number)))[0], range(100)))
+                found = list(pool.map(lambda number: timed(lambda: store.decide(call(number)))[0], range(100)))
         finally:
             over.set()
             for thread in busy:
@@ -225,11 +225,11 @@ def test_who_is_cancelled_is_cancelled(settings: Any) -> None:
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 2}},
             }
         }
-        store = SingleStore(Alias("default"), 5, persistent=True)
+        store = SingleStore(Alias("default"), 5, background=True)
 
         async def everything() -> None:
             for round_ in range(20):
-                asking = [asyncio.ensure_future(store.arun(call(number))) for number in range(6)]
+                asking = [asyncio.ensure_future(store.adecide(call(number))) for number in range(6)]
                 await asyncio.sleep(0.002 * round_)
                 for one in asking[::2]:
                     one.cancel()
@@ -254,7 +254,7 @@ def test_a_wait_in_a_cancelled_task_still_ends_in_an_error(settings: Any) -> Non
                 await asyncio.sleep(10)
             except asyncio.CancelledError:
                 with pytest.raises(StoreError):
-                    await store.arun(call(1))
+                    await store.adecide(call(1))
                 raise
 
         async def everything() -> None:

@@ -54,7 +54,7 @@ def store_of(settings: Any, port: int, kind: str, timeout: float = TIMEOUT) -> S
     )
     settings.CACHES = caches(port, kind)
     made = ShardedStore if kind == "cluster" else SingleStore
-    return made(Alias("default"), timeout, persistent=True)
+    return made(Alias("default"), timeout, background=True)
 
 
 def call(number: int, limits: int = 1, **options: Any) -> Call:
@@ -187,7 +187,7 @@ def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, set
     def ask(number: int) -> tuple[Call, Any]:
         asked = call(number, 1 + number % 2)
         try:
-            return asked, store.run(asked, Patience(TIMEOUT if chaos.is_on else 10))
+            return asked, store.decide(asked, Patience(TIMEOUT if chaos.is_on else 10))
         except StoreError as error:
             return asked, error
 
@@ -209,7 +209,7 @@ def test_coroutines_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, 
     async def ask(number: int) -> tuple[Call, Any]:
         asked = call(number, 1 + number % 2)
         try:
-            return asked, await store.arun(asked, Patience(TIMEOUT if chaos.is_on else 10))
+            return asked, await store.adecide(asked, Patience(TIMEOUT if chaos.is_on else 10))
         except StoreError as error:
             return asked, error
 
@@ -242,28 +242,28 @@ def test_whatever_is_no_reply_is_a_store_error(reply: bytes, settings: Any) -> N
 
         async def ask() -> None:
             with pytest.raises(StoreError):
-                await store.arun(call(1))
+                await store.adecide(call(1))
             healthy.set()
-            assert is_own(call(2), await store.arun(call(2)))
+            assert is_own(call(2), await store.adecide(call(2)))
 
         with pytest.raises(StoreError):
-            store.run(call(1))
+            store.decide(call(1))
         if reply != b":1\r\n":
             with pytest.raises(StoreError):
-                store.forget(call(1))
+                store.delete(call(1))
         with pytest.raises(StoreError):
-            store.ask(b"HMGET", b"key", b"one", b"other", b"third")
+            store.execute(b"HMGET", b"key", b"one", b"other", b"third")
         if reply[:1] not in (b"$", b"+") and reply != b"*-1\r\n":
             with pytest.raises(StoreError):
-                store.ask(b"HGET", b"key", b"field")
+                store.execute(b"HGET", b"key", b"field")
         if reply[:1] != b":":
             with pytest.raises(StoreError):
-                store.ask(b"HSET", b"key", b"field", b"text")
+                store.execute(b"HSET", b"key", b"field", b"text")
         if reply != b"*0\r\n":
             with pytest.raises(StoreError):
-                store.ask(b"HGETALL", b"key")
+                store.execute(b"HGETALL", b"key")
         asyncio.run(ask())
-        assert is_own(call(2), store.run(call(2)))
+        assert is_own(call(2), store.decide(call(2)))
         store.close()
 
 
@@ -303,7 +303,7 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
         direct.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-script|load")
         settings.CACHES = caches(server.port, "single")
         settings.CACHES["default"]["LOCATION"] = f"redis://limited:secret@127.0.0.1:{server.port}/0"
-        store = SingleStore(Alias("default"), 5, persistent=True)
+        store = SingleStore(Alias("default"), 5, background=True)
 
         async def ask() -> list[Any]:
             found: list[Any] = []
@@ -314,7 +314,7 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
                     direct.script_flush()
                 try:
                     asked = call(number, 1 + number % 2)
-                    decided = store.run(asked) if kind == "sync" else await store.arun(asked)
+                    decided = store.decide(asked) if kind == "sync" else await store.adecide(asked)
                     found.append((len(decided.limits) == len(asked.charges), decided.limits[0].used))
                 except StoreError as error:
                     found.append(str(error).partition(" ")[2][:6])
@@ -334,11 +334,11 @@ def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None
             with clusters.client(server.port) as direct:
                 direct.execute_command(*users)
         settings.CACHES = found.cache(user="limited:secret@")
-        store = ShardedStore(Alias("default"), 5, persistent=True)
+        store = ShardedStore(Alias("default"), 5, background=True)
         moved = call(1)
         (key,) = moved.keys()
         others = [number for number in range(2, 200) if found.master_of(call(number).keys()[0])][:6]
-        store.run(moved)
+        store.decide(moved)
         source = found.master_of(key)
         target = next(server for server in found.servers if server is not source)
         used: list[int] = []
@@ -348,11 +348,11 @@ def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None
             async def ask() -> None:
                 for number in others:
                     try:
-                        await store.arun(call(1, 2)) if kind == "async" else store.run(call(1, 2))
+                        await store.adecide(call(1, 2)) if kind == "async" else store.decide(call(1, 2))
                     except StoreError as error:
                         refused.append(str(error).partition(" ")[2])
                     asked = call(number, 2)
-                    decided = await store.arun(asked) if kind == "async" else store.run(asked)
+                    decided = await store.adecide(asked) if kind == "async" else store.decide(asked)
                     assert [state.name for state in decided.limits] == ["one", "two"]
                     used.append(decided.limits[0].used)
 
@@ -376,7 +376,7 @@ def test_a_busy_server_leaves_nobody_behind(kind: str, settings: Any) -> None:
         async def ask(number: int) -> Any:
             asked = call(number, 1 + number % 2)
             try:
-                decided = store.run(asked) if kind == "sync" else await store.arun(asked)
+                decided = store.decide(asked) if kind == "sync" else await store.adecide(asked)
             except StoreError as error:
                 return str(error).partition(" ")[2][:4]
             return len(decided.limits) == len(asked.charges), decided.limits[0].used
@@ -406,7 +406,7 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
     """Whatever a server forgets between two commands, a call is decided, and once."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         settings.CACHES = caches(server.port, "single")
-        store, over = SingleStore(Alias("default"), 5, persistent=True), threading.Event()
+        store, over = SingleStore(Alias("default"), 5, background=True), threading.Event()
 
         def remove() -> None:
             while not over.is_set():
@@ -414,7 +414,8 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
 
         async def ask() -> list[float]:
             return [
-                (store.run(call(1)) if kind == "sync" else await store.arun(call(1))).limits[0].used for _ in range(200)
+                (store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))).limits[0].used
+                for _ in range(200)
             ]
 
         remover = threading.Thread(target=remove)
@@ -442,6 +443,6 @@ def test_a_script_is_sent_where_it_is_unknown_even_when_loaded(kind: str, settin
 
     with Scripted(script) as server:
         store = store_of(settings, server.port, kind, 5)
-        assert is_own(call(1), store.run(call(1)))
+        assert is_own(call(1), store.decide(call(1)))
         assert server.asked[-4:] == [b"EVALSHA", b"SCRIPT", b"EVALSHA", b"EVAL"]
         store.close()

@@ -138,13 +138,13 @@ def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
         async def everything() -> None:
             for _ in range(12):
                 with pytest.raises(Exception, match="Error: "):
-                    store.run(call(1)) if kind == "sync" else await store.arun(call(1))
+                    store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))
             assert not store.is_paused
             await asyncio.sleep(0.6)  # A deadline that an error has left behind would have passed.
             erring.clear()
             for number in range(3):
                 asked = call(number)
-                assert is_own(asked, store.run(asked) if kind == "sync" else await store.arun(asked))
+                assert is_own(asked, store.decide(asked) if kind == "sync" else await store.adecide(asked))
 
         asyncio.run(everything())
         assert server.connected <= (13 if error.startswith(b"-READONLY") else 1)

@@ -31,7 +31,7 @@ def limited(settings: Any, server: Server) -> SingleStore:
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
     }
-    return SingleStore(Alias("default"), DEADLINE, persistent=True)
+    return SingleStore(Alias("default"), DEADLINE, background=True)
 
 
 def connections(direct: redis.Redis) -> int:
@@ -68,11 +68,11 @@ def test_turns_come_back_exactly(settings: Any) -> None:
         store = limited(settings, server)
 
         async def burst() -> list[Any]:
-            asking = [store.arun(call(number)) for number in range(WAITERS)]
+            asking = [store.adecide(call(number)) for number in range(WAITERS)]
             return await asyncio.gather(*asking, return_exceptions=True)
 
         async def disturbed() -> None:
-            asking = [asyncio.ensure_future(store.arun(call(number))) for number in range(WAITERS)]
+            asking = [asyncio.ensure_future(store.adecide(call(number))) for number in range(WAITERS)]
             await asyncio.sleep(dice.choice([0, 0, 0.002, 0.01]))
             os.kill(server.pid, signal.SIGSTOP)
             for _ in range(4):

@@ -266,7 +266,7 @@ class Local:
         for key, count in untold:
             try:
                 if not answers:  # A silent Redis might count, when it wakes up, what it was sent while it was silent.
-                    get_store(patient=True).run(self._told(key, count, 0), Patience(conf.TIMEOUT))
+                    get_store(background=True).decide(self._told(key, count, 0), Patience(conf.TIMEOUT))
                     answers = True
                 self._tell_of(key, count)
             except StoreError as error:
@@ -287,7 +287,7 @@ class Local:
         try:
             if units:
                 call = self._told(key, count, units)
-                decision = get_store(patient=True).run(call)
+                decision = get_store(background=True).decide(call)
                 with stripe.lock:
                     count.admitted = max(0, count.admitted - units)
                     self.hear(call, decision.limits)

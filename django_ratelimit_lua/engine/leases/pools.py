@@ -95,7 +95,7 @@ class Leases:
         for pool in list(self._holding):
             for refund in self.refunds(pool, None if patience is None else EVERYTHING):
                 try:
-                    get_store(patient=True).run(refund, patience)
+                    get_store(background=True).decide(refund, patience)
                     denials.forget([pool.digest])
                 except StoreError:  # Then they stay counted until the limit forgets them.
                     if patience is not None and patience.is_over:
