@@ -219,6 +219,8 @@ class Wire:
                 if is_reply and self.tears and count % 3 == 0:
                     target.sendall(data[: len(data) // 2])
                     target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    # The other thread reads from it: until that ends, the system keeps open what is closed here.
+                    target.shutdown(socket.SHUT_RD)
                     return
                 target.sendall(data)
 

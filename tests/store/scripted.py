@@ -144,6 +144,17 @@ def torn(data: bytes, at: int) -> Reply:
     return reply
 
 
+def reset(data: bytes, at: int) -> Reply:
+    """So many bytes, and then the connection is reset."""
+
+    def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
+        connection.sendall(data[:at])
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raise OSError
+
+    return reply
+
+
 def followed(data: bytes, by: bytes, after: float) -> Reply:
     """And after a while something that nobody has asked for."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +16,16 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import base, get_store
+from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.single import SingleStore
+from django_ratelimit_lua.store.wire import command
 from django_ratelimit_lua.testing.server import Server
-from tests.store.scripted import Scripted, usual
+from tests.faults import Wire
+from tests.store.scripted import Scripted, reset, torn, usual
 from tests.store.test_replies import ERRORS, call, is_own
 
 ANSWERED = [error for error in ERRORS if len(error) > 3]
@@ -149,6 +155,55 @@ def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
         asyncio.run(everything())
         assert server.connected <= (13 if error.startswith(b"-READONLY") else 1)
         store.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("breaks", [torn, reset])
+def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(breaks: Any, kind: str, settings: Any) -> None:
+    """No deadline passes, and no call is sent twice. Three in a row open the breaker, and then nobody is asked; two
+    between answers do not."""
+    breaking = threading.Event()
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        return breaks(right, len(right) // 2) if breaking.is_set() and command[0] == b"EVALSHA" else right
+
+    with Scripted(script) as server:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        store = SingleStore(Alias("default"), 60, background=False)
+
+        async def fail(message: str) -> None:
+            with pytest.raises(StoreError, match=message):
+                store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))
+
+        async def everything() -> None:
+            for failures in (2, 2, 3):
+                breaking.clear()
+                assert is_own(call(1), store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)))
+                breaking.set()
+                assert not store.is_paused
+                for _ in range(failures):
+                    await fail("ConnectionError: ")
+            assert store.is_paused
+            await fail("Paused: ")
+
+        asyncio.run(everything())
+        assert server.asked.count(b"EVALSHA") == 3 + 7
+        store.close()
+
+
+def test_the_table_of_faults_resets_connections() -> None:
+    """Not merely stops to send: that would be a fault of another kind."""
+    with Scripted(lambda command: b"+PONG\r\n") as server:
+        wire = Wire(server.port)
+        wire.tears = True
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as connection:
+            for expected in (b"+PONG\r\n", b"+PONG\r\n", b"+PO"):
+                connection.sendall(command(b"PING"))
+                assert connection.recv(64) == expected
+            with pytest.raises(ConnectionResetError):
+                connection.recv(64)
+        wire.close()
 
 
 def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
