@@ -21,7 +21,7 @@ from .models import RateLimitRevision
 from .publishing.publish import primary, published_at, values_by_key
 from .publishing.triggers import migration_problem
 from .rules import provider
-from .rules.callsite import Site, group_of, method_name
+from .rules.callsite import LimitTemplate, group_of, method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
@@ -157,7 +157,7 @@ def _views(patterns: Sequence[Any]) -> Iterator[Any]:
             yield pattern.callback
 
 
-def _limited(view: Any) -> Iterator[tuple[Sequence[Site], bool]]:
+def _limited(view: Any) -> Iterator[tuple[Sequence[LimitTemplate], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     cls = getattr(view, "view_class", None)
     methods = [] if cls is None else [getattr(cls, name, None) for name in ("dispatch", *cls.http_method_names)]
@@ -320,7 +320,7 @@ def check_published(databases: Any = None, **kwargs: Any) -> list[CheckMessage]:
     try:
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
-        owner = published_at(provider.fence_key()).database
+        owner = published_at(provider.rules_key()).database
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return []  # Not migrated yet, or not there: others say so.
     if owner not in ("", own):

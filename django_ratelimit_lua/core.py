@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from .conf import conf
 from .identity.keys import KeyLike
-from .rules.callsite import ALL, UNSAFE, RateLike, Site, group_of
+from .rules.callsite import ALL, UNSAFE, LimitTemplate, RateLike, group_of
 from .web.drivers import run
 from .web.plan import steps
 
@@ -78,7 +78,7 @@ def get_usage(
         raise TypeError(f"get_usage and is_ratelimited need the request first, not {request!r}")
     if not conf.ENABLE or rate is None:
         return None
-    site = Site.compiled(group, key, rate, method, 1, {})
+    site = LimitTemplate.compiled(group, key, rate, method, 1, {})
     decision = run(steps(request, [site], group or group_of(fn), "hit" if increment else "peek"), request)
     if not decision.limits:
         return None

@@ -15,11 +15,11 @@ from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .identity.keys import KeyLike
 from .limits.limit import Options
 from .limits.rate import LimitError
-from .rules.callsite import ALL, UNSAFE, CostLike, Outcome, RateLike, Site, group_of, named
-from .web.charges import Wanted
+from .rules.callsite import ALL, UNSAFE, CostLike, LimitTemplate, Outcome, RateLike, group_of, known_call_sites
+from .web.charges import PlannedCharge
 from .web.drivers import arun, run
 from .web.plan import steps
-from .web.responses import arefusal, note, refusal, told
+from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
 from .web.settlement import give_back, settle
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -31,7 +31,7 @@ class _Stack:
 
     checker: Callable[..., Any]
     view: Callable[..., Any]
-    sites: tuple[Site, ...]
+    sites: tuple[LimitTemplate, ...]
 
 
 class _Ratelimit:
@@ -77,7 +77,7 @@ class _Ratelimit:
         cost_after: Outcome | None = None,
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
-        site = Site.compiled(
+        site = LimitTemplate.compiled(
             group, key, rate, method, cost, options, block,
             count_if=count_if, reset_if=reset_if, cost_after=cost_after,
         )  # fmt: skip
@@ -121,17 +121,17 @@ def _on_method(view: Callable[..., Any]) -> LimitError:
     )
 
 
-def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
+def _checked(view: Callable[..., Any], site: LimitTemplate) -> Callable[..., Any]:
     # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so
     # what is found only counts where it was put.)
     _check_function(view)
     below = getattr(view, "_ratelimits", None)
-    sites: tuple[Site, ...] = (site,)
+    sites: tuple[LimitTemplate, ...] = (site,)
     checked = view
     if isinstance(below, _Stack) and below.checker is view:
         checked, sites = below.view, (site, *below.sites)
     group = group_of(checked)
-    named.add(group)
+    known_call_sites.add(group)
     blocks = any(site.block for site in sites)
     settles = any(site.settles for site in sites)
 
@@ -139,14 +139,14 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        kept: list[Wanted] = []
-        decision = note(request, run(steps(request, sites, group, kept=kept), request))
+        kept: list[PlannedCharge] = []
+        decision = attach_decision(request, run(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:
-            return refusal(request, decision)
+            return refused_response(request, decision)
         if blocks and decision.wait > 0:
             hold(decision.wait, lambda: run(give_back(kept, decision), request))
         if not settles:
-            return told(request, checked(request, *args, **kwargs))
+            return add_ratelimit_headers(request, checked(request, *args, **kwargs))
         try:
             outcome = checked(request, *args, **kwargs)
         except BaseException as error:
@@ -154,16 +154,16 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 run(settle(request, error, kept, decision), request)
             raise
         run(settle(request, outcome, kept, decision), request)
-        return told(request, outcome)
+        return add_ratelimit_headers(request, outcome)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        kept: list[Wanted] = []
-        decision = note(request, await arun(steps(request, sites, group, kept=kept), request))
+        kept: list[PlannedCharge] = []
+        decision = attach_decision(request, await arun(steps(request, sites, group, kept=kept), request))
         if blocks and not decision:
-            return await arefusal(request, decision)
+            return await arefused_response(request, decision)
         if blocks and decision.wait > 0:
             await ahold(
                 decision.wait,
@@ -171,7 +171,7 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 lambda: run(give_back(kept, decision), request),
             )
         if not settles:
-            return told(request, await checked(request, *args, **kwargs))
+            return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
         try:
             outcome = await checked(request, *args, **kwargs)
         except GeneratorExit as stopped:
@@ -184,7 +184,7 @@ def _checked(view: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 await to_the_end(arun(settle(request, error, kept, decision), request))
             raise
         await to_the_end(arun(settle(request, outcome, kept, decision), request))
-        return told(request, outcome)
+        return add_ratelimit_headers(request, outcome)
 
     wrapper: Any = achecker if _is_async(checked) else checker
     wrapper._ratelimits = _Stack(wrapper, checked, sites)

@@ -10,8 +10,16 @@ from typing import Any, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
 from .conf import conf
-from .engine.decide import acheck, acheck_current, aforget, check, check_current, describe, forget
-from .engine.deny_cache import Denial, denials
+from .engine.decide import (
+    adecide,
+    adecide_by_current_rules,
+    aforget,
+    build_call,
+    decide,
+    decide_by_current_rules,
+    forget,
+)
+from .engine.deny_cache import CachedDenial, deny_cache
 from .engine.leases import Pool, pool_of
 from .engine.waiting import ahold, hold, refunds
 from .exceptions import Ratelimited
@@ -20,10 +28,10 @@ from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
 from .limits.limit import Limit, Options, wait_us
 from .limits.rate import LimitError, Rate
-from .rules.callsite import named
+from .rules.callsite import known_call_sites
 from .rules.provider import current
 from .rules.ruleset import Ruleset
-from .stats.refusals import tally
+from .stats.refusals import refusal_counter
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
@@ -55,11 +63,11 @@ class RateLimiter:
 
     def __init__(self, name: str, rate: RateConstant | list[RateConstant], **options: Unpack[Options]) -> None:
         self.name = name
-        named.add(name)
+        known_call_sites.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         # By identity (its digest), cost and whether part of it will do; as long as somebody else keeps the answer.
-        self._at_hand: WeakValueDictionary[tuple[bytes, int, bool], Denial | Pool] = WeakValueDictionary()
+        self._at_hand: WeakValueDictionary[tuple[bytes, int, bool], CachedDenial | Pool] = WeakValueDictionary()
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
@@ -90,14 +98,14 @@ class RateLimiter:
             charges = [Charge(limit, who, cost) for limit in self._limits_by(ruleset)]
             if kept is not None:
                 kept[:] = charges
-            return describe(charges, operation, ruleset=ruleset, **options)
+            return build_call(charges, operation, ruleset=ruleset, **options)
 
         return call
 
     def _counts(self, identity: Identity) -> Call:
         who = digest(identity)
         counted = {limit.key_part: limit for limit in (*self.limits, *self._limits_by(current()))}
-        return describe([Charge(limit, who) for limit in counted.values()], "refund")
+        return build_call([Charge(limit, who) for limit in counted.values()], "refund")
 
     def _limits_by(self, ruleset: Ruleset | None) -> tuple[Limit, ...]:
         """The limits, or those of the rule that takes their place."""
@@ -113,7 +121,7 @@ class RateLimiter:
         known = self._at_hand.get((who, cost, partial))
         if known is None:
             return None
-        return known.answer() if isinstance(known, Denial) else known.answer(cost)
+        return known.answer() if isinstance(known, CachedDenial) else known.answer(cost)
 
     def _keep(self, who: bytes, cost: int, partial: bool, decision: Decision, by: Callable[..., Call]) -> None:
         """Keep a refusal of the deny cache, or units taken ahead, at hand, so that the next such hit need not even find
@@ -121,7 +129,7 @@ class RateLimiter:
         if decision.allowed and decision.source != "lease":
             return
         call = by(current())
-        known = pool_of(call) if decision.allowed else denials.find(call)
+        known = pool_of(call) if decision.allowed else deny_cache.find(call)
         if known is not None:
             self._at_hand[who, cost, partial] = known
 
@@ -131,7 +139,7 @@ class RateLimiter:
         if ruleset is not None and decision.source != "fallback" and self.name in ruleset.by_name:
             for state in decision.limits:
                 if not state.allowed:
-                    tally.add(self.name, state.mode)
+                    refusal_counter.add(self.name, state.mode)
         return decision
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
@@ -141,7 +149,7 @@ class RateLimiter:
         if known is not None:
             return self._tallied(known)
         by = self._about("hit", who, cost, partial=partial)
-        decision = check_current(by)
+        decision = decide_by_current_rules(by)
         self._keep(who, cost, partial, decision, by)
         return self._tallied(decision)
 
@@ -152,33 +160,33 @@ class RateLimiter:
         if known is not None:
             return self._tallied(known)
         by = self._about("hit", who, cost, partial=partial)
-        decision = await acheck_current(by)
+        decision = await adecide_by_current_rules(by)
         self._keep(who, cost, partial, decision, by)
         return self._tallied(decision)
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""
-        return check_current(self._by("peek", identity, cost))
+        return decide_by_current_rules(self._by("peek", identity, cost))
 
     async def apeek(self, identity: Identity, cost: int = 1) -> Decision:
         """`peek`, for coroutines."""
-        return await acheck_current(self._by("peek", identity, cost))
+        return await adecide_by_current_rules(self._by("peek", identity, cost))
 
     def refund(self, identity: Identity, cost: int = 1) -> Decision:
         """Give units back, the latest first, and never more than are counted."""
-        return check_current(self._by("refund", identity, cost))
+        return decide_by_current_rules(self._by("refund", identity, cost))
 
     async def arefund(self, identity: Identity, cost: int = 1) -> Decision:
         """`refund`, for coroutines."""
-        return await acheck_current(self._by("refund", identity, cost))
+        return await adecide_by_current_rules(self._by("refund", identity, cost))
 
     def charge(self, identity: Identity, cost: int = 1) -> Decision:
         """Count units that were already used, even beyond the limit: then others wait until they are worked off."""
-        return check_current(self._by("charge", identity, cost))
+        return decide_by_current_rules(self._by("charge", identity, cost))
 
     async def acharge(self, identity: Identity, cost: int = 1) -> Decision:
         """`charge`, for coroutines."""
-        return await acheck_current(self._by("charge", identity, cost))
+        return await adecide_by_current_rules(self._by("charge", identity, cost))
 
     def reset(self, identity: Identity) -> None:
         """Forget what is counted for an identity. Raises `StoreError` where Redis cannot be asked."""
@@ -198,7 +206,7 @@ class RateLimiter:
         """
         kept: list[Charge] = []
         by = self._by("hit", identity, cost, kept, max_wait_us=_patience(timeout))
-        decision = self._tallied(check_current(by))
+        decision = self._tallied(decide_by_current_rules(by))
         if decision.allowed and decision.wait > 0:
             hold(decision.wait, lambda: self._give_back(decision, kept))
         return decision
@@ -207,7 +215,7 @@ class RateLimiter:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
         kept: list[Charge] = []
         by = self._by("hit", identity, cost, kept, max_wait_us=_patience(timeout))
-        decision = self._tallied(await acheck_current(by))
+        decision = self._tallied(await adecide_by_current_rules(by))
         if decision.allowed and decision.wait > 0:
             await ahold(
                 decision.wait, lambda: self._agive_back(decision, kept), lambda: self._give_back(decision, kept)
@@ -216,11 +224,11 @@ class RateLimiter:
 
     def _give_back(self, decision: Decision, kept: list[Charge]) -> None:
         for call in _returned(decision, kept):
-            check(call)
+            decide(call)
 
     async def _agive_back(self, decision: Decision, kept: list[Charge]) -> None:
         for call in _returned(decision, kept):
-            await acheck(call)
+            await adecide(call)
 
     def __call__(
         self,

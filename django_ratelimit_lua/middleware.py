@@ -13,16 +13,22 @@ from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity.routes import was_foreseen
 from .limits.decision import Decision
-from .rules.callsite import Site
+from .rules.callsite import LimitTemplate
 from .rules.exempt import is_exempt
 from .rules.ruleset import Ruleset, settings_rules
-from .web.charges import Wanted, counted
+from .web.charges import PlannedCharge, counted
 from .web.drivers import arun, run
 from .web.plan import Steps, steps
-from .web.responses import arefusal, note, refusal, told, too_many_requests
+from .web.responses import (
+    add_ratelimit_headers,
+    arefused_response,
+    attach_decision,
+    refused_response,
+    too_many_requests,
+)
 from .web.settlement import give_back
 
-_Choose = Callable[[HttpRequest, Ruleset], list[Site] | None]
+_Choose = Callable[[HttpRequest, Ruleset], list[LimitTemplate] | None]
 
 
 class RateLimitMiddleware:
@@ -78,17 +84,17 @@ class RateLimitMiddleware:
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        kept: list[Wanted] = []
+        kept: list[PlannedCharge] = []
         decision = run(_steps(request, choose, kept), request)
         if decision and decision.wait > 0:
             hold(decision.wait, lambda: run(give_back(kept, decision), request))
         self._note(request, decision)
-        return None if decision else _rendered(refusal(request, decision))
+        return None if decision else _rendered(refused_response(request, decision))
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        kept: list[Wanted] = []
+        kept: list[PlannedCharge] = []
         decision = await arun(_steps(request, choose, kept), request)
         if decision and decision.wait > 0:
             await ahold(
@@ -97,16 +103,20 @@ class RateLimitMiddleware:
                 lambda: run(give_back(kept, decision), request),
             )
         self._note(request, decision)
-        return None if decision else await _arendered(await arefusal(request, decision))
+        return None if decision else await _arendered(await arefused_response(request, decision))
 
     @staticmethod
     def _note(request: HttpRequest, decision: Decision) -> None:
         if decision.limits:
-            note(request, decision)
+            attach_decision(request, decision)
 
     @staticmethod
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        return cast(HttpResponseBase, told(request, response)) if hasattr(request, "ratelimit") else response
+        return (
+            cast(HttpResponseBase, add_ratelimit_headers(request, response))
+            if hasattr(request, "ratelimit")
+            else response
+        )
 
 
 def _rendered(response: HttpResponseBase) -> HttpResponseBase:
@@ -118,11 +128,11 @@ async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
     return response if getattr(response, "is_rendered", True) else await sync_to_async(_rendered)(response)
 
 
-def _steps(request: HttpRequest, choose: _Choose, kept: list[Wanted]) -> Steps:
+def _steps(request: HttpRequest, choose: _Choose, kept: list[PlannedCharge]) -> Steps:
     return steps(request, lambda ruleset: choose(request, ruleset), "", kept=kept, everywhere=True)
 
 
-def _sites(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
+def _sites(request: HttpRequest, ruleset: Ruleset) -> list[LimitTemplate] | None:
     """The limits of the rules for a request; None if a rule exempts it."""
     rules = ruleset.matching(request)
     if any(rule.site is None for rule in rules):
@@ -130,7 +140,7 @@ def _sites(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
     return [rule.site for rule in rules if rule.site is not None]
 
 
-def _now(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
+def _now(request: HttpRequest, ruleset: Ruleset) -> list[LimitTemplate] | None:
     """The limits that can be decided now: all, or those that do not need a user or session not known yet."""
     sites = _sites(request, ruleset)
     if sites is None or (hasattr(request, "user") and hasattr(request, "session")):
@@ -145,7 +155,7 @@ def _waits(request: HttpRequest) -> bool:
     return waits or not was_foreseen(request)
 
 
-def _later(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
+def _later(request: HttpRequest, ruleset: Ruleset) -> list[LimitTemplate] | None:
     """The limits that had to wait until user and session were known.
 
     All, where Django found another view than was foreseen, as a later middleware chose another URLconf or language:
@@ -158,7 +168,7 @@ def _later(request: HttpRequest, ruleset: Ruleset) -> list[Site] | None:
     return sites
 
 
-def _needs_more(site: Site, request: HttpRequest) -> bool:
+def _needs_more(site: LimitTemplate, request: HttpRequest) -> bool:
     """Whether a middleware further inside has yet to find what a site needs."""
     return (site.needs_user and not hasattr(request, "user")) or (
         site.key.needs_session and not hasattr(request, "session")

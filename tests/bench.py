@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client, RequestFactory, override_settings  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
-from django_ratelimit_lua.engine.decide import describe  # noqa: E402
+from django_ratelimit_lua.engine.decide import build_call  # noqa: E402
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
 from django_ratelimit_lua.store import wire  # noqa: E402
@@ -122,7 +122,7 @@ def server_cost(sha: str) -> None:
             most = 90_000 if algorithm == "sliding_log" else 10**7
             rates = [f"{most + number}/h" for number in range(count)]
             limits = limiter(f"script{count}", rates, algorithm).limits
-            call = describe([Charge(limit, b"s" * 32) for limit in limits])
+            call = build_call([Charge(limit, b"s" * 32) for limit in limits])
             commands[f"{algorithm} {count}"] = wire.evalsha(call, b"of bench")
     times = script_time(commands)
     print(f"{'script time':18}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}   (bare: {times['bare']:.2f} µs)")
@@ -139,12 +139,12 @@ def backlog() -> None:
         for waiting in (0, 10_000):
             limit = limiter(f"waiting{waiting}", "10/s", algorithm).limits[0]
             # A cost of 1 each at the very same moment, so that the backlog stays what it is.
-            call = describe([Charge(limit, b"w" * 32)], max_wait_us=-1, now=1_750_000_000_000_000)
+            call = build_call([Charge(limit, b"w" * 32)], max_wait_us=-1, now=1_750_000_000_000_000)
             with DIRECT.pipeline(transaction=False) as pipeline:
                 for _ in range(waiting):
                     pipeline.execute_command(*_with_time(call, call.now, load=False))
                 pipeline.execute()
-            peek = describe([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
+            peek = build_call([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
             commands[f"{algorithm} {waiting}"] = wire.evalsha(peek, b"of bench")
     times = script_time(commands)
     print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
@@ -207,7 +207,7 @@ def memory() -> None:
             parts = 20 if algorithm == "sliding_window" else 1
             key = None
             for part in range(parts):
-                call = describe([Charge(limit, b"m" * 32, max(1, size // parts)) for limit in who.limits])
+                call = build_call([Charge(limit, b"m" * 32, max(1, size // parts)) for limit in who.limits])
                 start = 1_750_000_000_000_000 + part * 3_600_000_000 // parts
                 DIRECT.execute_command(*_with_time(call, start))
                 key = call.keys()[0]

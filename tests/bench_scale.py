@@ -50,13 +50,13 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     settings.configure(SECRET_KEY="tests", CACHES=job["caches"], RATELIMIT_TIMEOUT=10, USE_TZ=True)
     django.setup()
     from django_ratelimit_lua import RateLimiter
-    from django_ratelimit_lua.engine.heartbeat import instances
+    from django_ratelimit_lua.engine.heartbeat import heartbeat
 
     limiter = RateLimiter("bench", job["rate"], algorithm=job.get("algorithm", "fixed_window"), lease=job.get("lease"))
     limiter.peek("warm")
     for _ in range(2):
         sys.stdin.readline()
-        instances.beat()
+        heartbeat.beat()
         print(flush=True)
     sys.stdin.readline()
     chance, names = random.Random(job["seed"]), [f"identity {number}" for number in range(job.get("identities", 1))]

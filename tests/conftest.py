@@ -12,12 +12,12 @@ import pytest
 import redis
 from coverage import Coverage
 
-from django_ratelimit_lua.engine.fallback.limiter import local
-from django_ratelimit_lua.engine.heartbeat import instances
+from django_ratelimit_lua.engine.fallback.limiter import fallback_limiter
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.provider import start_fresh
-from django_ratelimit_lua.stats.refusals import tally
+from django_ratelimit_lua.stats.refusals import refusal_counter
 from tests.server import server, url
 
 _serial = itertools.count()
@@ -57,11 +57,11 @@ def direct() -> Iterator[redis.Redis]:
 def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every test counts under keys of its own, and leaves nothing for later: no tally, no heartbeats, nothing to tell,
     and no thread that goes on trying to publish what a test without a database could not read."""
-    monkeypatch.setattr(triggers, "soon", lambda: None)
+    monkeypatch.setattr(triggers, "retry_in_background", lambda: None)
     monkeypatch.setattr(provider, "compare", None)
-    monkeypatch.setattr(instances, "start", lambda: None)
+    monkeypatch.setattr(heartbeat, "start", lambda: None)
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
-    tally.clear()
-    local.clear()
+    refusal_counter.clear()
+    fallback_limiter.clear()

@@ -400,13 +400,13 @@ def work() -> None:
 
     from django.test import Client
 
-    from django_ratelimit_lua.engine.heartbeat import instances
+    from django_ratelimit_lua.engine.heartbeat import heartbeat
 
     logging.disable()
     Client().get("/warm")
     for _ in range(2):
         sys.stdin.readline()
-        instances.beat()
+        heartbeat.beat()
         print(flush=True)
     started = float(sys.stdin.readline())
     found: list[Any] = []

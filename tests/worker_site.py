@@ -105,7 +105,7 @@ from django_ratelimit_lua.publishing import publish as publishing
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.overrides import memory
+from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.store import get_store
 
 provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
@@ -159,7 +159,7 @@ def begin(prefix: str | None = None) -> None:
         GIVEN["prefix"] = prefix
         override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
     provider._ruleset = provider._snapshot = provider.database = provider.other = None
-    memory._known.clear()
+    override_cache._known.clear()
 
 
 def look() -> None:

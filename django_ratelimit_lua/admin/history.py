@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitChange, RateLimitRule
-from ..operations.rules_yaml import put, row
+from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import difference, reading
 from ..rules.rule import RuleError
 from .base import ActingAdmin
@@ -31,12 +31,12 @@ def restore(change: RateLimitChange) -> RateLimitRule:
     """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`, also where another rule has
     its name by now."""
     given = change.after if change.after is not None else change.before
-    made, tiers = row(given or {})
+    made, tiers = build_rule(given or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         if RateLimitRule.objects.filter(name=made.name).exclude(pk=change.object_id or 0).exists():
             problem = _("another rule has that name by now; rename or delete it first")
             raise RuleError(repr(made.name), "name", str(problem))
-        return put(made, tiers, change.object_id)
+        return save_rule(made, tiers, change.object_id)
 
 
 class ChangeAdmin(ActingAdmin):

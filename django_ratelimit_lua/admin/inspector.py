@@ -17,7 +17,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import acting, who
-from ..operations.explain import Explanation, explain, find_user, imagine, reset
+from ..operations.explain import Explanation, build_request, explain, find_user, reset
 from ..publishing.publish import primary
 from .forms import DURATIONS, InspectForm, covers, own_address
 
@@ -67,7 +67,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             return
         name, _colon, value = given["header"].partition(":")
         headers = {name.strip(): value.strip()} if name else {}
-        imagined = imagine(given["path"], given["method"], given["address"] or own_address(request), user, headers)
+        imagined = build_request(
+            given["path"], given["method"], given["address"] or own_address(request), user, headers
+        )
         action, _slash, target = request.POST.get("action", "").partition(":")
         if action:
             if not may_act:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from ..operations.simulate import Preview
+from ..operations.simulate import Simulation
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
@@ -30,7 +30,7 @@ class Plot:
     bottom: int = HEIGHT - BOTTOM
 
 
-def plot(seen: Preview) -> Plot:
+def plot(seen: Simulation) -> Plot:
     """The plot of a preview."""
     total = max(1, seen.burst + seen.flow_sent)
     seconds = seen.seconds
@@ -71,7 +71,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return "ms", 0.001
 
 
-def _words(seen: Preview) -> str:
+def _words(seen: Simulation) -> str:
     parts: list[Any] = []
     if seen.burst:
         parts.append(_("Of %(sent)d at once, %(granted)d go.") % {"sent": seen.burst, "granted": seen.burst_granted})

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from ..exceptions import StoreError
 from ..limits.rate import Rate
 from ..models import RateLimitRule
-from ..operations.simulate import preview
+from ..operations.simulate import simulate
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm, RuleForm
 from .plot import plot
@@ -49,7 +49,7 @@ def previewed(posted: Any) -> dict[str, Any]:
         unit = sent.cleaned_data["preview_unit"] or "m"
         steady = limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None
         cost = 1 if rule.cost is None else rule.cost
-        return {"plot": plot(preview(limit, burst, steady, cost))}
+        return {"plot": plot(simulate(limit, burst, steady, cost))}
     except RuleError as error:
         return {"problems": [error.problem]}
     except StoreError as error:

@@ -23,7 +23,7 @@ from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from ..stats.refusals import FAILED, exceeded
+from ..stats.refusals import FAILED, refusal_counts
 from .base import ActingAdmin
 from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
@@ -183,7 +183,7 @@ class RuleAdmin(ActingAdmin):
         }
         try:
             context["published"] = publish()
-            vars(request)["_ratelimit_exceeded"] = exceeded()
+            vars(request)["_ratelimit_exceeded"] = refusal_counts()
         except StoreError as error:
             messages.warning(request, _("Redis cannot be asked; changes are published as soon as it can: %s") % error)
         return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)

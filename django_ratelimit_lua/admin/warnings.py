@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError
-from ..rules.callsite import lumps_strangers, named
+from ..rules.callsite import known_call_sites, lumps_strangers
 
 
 def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -38,7 +38,7 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
         given.get("name")
         and not given.get("exempt")
         and not (paths or given.get("route") or given.get("group"))
-        and given["name"] not in named
+        and given["name"] not in known_call_sites
     ):
         problem = _("The rule names no path and no route, and nothing in the code is called so: it would do nothing.")
         found.append(("name", problem))

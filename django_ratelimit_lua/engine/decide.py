@@ -16,11 +16,11 @@ from ..limits.decision import Decision
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
 from ..store import Patience, get_store
-from .deny_cache import denials
-from .fallback.limiter import local
+from .deny_cache import deny_cache
+from .fallback.limiter import fallback_limiter
 from .fallback.policy import fallback, give_back, is_local, share_of, unlimited
-from .heartbeat import instances
-from .leases import Steps, decide, is_for, leases, may_have_more
+from .heartbeat import heartbeat
+from .leases import Steps, decide_here, has_local_limits, leases, may_have_more
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
@@ -30,7 +30,7 @@ clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
 
 
-def describe(
+def build_call(
     charges: Sequence[Charge],
     operation: Operation = "hit",
     *,
@@ -62,7 +62,7 @@ def now_us() -> int:
     return time.time_ns() // 1000 if clock is None else clock()
 
 
-def check(call: Call, patience: Patience | None = None) -> Decision:
+def decide(call: Call, patience: Patience | None = None) -> Decision:
     """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter.
 
     `patience`: how long Redis may take, where that is not `RATELIMIT_TIMEOUT`. Raises `StaleRules` where the call goes
@@ -83,7 +83,7 @@ def check(call: Call, patience: Patience | None = None) -> Decision:
         return cast(Decision, finished.value)
 
 
-async def acheck(call: Call, patience: Patience | None = None) -> Decision:
+async def adecide(call: Call, patience: Patience | None = None) -> Decision:
     """`check`, without blocking the event loop."""
     steps = _deciding(call)
     try:
@@ -107,18 +107,18 @@ def _deciding(call: Call) -> Steps:
     known = _known(call)
     if known is not None:
         return known
-    begun = denials.begin()
+    begun = deny_cache.begin()
     share = share_of(call)
-    if share is not None and not local.decide(share, to_be_told=False):
+    if share is not None and not fallback_limiter.decide(share, to_be_told=False):
         return fallback(call)
     try:
-        decision = (yield from decide(call)) if is_for(call) else (yield call)
+        decision = (yield from decide_here(call)) if has_local_limits(call) else (yield call)
     except StaleRules:
         give_back(share)
         raise
     except StoreError:
         give_back(share)
-        local.was_cut_off()
+        fallback_limiter.on_store_down()
         return fallback(call)
     if not decision.allowed:
         give_back(share)
@@ -127,54 +127,54 @@ def _deciding(call: Call) -> Steps:
 
 def _known(call: Call) -> Decision | None:
     """The refusal that the deny cache has of a hit."""
-    if call.operation != "hit" or call.now is not None or not denials:
+    if call.operation != "hit" or call.now is not None or not deny_cache:
         return None
-    denial = denials.find(call)
+    denial = deny_cache.find(call)
     return None if denial is None else denial.answer()
 
 
 def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision:
     """What came of a call, for the deny cache to remember, or to forget what it is about."""
     if call.operation == "refund":
-        denials.forget([charge.digest for charge in call.charges])
+        deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not may_have_more(call):
-        denials.note(call, decision, begun)
+        deny_cache.note(call, decision, begun)
     if decision.source != "redis":
         return decision
     if conf.ON_STORE_ERROR == "local" or any(map(is_local, call.charges)):
-        instances.start()
-        local.hear(call, decision.limits)
+        heartbeat.start()
+        fallback_limiter.remember_usage(call, decision.limits)
     return decision
 
 
-def check_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
+def decide_by_current_rules(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
     """Decide the call that the current rules make of something."""
     patience = Patience(conf.TIMEOUT)
     ruleset = rules(None, patience)
     for _ in range(FENCED_ATTEMPTS):
         try:
-            return check(describe_by(ruleset), patience)
+            return decide(describe_by(ruleset), patience)
         except StaleRules as stale:
             known, ruleset = ruleset, load(stale, patience)
             if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
                 break  # Nobody knows newer ones.
-    decision = check(replace(describe_by(ruleset), revision=None), patience)
+    decision = decide(replace(describe_by(ruleset), revision=None), patience)
     return replace(decision, revision=ruleset.revision.number)
 
 
-async def acheck_current(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
+async def adecide_by_current_rules(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
     """`check_current`, without blocking the event loop."""
     patience = Patience(conf.TIMEOUT)
     ruleset = await arules(None, patience)
     for _ in range(FENCED_ATTEMPTS):
         try:
-            return await acheck(describe_by(ruleset), patience)
+            return await adecide(describe_by(ruleset), patience)
         except StaleRules as stale:
             known, ruleset = ruleset, await arules(stale, patience)
             if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
                 break  # Nobody knows newer ones.
     return replace(
-        await acheck(replace(describe_by(ruleset), revision=None), patience), revision=ruleset.revision.number
+        await adecide(replace(describe_by(ruleset), revision=None), patience), revision=ruleset.revision.number
     )
 
 
@@ -218,5 +218,5 @@ async def aforget(call: Call, *, strict: bool = False) -> None:
 def _forget_here(call: Call) -> None:
     digests = {charge.digest for charge in call.charges}
     leases.drop(digests)
-    local.forget(call)
-    denials.forget(digests)
+    fallback_limiter.forget(call)
+    deny_cache.forget(digests)

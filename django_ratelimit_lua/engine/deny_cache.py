@@ -27,7 +27,7 @@ MOST, MOST_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 
-class Denial:
+class CachedDenial:
     """One refusal, made between being asked for and now, and for how many seconds it is the answer.
 
     Redis made it somewhere in between: it ends as if it had been made at the beginning, and what it tells of times
@@ -79,7 +79,7 @@ class DenyCache:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._denials: BoundedMap[Any, Denial] = BoundedMap(MOST, MOST_BYTES, _weight)
+        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MOST, MOST_BYTES, _weight)
         self._by_digest: dict[bytes, set[Any]] = {}
         self._lock = Lock()
         renew_after_fork(self._renew)
@@ -91,7 +91,7 @@ class DenyCache:
     def __len__(self) -> int:
         return len(self._denials)
 
-    def find(self, call: Call) -> Denial | None:
+    def find(self, call: Call) -> CachedDenial | None:
         """The refusal of the very same call, if it is remembered."""
         denial = self._denials.get(_key(call))
         if denial is None or denial.limits != tuple(charge.limit for charge in call.charges):
@@ -110,7 +110,7 @@ class DenyCache:
         retry = decision.retry_after
         seconds = conf.DENY_CACHE_SECONDS if retry is None else min(retry, conf.DENY_CACHE_SECONDS)
         key = _key(call)
-        denial = Denial(tuple(charge.limit for charge in call.charges), decision, asked_at, seconds)
+        denial = CachedDenial(tuple(charge.limit for charge in call.charges), decision, asked_at, seconds)
         with self._lock:
             if generation != self._generation:
                 return
@@ -141,7 +141,7 @@ class DenyCache:
         if denial is not None:
             self._gone(key, denial)
 
-    def _gone(self, key: Any, denial: Denial) -> None:
+    def _gone(self, key: Any, denial: CachedDenial) -> None:
         denial.drop()
         for who in {who for who, _, _ in key[-1]}:
             keys = self._by_digest.get(who)
@@ -157,7 +157,7 @@ def _key(call: Call) -> Any:
     return (call.prefix, call.revision, call.partial, call.max_wait_us, call.longest_hold_us, subjects, charges)
 
 
-def _weight(key: Any, denial: Denial) -> int:
+def _weight(key: Any, denial: CachedDenial) -> int:
     *_, subjects, charges = key
     return 1000 * len(charges) + 200 * len(subjects) + sum(len(limit.name) for limit in denial.limits)
 
@@ -173,13 +173,13 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
     )
 
 
-denials = DenyCache()
+deny_cache = DenyCache()
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:
     if setting.startswith("RATELIMIT_") or setting in ("CACHES", "SECRET_KEY"):
-        denials.clear()
+        deny_cache.clear()
 
 
-provider.when_new.append(denials.clear)
+provider.on_new_rules.append(deny_cache.clear)
 setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.engine.deny_cache")

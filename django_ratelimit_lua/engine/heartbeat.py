@@ -22,10 +22,10 @@ LIFETIME = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessShare:
     """Which part of a whole is this process's: from `before` to `before + own`, of `of`.
 
-    >>> [Part(n, 1, 3).units(100) for n in range(3)]
+    >>> [ProcessShare(n, 1, 3).units(100) for n in range(3)]
     [33, 33, 34]
     """
 
@@ -45,7 +45,7 @@ class Part:
         return int(whole * Fraction(self.before + self.own) / of) - int(whole * Fraction(self.before) / of)
 
 
-class Instances:
+class Heartbeat:
     """Says every few seconds that this process is alive, in a thread of its own, and keeps how many are.
 
     `count`: how many; `equal`, `weighted`: this one's part (None: not known yet).
@@ -58,8 +58,8 @@ class Instances:
 
     def _begin(self) -> None:
         # A child is an instance of its own; until it has heard of the others, there are as many as its parent knew of.
-        self.equal: Part | None = None
-        self.weighted: Part | None = None
+        self.equal: ProcessShare | None = None
+        self.weighted: ProcessShare | None = None
         self._id = uuid.uuid4().hex
         self._started = self._is_listed = False
         self._lock = threading.Lock()
@@ -81,8 +81,8 @@ class Instances:
         self._is_listed = True
         count, rank, before, own, of = self._say(b"0")
         self.count = max(1, int(count))
-        self.equal = Part(int(rank), 1, self.count)
-        self.weighted = Part(float(before), float(own), float(of))
+        self.equal = ProcessShare(int(rank), 1, self.count)
+        self.weighted = ProcessShare(float(before), float(own), float(of))
         return self.count
 
     def goodbye(self) -> None:
@@ -106,4 +106,4 @@ class Instances:
             time.sleep(BEAT_SECONDS)
 
 
-instances = Instances()
+heartbeat = Heartbeat()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision
-from .decide import describe
+from .decide import build_call
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def refunds(decision: Decision, taken: Iterable[tuple[Charge, int]]) -> list[Cal
     by_moment: dict[int, list[Charge]] = {}
     for charge, moment in taken:
         by_moment.setdefault(moment or decision.counted_at(charge.digest), []).append(charge)
-    return [replace(describe(charges, "refund"), hit_at=moment) for moment, charges in by_moment.items()]
+    return [replace(build_call(charges, "refund"), hit_at=moment) for moment, charges in by_moment.items()]
 
 
 def hold(seconds: float, give_back: Callable[[], object]) -> None:

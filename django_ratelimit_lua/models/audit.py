@@ -22,7 +22,7 @@ BATCH = 500
 
 DELETION = "_ratelimit_deletion"
 _by: contextvars.ContextVar[str] = contextvars.ContextVar("ratelimit_by", default="")
-M = TypeVar("M", bound="Tracked")
+M = TypeVar("M", bound="AuditedModel")
 Declared = dict[str, Any]
 Change = tuple[Any, Declared | None, Declared | None]
 """What was changed: the row, and how it was declared before and after."""
@@ -71,7 +71,7 @@ def one_change(using: str) -> Iterator[None]:
         _write(using, _merged(together.changes), blind=together.blind)
 
 
-class TrackedQuerySet(PrimaryQuerySet[M]):
+class AuditedQuerySet(PrimaryQuerySet[M]):
     """Notes bulk changes; deletions come through signals."""
 
     def update(self, **changes: Any) -> int:
@@ -86,7 +86,7 @@ class TrackedQuerySet(PrimaryQuerySet[M]):
             if prepared := [row for row in changed if row.prepare()]:
                 rows.bulk_update(prepared, list(prepared[0].prepared()), batch_size=BATCH)
             owners = self.model.owners(changed, self.db)
-            note(self.db, [(one, before.get(one.pk), after) for one, after in declared(owners, self.db)])
+            record_changes(self.db, [(one, before.get(one.pk), after) for one, after in declared(owners, self.db)])
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]
@@ -103,13 +103,13 @@ class TrackedQuerySet(PrimaryQuerySet[M]):
             blind = bool(kwargs.get("ignore_conflicts") or kwargs.get("update_conflicts"))
             keys = [row.pk for row in created if row.pk is not None]
             if blind or len(keys) > MOST_NOTED:
-                note(self.db, [(row, None, {}) for row in created], blind=True)
+                record_changes(self.db, [(row, None, {}) for row in created], blind=True)
             else:
                 # As they are in the database, so that what is read about them here is not kept with the caller's rows.
                 owners = self.model.owners(
                     list(self.model._base_manager.using(self.db).in_bulk(keys).values()), self.db
                 )
-                note(self.db, [(one, before.get(one.pk), after) for one, after in declared(owners, self.db)])
+                record_changes(self.db, [(one, before.get(one.pk), after) for one, after in declared(owners, self.db)])
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ class TrackedQuerySet(PrimaryQuerySet[M]):
     bulk_update.alters_data = True  # type: ignore[attr-defined]
 
 
-class Tracked(models.Model):
+class AuditedModel(models.Model):
     """What all tracked models share."""
 
     class Meta:
@@ -177,12 +177,12 @@ class Deletion:
     """What one deletion takes with it, with everything that goes because of it: one change."""
 
     def __init__(self) -> None:
-        self._rows: dict[type[Tracked], dict[Any, Tracked]] = {}
+        self._rows: dict[type[AuditedModel], dict[Any, AuditedModel]] = {}
         self._changes: list[Change] = []
-        self._left: set[type[Tracked]] = set()
+        self._left: set[type[AuditedModel]] = set()
 
     @classmethod
-    def begun(cls, origin: Any, row: Tracked) -> Deletion:
+    def begun(cls, origin: Any, row: AuditedModel) -> Deletion:
         """The one that began at `origin` and has still to take this row."""
         known: Deletion | None = vars(origin).get(DELETION)
         # An attempt that failed half-way has left one behind.
@@ -190,7 +190,7 @@ class Deletion:
             known = vars(origin)[DELETION] = cls()
         return known
 
-    def add(self, row: Tracked, using: str, *, is_origin: bool) -> None:
+    def add(self, row: AuditedModel, using: str, *, is_origin: bool) -> None:
         """A row that is about to go."""
         kind, pk = type(row), row.pk
         if is_origin or row.get_deferred_fields():  # Somebody may have changed it, or have read but a part of it.
@@ -202,7 +202,7 @@ class Deletion:
         """The rows of a model that go, by primary key."""
         return {pk: row for kind, rows in self._rows.items() if issubclass(kind, model) for pk, row in rows.items()}
 
-    def gone(self, kind: type[Tracked], origin: Any, using: str) -> None:
+    def gone(self, kind: type[AuditedModel], origin: Any, using: str) -> None:
         """The rows of a kind are gone. What was changed is noted when all are."""
         if kind not in self._left:
             return
@@ -212,10 +212,10 @@ class Deletion:
         self._changes += kind.gone(rows, self, using) if len(rows) <= MOST_NOTED else [(row, {}, None) for row in rows]
         if not self._left:
             vars(origin).pop(DELETION, None)
-            note(using, self._changes)
+            record_changes(using, self._changes)
 
 
-def note(using: str, changes: Sequence[Change], *, blind: bool = False) -> None:
+def record_changes(using: str, changes: Sequence[Change], *, blind: bool = False) -> None:
     """Note changes and raise the revision, in the transaction that is open, or when `one_change` ends.
 
     Where they are too many to note one by one, or it is not known what they were (`blind`), all overrides are

@@ -9,7 +9,7 @@ from django.db import DatabaseError, transaction
 from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
 from ..signals import rules_changed
-from .audit import DELETION, Deletion, Tracked, note
+from .audit import DELETION, AuditedModel, Deletion, record_changes
 from .change import RateLimitRevision
 
 TRACKED = {f"django_ratelimit_lua.{name}" for name in ("ratelimitrule", "ratelimittier", "ratelimitoverride")}
@@ -32,7 +32,7 @@ def _after_save(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
     before = vars(instance).pop("_ratelimit_before", None)
     owner = _owner(instance, using)
     after = None if owner is None else owner.declared()
-    note(using, [(owner if owner is not None else instance, before, after)])
+    record_changes(using, [(owner if owner is not None else instance, before, after)])
 
 
 def _before_deletion(sender: Any, instance: Any, using: str, origin: Any = None, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ def _watch(sender: Any, **kwargs: Any) -> None:
     """Note what happens to a model, if it is one of ours (also by proxy), or a migration's picture of one."""
     # Never without a sender: that would run our code for every row of the site that is saved, and take away the fast
     # deletes of every model, because Django has to load each row that somebody wants to hear about.
-    if issubclass(sender, Tracked) and not sender._meta.abstract:
+    if issubclass(sender, AuditedModel) and not sender._meta.abstract:
         pre_save.connect(_before_save, sender)
         post_save.connect(_after_save, sender)
         pre_delete.connect(_before_deletion, sender)

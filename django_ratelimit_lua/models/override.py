@@ -20,16 +20,16 @@ from ..identity.keys import FIELD_KINDS, field_identity, split_field
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import USER, Effect, Override, network_identity, network_kind
 from ..rules.rule import RuleError
-from .audit import Change, Declared, Deletion, Tracked, TrackedQuerySet
+from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .rate_fields import Numbers
+from .rate_fields import RateFields
 from .rule import RateLimitRule
 
 FIRST_YEAR, LAST_YEAR = 1972, 9600
 """Leap years, so that every day can be moved into them."""
 
 
-class OverrideQuerySet(TrackedQuerySet["RateLimitOverride"]):
+class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
     """Overrides, and which of them are in force."""
 
     def lasting(self) -> OverrideQuerySet:
@@ -41,7 +41,7 @@ class OverrideQuerySet(TrackedQuerySet["RateLimitOverride"]):
         return self.lasting().filter(models.Q(starts=None) | models.Q(starts__lte=timezone.now()))
 
 
-class RateLimitOverride(Numbers, Tracked):
+class RateLimitOverride(RateFields, AuditedModel):
     """What is said of one user, of one address or network, or of who sends one value."""
 
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE

@@ -35,7 +35,7 @@ def named(values: Any) -> list[tuple[str, Any]]:
     return [(value, _NAMES[value]) for value in values]
 
 
-class Numbers(models.Model):
+class RateFields(models.Model):
     """So many units per period, and what a bucket holds."""
 
     class Unit(models.TextChoices):

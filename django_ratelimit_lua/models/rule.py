@@ -15,14 +15,14 @@ from ..limits.limit import OPTIONS, POLICIES
 from ..rules.callsite import AUDIENCES
 from ..rules.describe import reading
 from ..rules.rule import FIELDS, MODES, Rule, RuleError, compile_rule
-from .audit import Change, Declared, Deletion, Tracked, TrackedQuerySet
+from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .rate_fields import Numbers, named
+from .rate_fields import RateFields, named
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-class RateLimitRule(Numbers, Tracked):
+class RateLimitRule(RateFields, AuditedModel):
     """A limit and when it applies."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
@@ -124,7 +124,7 @@ class RateLimitRule(Numbers, Tracked):
     to_check: Literal["all", "without tiers", "nothing"] = "all"
     """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
 
-    objects = TrackedQuerySet.as_manager()
+    objects = AuditedQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("rule")

@@ -10,13 +10,13 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..rules.rule import TIER_FIELDS, RuleError
-from .audit import Change, Declared, Deletion, Tracked, TrackedQuerySet, declared
+from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declared
 from .change import RateLimitChange
-from .rate_fields import Numbers
+from .rate_fields import RateFields
 from .rule import RateLimitRule
 
 
-class RateLimitTier(Numbers, Tracked):
+class RateLimitTier(RateFields, AuditedModel):
     """Other numbers of a rule for the members of a Django group."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
@@ -24,7 +24,7 @@ class RateLimitTier(Numbers, Tracked):
     rule = models.ForeignKey(RateLimitRule, models.CASCADE, related_name="tiers", verbose_name=_("rule"))
     group = models.CharField(_("Django group"), max_length=150)
 
-    objects = TrackedQuerySet.as_manager()
+    objects = AuditedQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("tier")

@@ -17,25 +17,25 @@ from django.http import HttpRequest
 from django.test import RequestFactory
 
 from ..conf import conf
-from ..engine.decide import describe, forget, now_us, rules
+from ..engine.decide import build_call, forget, now_us, rules
 from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
 from ..models import RateLimitOverride
-from ..rules.callsite import Site, group_of
+from ..rules.callsite import LimitTemplate, group_of
 from ..rules.describe import reading
 from ..rules.exempt import is_exempt
-from ..rules.overrides import Known, memory
+from ..rules.overrides import KnownOverrides, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..web.charges import Taken, Wanted, wanted_by
+from ..web.charges import PlannedCharge, Taken, plan_charges
 from ..web.drivers import run
-from ..web.overrides import asked_of
+from ..web.overrides import subjects_of
 from ..web.plan import decided
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class ExplainedLimit:
     """A limit that a request meets: its rule (None: written in code), its state (None: exempt), and the override that
     makes it so."""
 
@@ -54,13 +54,13 @@ class Explanation:
     whatever rule there is; `problems`: the rules and call sites that cannot be applied to such a request, and why."""
 
     decision: Decision
-    met: tuple[Met, ...]
+    met: tuple[ExplainedLimit, ...]
     exempt: str | None
     block: RateLimitOverride | None
     problems: tuple[str, ...] = ()
 
 
-def imagine(
+def build_request(
     path: str = "/", method: str = "GET", address: str | None = None, user: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpRequest:  # fmt: skip
@@ -94,14 +94,14 @@ def find_user(named: str) -> Any:
 
 def explain(request: HttpRequest) -> Explanation:
     """What a request meets in the middleware and at its view's `@ratelimit`. Counts nothing."""
-    wanted: list[Wanted] = []
+    wanted: list[PlannedCharge] = []
     exempt: list[str] = []
     problems: dict[str, str] = {}
 
-    def on_error(site: Site, name: str, error: Exception) -> None:
+    def on_error(site: LimitTemplate, name: str, error: Exception) -> None:
         problems[name] = f"{name}: {type(error).__name__}: {error}"
 
-    def build(ruleset: Ruleset) -> Generator[Any, Any, list[Wanted] | None]:
+    def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
         wanted.clear()
         exempt.clear()
         problems.clear()
@@ -114,36 +114,38 @@ def explain(request: HttpRequest) -> Explanation:
         exempt.extend(rule.name for rule in found if rule.site is None)
         sites = [] if exempt else [rule.site for rule in found if rule.site is not None]
         names = {site.group for site in sites}
-        wanted.extend((yield from wanted_by(request, sites, "", taken, on_error)))
-        stack: tuple[Site, ...] = getattr(getattr(view, "_ratelimits", None), "sites", ())
+        wanted.extend((yield from plan_charges(request, sites, "", taken, on_error)))
+        stack: tuple[LimitTemplate, ...] = getattr(getattr(view, "_ratelimits", None), "sites", ())
         if stack:
             group = group_of(getattr(view, "_ratelimits").view)  # noqa: B009 - it is there
             own = [site for site in ruleset.for_sites(stack, group, request) if (site.group or group) not in names]
-            wanted.extend((yield from wanted_by(request, own, group, taken, on_error)))
+            wanted.extend((yield from plan_charges(request, own, group, taken, on_error)))
         return None if exempt and not wanted else list(wanted)
 
-    kept: list[Wanted] = []
+    kept: list[PlannedCharge] = []
     decision = run(decided(request, build, "peek", kept=kept, everywhere=True), request)
     ruleset = rules()
-    asked: Any = run(asked_of(request, ruleset, wanted, not exempt), request)  # type: ignore[arg-type]
-    known = memory.look(asked)
+    asked: Any = run(subjects_of(request, ruleset, wanted, not exempt), request)  # type: ignore[arg-type]
+    known = override_cache.get_many(asked)
     states = {one.charge.limit.key_part: state for one, state in zip(kept, decision.limits, strict=False)}
     met = tuple(_met(one, ruleset, known, states) for one in wanted)
     # Not by the name of the limit: a rule may have any name.
-    block = known.about(None, now_us()) if decision.limits and not kept else None
+    block = known.strongest_for(None, now_us()) if decision.limits and not kept else None
     return Explanation(decision, met, exempt[0] if exempt else None, _row(block), tuple(problems.values()))
 
 
-def _met(one: Wanted, ruleset: Ruleset, known: Known, states: Mapping[bytes, LimitState]) -> Met:
+def _met(
+    one: PlannedCharge, ruleset: Ruleset, known: KnownOverrides, states: Mapping[bytes, LimitState]
+) -> ExplainedLimit:
     rule = ruleset.by_name.get(one.name)
-    override = known.about(rule.pk if rule is not None else None, now_us())
+    override = known.strongest_for(rule.pk if rule is not None else None, now_us())
     limit = one.charge.limit
     site = one.site
     given = rule.given if rule is not None else None
     code = {"rate": str(limit.rate), "key": site.key.name.split("+") if site is not None else "", "group": one.name}
     state = None if override is not None and override.effect == "exempt" else states.get(limit.key_part)
     source = rule.source if rule is not None else "code"
-    return Met(limit.name, reading(given or code), source, rule, one.charge, state, _row(override))
+    return ExplainedLimit(limit.name, reading(given or code), source, rule, one.charge, state, _row(override))
 
 
 def _row(override: Any) -> RateLimitOverride | None:
@@ -157,5 +159,5 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
     """
     charges = [met.charge for met in explanation.met if names is None or met.name in names]
     if charges:
-        forget(describe(charges, "refund"), strict=True)
+        forget(build_call(charges, "refund"), strict=True)
     return [charge.limit.name for charge in charges]

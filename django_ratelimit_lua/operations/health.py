@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ..engine.decide import describe
+from ..engine.decide import build_call
 from ..exceptions import StoreError
 from ..identity import digest
 from ..limits.call import Call, Charge
@@ -56,7 +56,7 @@ async def ahealth() -> Health:
 
 
 def _call() -> Call:
-    return describe([Charge(Limit("health", "1/s"), digest("health"))], "peek")
+    return build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
 
 
 def _found(started: float, error: Exception | None = None) -> Health:

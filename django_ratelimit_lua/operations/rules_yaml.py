@@ -50,7 +50,7 @@ def export() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RuleChange:
     """What has to be done to a rule: before and after it (None: there is none)."""
 
     name: str
@@ -105,7 +105,7 @@ class _Loader(yaml.SafeLoader):
         return made
 
 
-def row(given: Declared, where: str = "Rules") -> tuple[RateLimitRule, list[RateLimitTier]]:
+def build_rule(given: Declared, where: str = "Rules") -> tuple[RateLimitRule, list[RateLimitTier]]:
     """A rule, and its tiers, from how it is declared; not saved. Raises `RuleError`."""
     rule = compile_rule(given, plain=True, where=where)
     where = f"{where}: rule {rule.name!r}"
@@ -158,7 +158,7 @@ def _names(given: Declared, field: str, where: str) -> list[str]:
 
 def load(text: str) -> list[tuple[RateLimitRule, list[RateLimitTier]]]:
     """The rules of a YAML text, not saved. Raises `RuleError` that says which rule, where, and what is wrong."""
-    rows = [row(given, f"Rules, line {line}") for line, given in _parsed(text)]
+    rows = [build_rule(given, f"Rules, line {line}") for line, given in _parsed(text)]
     counts = Counter(made.name for made, _ in rows)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
@@ -193,16 +193,18 @@ def _parsed(text: str) -> list[tuple[int, Any]]:
         raise RuleError(f"Rules, line {line}", "yaml", f"not YAML: {error}") from None
 
 
-def plan(text: str) -> list[Step]:
+def plan(text: str) -> list[RuleChange]:
     """What has to be done so that the rules are those of a text: nothing for those that are the same."""
     return _plan(load(text))
 
 
-def _plan(rows: Sequence[tuple[RateLimitRule, list[RateLimitTier]]]) -> list[Step]:
+def _plan(rows: Sequence[tuple[RateLimitRule, list[RateLimitTier]]]) -> list[RuleChange]:
     present = {rule.name: rule for rule in RateLimitRule.objects.prefetch_related("tiers")}
     wanted = {made.name: _declared(made, tiers) for made, tiers in rows}
-    steps = [Step(name, present[name].declared() if name in present else None, after) for name, after in wanted.items()]
-    steps += [Step(name, rule.declared(), None) for name, rule in present.items() if name not in wanted]
+    steps = [
+        RuleChange(name, present[name].declared() if name in present else None, after) for name, after in wanted.items()
+    ]
+    steps += [RuleChange(name, rule.declared(), None) for name, rule in present.items() if name not in wanted]
     return [step for step in steps if step.before != step.after]
 
 
@@ -213,7 +215,7 @@ def _declared(made: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
     return made.ordered(given)
 
 
-def apply(text: str) -> list[Step]:
+def apply(text: str) -> list[RuleChange]:
     """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay."""
     with one_change(router.db_for_write(RateLimitRule)):
         rows = {made.name: (made, tiers) for made, tiers in load(text)}
@@ -222,11 +224,11 @@ def apply(text: str) -> list[Step]:
             if step.after is None:
                 RateLimitRule.objects.get(name=step.name).delete()
             else:
-                put(*rows[step.name])
+                save_rule(*rows[step.name])
     return steps
 
 
-def put(made: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
+def save_rule(made: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
     """Save a rule and its tiers in the place of the one of that key, or else of that name, if there is one."""
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         wanted = {"name": made.name} if pk is None else {"pk": pk}

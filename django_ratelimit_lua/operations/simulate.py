@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engine.decide import describe
+from ..engine.decide import build_call
 from ..identity import digest
 from ..limits.call import MOST_COST, Charge
 from ..limits.limit import Limit
@@ -20,7 +20,7 @@ PERIODS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SimulatedHit:
     """Some requests that are sent at one moment: seconds since the beginning, how many, how many of them may go, and
     seconds until they do."""
 
@@ -31,10 +31,10 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class Simulation:
     """What came of a burst and of the steady flow after it; `seconds`: how long it was watched."""
 
-    sent: tuple[Sent, ...]
+    sent: tuple[SimulatedHit, ...]
     burst: int
     burst_granted: int
     flow_sent: int
@@ -42,7 +42,7 @@ class Preview:
     seconds: float
 
 
-def preview(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Preview:
+def simulate(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
     """Send a burst at once and then a steady flow, for three of the limit's periods.
 
     `cost`: units of one request. Where there are more than some hundred requests, several are asked about at once.
@@ -56,24 +56,24 @@ def preview(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Previ
         moments += [(number * flow.period / flow.limit, step) for number in range(1, total + 1, step)]
     limit = limit.renamed(f"preview:{uuid.uuid4().hex}")
     who = digest("preview")
-    sent: list[Sent] = []
+    sent: list[SimulatedHit] = []
     store = get_store()
     for at, count in moments:
         now = START_US + round(at * SECOND)
         # No limit holds as many units as a call can ask for, so more would be granted no more.
         charge = Charge(limit, who, min(count * cost, MOST_COST))
-        decision = store.decide(describe([charge], partial=count > 1, now=now))
+        decision = store.decide(build_call([charge], partial=count > 1, now=now))
         shadow = limit.mode == "shadow" and not decision.limits[0].allowed
         granted = 0 if shadow else (decision.granted // cost if cost else count * decision.allowed)
         # Asked together, those who do not fit are not counted: here they are, as they are when they come one by one.
         left = count * cost - max(decision.granted, 1)
         if limit.count_denied and count > 1 and left > 0:
-            store.decide(describe([Charge(limit, who, min(left, MOST_COST))], now=now))
-        sent.append(Sent(at, count, granted, decision.wait))
-    store.delete(describe([Charge(limit, who)], "refund"))
+            store.decide(build_call([Charge(limit, who, min(left, MOST_COST))], now=now))
+        sent.append(SimulatedHit(at, count, granted, decision.wait))
+    store.delete(build_call([Charge(limit, who)], "refund"))
     first = sent[: len(_portions(burst))]
     rest = sent[len(first) :]
-    return Preview(
+    return Simulation(
         tuple(sent),
         sum(one.count for one in first),
         sum(one.granted for one in first),

@@ -24,7 +24,7 @@ from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
 from django.utils import timezone
 
-from ..engine.deny_cache import denials
+from ..engine.deny_cache import deny_cache
 from ..exceptions import LimitError, StoreError
 from ..identity import key_ids, secrets_by_id
 from ..limits import program
@@ -96,7 +96,7 @@ def published_for(database: str, *, take_over: bool = False) -> Published:
 
     Raises `StoreError`.
     """
-    published = published_at(provider.fence_key())
+    published = published_at(provider.rules_key())
     if take_over or not provider.is_others(published.database):
         return published
     return published_at(provider.beside_key(database))
@@ -166,8 +166,8 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [who for who in changed if who.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
-        if send(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
-            denials.clear()
+        if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
+            deny_cache.clear()
             _sweep(using)
             return row.number
     raise StoreError("rules are being changed too fast to be published")
@@ -212,7 +212,7 @@ def _in_a_thread(using: str, **options: bool) -> int:
     return found[0]
 
 
-def send(
+def compare_and_publish(
     published: Published,
     row: Risen,
     snapshot: bytes,
@@ -379,7 +379,7 @@ def _override(row: RateLimitOverride) -> list[Override]:
 def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
     """All overrides, in a hash that goes away by itself if nobody takes it. It names its revision first: where Redis is
     emptied while it is made, the name is gone, and nobody takes what is left."""
-    key = provider.fence_key() + b":" + uuid.uuid4().hex.encode()
+    key = provider.rules_key() + b":" + uuid.uuid4().hex.encode()
     store = get_store(background=True)
     records = _records(overrides)
     chunk: list[tuple[bytes, bytes]] = [(provider.REVISION, row.text)]

@@ -17,7 +17,7 @@ from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
 from ..process.forks import renew_after_fork, start_thread
 from ..rules import provider
-from ..rules.overrides import memory
+from ..rules.overrides import override_cache
 from ..rules.problems import problems
 from ..rules.ruleset import revision_of
 from ..signals import rules_changed
@@ -25,13 +25,13 @@ from ..store import get_store
 from .publish import (
     BESIDE_SECONDS,
     NewerFormatError,
+    compare_and_publish,
     first_records,
     is_in_transaction,
     primary,
     publish,
     published_at,
     published_for,
-    send,
     snapshot_of,
     stage,
 )
@@ -44,7 +44,7 @@ UNMIGRATED = (
 )
 
 
-def heal(snapshot: Mapping[str, Any] | None, patience: float, rebuild: bool = False) -> bool:
+def restore_rules(snapshot: Mapping[str, Any] | None, patience: float, rebuild: bool = False) -> bool:
     """Publish what the database has, where that is not published, or to `rebuild` what cannot be read; where the
     database cannot be read, this snapshot, if there is none at all. Tells whether what is published is what the
     database has.
@@ -84,7 +84,7 @@ def _heal(snapshot: Mapping[str, Any] | None, rebuild: bool) -> bool:
         again = _failed("The rules in the database cannot be read or published: %s", error)
         _publish_memory(snapshot)
         if again:
-            soon()
+            retry_in_background()
         return False
     _mended()
     return True
@@ -104,7 +104,7 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
             snapshot = snapshot_of(using)
             if begin is not None:
                 records = first_records(using)
-                memory.learn([*records], [*records.values()])
+                override_cache.put_many([*records], [*records.values()])
             found.append(snapshot)
         except Exception as error:
             _warn("The rules in the database cannot be read: %s", error)
@@ -185,12 +185,14 @@ def after_migration(using: str) -> None:
                 publish(rebuild=True)
             _mended()
             return
-        published = published_at(provider.fence_key())
+        published = published_at(provider.rules_key())
         if published.revision.number and published.database in ("", provider.database):
             # Of no database: whichever comes next may have the place.
             row = Risen(published.revision.number + 1, tag=new_tag())
             nothing = json.dumps({"revision": row.text.decode()}).encode()
-            send(published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True)
+            compare_and_publish(
+                published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True
+            )
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
             "The rules are migrated, but not published: %s; `manage.py ratelimit_rules publish` does it", error
@@ -212,7 +214,7 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
             # Its own tag: so whoever can read the database finds that this is not what it has.
             row = Risen(revision.number, tag=new_tag(), database=database)
             known = {**snapshot, "revision": row.text.decode()}
-            send(published, row, json.dumps(known).encode(), None, [], {})
+            compare_and_publish(published, row, json.dumps(known).encode(), None, [], {})
     except StoreError as error:
         _warn("The rules cannot be published: %s", error)
 
@@ -267,7 +269,7 @@ def _mended() -> None:
         logger.info("The rules are published again")
 
 
-def soon() -> None:
+def retry_in_background() -> None:
     """Go on trying to publish, in a thread of its own, until that succeeds."""
     if _retrying.acquire(blocking=False) and start_thread(_retry, "ratelimit-publish") is None:
         _retrying.release()
@@ -306,7 +308,7 @@ def _publish_committed() -> None:
     except Exception as error:
         unpublished = str(error)
         logger.error("A change of the rules is saved, but not published yet: %s", error)
-        soon()
+        retry_in_background()
     else:
         problems.database = unpublished = ""
 
@@ -330,4 +332,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
 def connect() -> None:
     """Publish whenever rules change, and whenever a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
-    provider.republish, provider.read_database, provider.compare = heal, read_database, look
+    provider.republish, provider.read_database, provider.compare = restore_rules, read_database, look

@@ -34,7 +34,7 @@ ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "res
 """What `@ratelimit` takes beside the options of a limit."""
 
 
-class Names:
+class KnownNames:
     """What call sites are called by, as far as they are imported: rules of these names take their place.
 
     Names that are made up at run time may be any number, so only the first are kept. Where there were more, nobody
@@ -59,7 +59,7 @@ class Names:
                 self._names.add(name)
 
 
-named = Names()
+known_call_sites = KnownNames()
 AUDIENCES = ("everyone", "anonymous", "authenticated", "staff")
 
 RateFunction = Callable[[str, HttpRequest], Any]
@@ -92,7 +92,7 @@ def compile_cost(cost: CostLike) -> int | Callable[[str, HttpRequest], Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LimitTemplate:
     """One `@ratelimit`: whom it counts, how fast, for which methods.
 
     `tiers`: what stands in its place for the members of Django groups, the most favourable first; `instead_of`: of a
@@ -111,8 +111,8 @@ class Site:
     count_if: Outcome | None = None
     reset_if: Outcome | None = None
     cost_after: Outcome | None = None
-    tiers: tuple[tuple[str, Site], ...] = ()
-    instead_of: tuple[Site, ...] = ()
+    tiers: tuple[tuple[str, LimitTemplate], ...] = ()
+    instead_of: tuple[LimitTemplate, ...] = ()
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -131,7 +131,7 @@ class Site:
         count_if: Outcome | None = None,
         reset_if: Outcome | None = None,
         cost_after: Outcome | None = None,
-    ) -> Site:
+    ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
         for option in options:
             if option not in OPTIONS:
@@ -158,7 +158,7 @@ class Site:
             cost_after,
         )
         if group is not None and not rule:
-            named.add(group)
+            known_call_sites.add(group)
         for name, function in (("count_if", count_if), ("reset_if", reset_if), ("cost_after", cost_after)):
             if function is not None and not callable(function):
                 raise LimitError(f"{name} is {function!r}: must be a callable (request, response or exception)")

@@ -104,7 +104,7 @@ def strength(kind: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubjectRef:
     """A subject that a request is about."""
 
     kind: str
@@ -119,10 +119,10 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownOverrides:
     """What was known of a request's subjects at one moment: of each, the tag and the overrides."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[SubjectRef, ...]
     found: tuple[tuple[bytes, tuple[Override, ...]], ...]
 
     def __bool__(self) -> bool:
@@ -132,7 +132,7 @@ class Known:
         """The subjects of a call that goes by this."""
         return [Subject(one.digest, tag) for one, (tag, _) in zip(self.asked, self.found, strict=True)]
 
-    def about(self, rule: int | None, now: int) -> Override | None:
+    def strongest_for(self, rule: int | None, now: int) -> Override | None:
         """The override in force for a rule: that of the most particular subject; of those what names the rule goes
         before what is for all, a block before an exemption before another limit, and the newer before the older."""
         ranked: list[tuple[Any, Override]] = []
@@ -145,10 +145,10 @@ class Known:
         return min(ranked, key=lambda one: one[0])[1] if ranked else None
 
 
-_NOBODY = Known((), ())
+_NOBODY = KnownOverrides((), ())
 
 
-class Memory:
+class OverrideCache:
     """What this process knows of subjects: those that have overrides, the latest asked for."""
 
     NOTHING: ClassVar[tuple[bytes, tuple[Override, ...]]] = (b"", ())
@@ -159,13 +159,13 @@ class Memory:
             _REMEMBERED, _REMEMBERED_BYTES, lambda who, known: 500 * len(known[1]), _REMEMBERED_BYTES
         )
 
-    def look(self, asked: Sequence[Asked]) -> Known:
+    def get_many(self, asked: Sequence[SubjectRef]) -> KnownOverrides:
         """What is known of these subjects now. A call and what is made of it have to go by one look."""
         if not asked:
             return _NOBODY
-        return Known(tuple(asked), tuple(self._known.get(one.digest) or self.NOTHING for one in asked))
+        return KnownOverrides(tuple(asked), tuple(self._known.get(one.digest) or self.NOTHING for one in asked))
 
-    def learn(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
+    def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
         """Remember what is written about subjects."""
         for who, record in zip(digests, records, strict=True):
             if record is None:
@@ -179,7 +179,7 @@ class Memory:
         self._known.clear()
 
 
-memory = Memory()
+override_cache = OverrideCache()
 
 
 def record(overrides: Sequence[Override]) -> bytes:

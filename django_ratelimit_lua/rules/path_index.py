@@ -43,7 +43,7 @@ class Index:
                     break
                 places.update(self._by_prefix.get(path[:length], ()))
             candidates = (self._rules[place] for place in sorted(places))
-            found = tuple(rule for rule in candidates if rule.has_path(path))
+            found = tuple(rule for rule in candidates if rule.matches_path(path))
             if len(path) <= _LONGEST:
                 self._remembered.put(path, found)
         return found

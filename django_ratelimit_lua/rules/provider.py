@@ -20,7 +20,7 @@ from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
 from ..process.forks import renew_after_fork, start_thread
 from ..store import PATIENCE, Patience, get_store
-from .overrides import memory
+from .overrides import override_cache
 from .problems import problems
 from .ruleset import Ruleset, revision_of, settings_rules
 from .understood import UnreadableError, snapshot_in
@@ -36,19 +36,19 @@ MANY = 1000
 republish: Callable[[Mapping[str, Any] | None, float, bool], bool] | None = None
 """Publishes what the database has, or this snapshot where that cannot be read, and is waited for so many seconds; anew
 even if it is there already, where what is there is garbage. Tells whether what is published now is what the database
-has. `healing` puts itself here."""
+has. `publishing` puts itself here."""
 
 Begin = Callable[[Mapping[str, Any]], None]
 read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
 """What the database has, as it would be published by this version; None where that takes more than so many seconds, or
 fails. Who has to begin with that gives what is to be called with it, however late, and overrides are remembered too.
-`healing` puts itself here."""
+`publishing` puts itself here."""
 
-when_new: list[Callable[[], None]] = []
+on_new_rules: list[Callable[[], None]] = []
 """What is called whenever this process has new rules."""
 
 compare: Callable[[], None] | None = None
-"""Looks in the background whether what is published is what the database has; `healing` puts itself here."""
+"""Looks in the background whether what is published is what the database has; `publishing` puts itself here."""
 
 database: str | None = None
 """The id of this process's database; empty: no rule was ever saved in it; None: it could not be read yet."""
@@ -85,21 +85,21 @@ def _renew() -> None:
     _lock, _lock_of_loading, _loading = Lock(), Lock(), None
 
 
-def fence_key() -> bytes:
+def rules_key() -> bytes:
     """The key of the hash in Redis: the revision, the snapshot, and what overrides say of each subject."""
     return conf.CACHE_PREFIX + b"{rules}"
 
 
 def beside_key(of: str) -> bytes:
     """The key of such a hash for the database of that id, where the place of all is another's."""
-    return fence_key() + b":" + (of.encode() or b"none")
+    return rules_key() + b":" + (of.encode() or b"none")
 
 
-def _fence() -> bytes | None:
+def _key_in_force() -> bytes | None:
     """That key, where there are rows to edit rules in, so that every call asks whether it goes by the current ones."""
     if not apps.is_installed("django_ratelimit_lua"):
         return None
-    return fence_key() if other is None else beside_key(database or "")
+    return rules_key() if other is None else beside_key(database or "")
 
 
 def know(found: str) -> None:
@@ -143,7 +143,7 @@ def current() -> Ruleset | None:
         if _blind is not None and _ruleset is _blind and read_database is not None:
             read_database(0.0, _begin_with)
     if _ruleset is None and _snapshot is not None:
-        _ruleset = Ruleset(settings_rules(), _snapshot, _fence())  # Only the settings have changed.
+        _ruleset = Ruleset(settings_rules(), _snapshot, _key_in_force())  # Only the settings have changed.
     return _ruleset
 
 
@@ -196,7 +196,7 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
         if known is not None and (stale is None or known.revision == stale.current):
             return known  # Another thread was faster.
         declared = settings_rules()
-        fence = _fence()
+        fence = _key_in_force()
         if fence is None:
             _ruleset = Ruleset(declared)
             return _ruleset
@@ -220,7 +220,7 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
 
 
 def _tell() -> None:
-    for hear in when_new:
+    for hear in on_new_rules:
         hear()
 
 
@@ -295,7 +295,7 @@ def start_fresh() -> None:
     global _ruleset, _snapshot
     _ruleset, _snapshot = None, {}
     problems.clear()
-    memory.clear()
+    override_cache.clear()
 
 
 def take_back(prefix: bytes) -> None:
@@ -333,7 +333,7 @@ class _Fetched(NamedTuple):
 
 def _fetch(patience: Patience) -> _Fetched:
     """What is published for this process's database. Raises `StoreError`."""
-    fetched = _fetch_at(fence_key(), patience)
+    fetched = _fetch_at(rules_key(), patience)
     if is_others(fetched.database):
         return _fetch_at(beside_key(database or ""), patience)
     return fetched

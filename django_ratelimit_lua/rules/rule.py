@@ -16,7 +16,7 @@ from ..identity.routes import resolved
 from ..limits.call import MOST_COST
 from ..limits.limit import OPTIONS
 from ..limits.rate import LimitError, Rate
-from .callsite import ALL, AUDIENCES, Site
+from .callsite import ALL, AUDIENCES, LimitTemplate
 from .paths import path_matches
 
 FIELDS = (
@@ -55,7 +55,7 @@ class Rule:
     name: str
     paths: tuple[str, ...]
     route: str | None
-    site: Site | None
+    site: LimitTemplate | None
     group: str | None = None
     mode: str = "enforce"
     order: int = 0
@@ -69,13 +69,13 @@ class Rule:
         """Where it was declared."""
         return "settings" if self.pk is None else "admin"
 
-    def has_path(self, path: str) -> bool:
+    def matches_path(self, path: str) -> bool:
         """Whether a path is one of its own."""
         # A path that is too long for a glob to decide about is limited, and not exempt.
         is_limit = self.site is not None
         return not self.paths or any(path_matches(pattern, path, is_limit) for pattern in self.paths)
 
-    def leads_there(self, request: HttpRequest) -> bool:
+    def matches_route(self, request: HttpRequest) -> bool:
         """Whether the request's route is its own."""
         if self.route is None and (self.site is None or not self.site.key.needs_route):
             return True
@@ -84,9 +84,9 @@ class Rule:
 
     def applies_to(self, request: HttpRequest) -> bool:
         """Whether path and route are its own."""
-        return self.has_path(request.path_info) and self.leads_there(request)
+        return self.matches_path(request.path_info) and self.matches_route(request)
 
-    def instead_of(self, sites: Sequence[Site]) -> Site | None:
+    def instead_of(self, sites: Sequence[LimitTemplate]) -> LimitTemplate | None:
         """What call sites are told by a rule of their name: the rule's numbers, and what only a call site can know.
 
         Where several have that name, the key and the outcome are those of the first.
@@ -187,7 +187,7 @@ class _Reader:
         except LimitError as error:
             self.fail(field, str(error))
 
-    def site(self, name: str, group: str | None) -> Site:
+    def site(self, name: str, group: str | None) -> LimitTemplate:
         given = self.given
         key, cost = given.get("key"), 1 if given.get("cost") is None else given["cost"]
         if self.plain:
@@ -202,9 +202,9 @@ class _Reader:
             options["mode"] = "enforce"  # What is off is checked as if it was on.
         audience = self.audience()
 
-        def compiled(rate: Any, options: Any, field: str = "rate") -> Site:
+        def compiled(rate: Any, options: Any, field: str = "rate") -> LimitTemplate:
             try:
-                site = Site.compiled(
+                site = LimitTemplate.compiled(
                     name, key or CALLERS_KEY, rate, given.get("method", ALL), cost, options,
                     rule=True, audience=audience,
                 )  # fmt: skip
@@ -225,7 +225,7 @@ class _Reader:
         """What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere."""
         self.audience()
         self._check_plain_key(self.given.get("key"))
-        self._tiers(lambda rate, burst: Site(CALLERS_KEY, (rate,), None, 1, {}))
+        self._tiers(lambda rate, burst: LimitTemplate(CALLERS_KEY, (rate,), None, 1, {}))
 
     def _check_plain_key(self, value: Any) -> None:
         """Where it is one line of text, and code has no place."""
@@ -239,12 +239,12 @@ class _Reader:
         if any("+" in part for part in parts):
             self.fail("key", f"key is {value!r}: + joins keys; a name that has one can only stand in the settings")
 
-    def _tiers(self, compiled: Callable[[Any, dict[str, Any]], Site]) -> tuple[tuple[str, Site], ...]:
+    def _tiers(self, compiled: Callable[[Any, dict[str, Any]], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
         value = self.given.get("tiers")
         if value is not None and not isinstance(value, (list, tuple)):
             self.fail("tiers", f"tiers is {value!r}; write a list of {{'group': ..., 'rate': ...}}")
-        tiers: dict[str, Site] = {}
+        tiers: dict[str, LimitTemplate] = {}
         for tier in value or ():
             try:
                 group, site = self._tier(tier, compiled)
@@ -257,7 +257,7 @@ class _Reader:
                 self.left_out.append(f"{error} (a tier, which is left out; its group has the numbers of the rule)")
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def _tier(self, tier: Any, compiled: Callable[[Any, dict[str, Any]], Site]) -> tuple[str, Site]:
+    def _tier(self, tier: Any, compiled: Callable[[Any, dict[str, Any]], LimitTemplate]) -> tuple[str, LimitTemplate]:
         named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
         if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
             self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
@@ -269,7 +269,7 @@ class _Reader:
         return str(tier["group"]), compiled(rate, burst)
 
 
-def _favour(site: Site) -> tuple[float, int]:
+def _favour(site: LimitTemplate) -> tuple[float, int]:
     rate = site.rates[0]
     assert isinstance(rate, Rate)
     return rate.limit / rate.period_us, site.options.get("burst") or rate.limit

@@ -12,7 +12,7 @@ from django.utils.functional import cached_property
 
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
-from .callsite import Site
+from .callsite import LimitTemplate
 from .overrides import is_kind
 from .path_index import Index
 from .problems import problems
@@ -168,34 +168,34 @@ class Ruleset:
 
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
-        return [rule for rule in self._index.at(request.path_info) if rule.leads_there(request)]
+        return [rule for rule in self._index.at(request.path_info) if rule.matches_route(request)]
 
-    def instead_of(self, name: str, request: HttpRequest) -> Rule | None:
+    def replacement_for(self, name: str, request: HttpRequest) -> Rule | None:
         """The rule that takes the place of what a call site of that name says."""
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.applies_to(request):
             return None
         return rule
 
-    def beside(self, name: str, request: HttpRequest) -> list[Rule]:
+    def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
         """The rules for call sites of that group, beside what they say themselves."""
         return [rule for rule in self._beside.get(name, ()) if rule.applies_to(request)]
 
-    def for_sites(self, sites: Sequence[Site], group: str, request: HttpRequest) -> Sequence[Site]:
+    def for_sites(self, sites: Sequence[LimitTemplate], group: str, request: HttpRequest) -> Sequence[LimitTemplate]:
         """What a call site is decided by: rules of its name take its place, rules for its group stand beside it."""
         if not any(self.knows(site.group or group) for site in sites):
             return sites
-        chosen: list[Site] = []
+        chosen: list[LimitTemplate] = []
         met: set[str] = set()
         for site in sites:
             name = site.group or group
-            rule = self.instead_of(name, request)
+            rule = self.replacement_for(name, request)
             if rule is None:
                 chosen.append(site)
             elif name not in met:
                 instead = rule.instead_of([one for one in sites if (one.group or group) == name])
                 chosen += [instead] if instead else []
             if name not in met:
-                chosen += [rule.site for rule in self.beside(name, request) if rule.site is not None]
+                chosen += [rule.site for rule in self.additional_for(name, request) if rule.site is not None]
             met.add(name)
         return chosen

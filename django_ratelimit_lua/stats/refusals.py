@@ -19,7 +19,7 @@ FAILED = "failed"
 """Stands beside the modes of rules: how often a rule could not be applied to a request."""
 
 
-class Tally:
+class RefusalCounter:
     """Refusals by day (UTC), mode and rule, until they are written.
 
     A process that is killed loses what it counted in its last second.
@@ -76,23 +76,23 @@ class Tally:
                 self._counts.update(counts)
 
 
-tally = Tally()
+refusal_counter = RefusalCounter()
 
 
 @atexit.register
 def _at_exit() -> None:
     with suppress(Exception):
-        if tally._counts:
-            tally.flush(last_patience())
+        if refusal_counter._counts:
+            refusal_counter.flush(last_patience())
 
 
 def _key(day: datetime.date) -> bytes:
     return conf.CACHE_PREFIX + b"{rules}:exceeded:" + day.isoformat().encode()
 
 
-def exceeded(days: int = 7) -> dict[str, dict[str, int]]:
+def refusal_counts(days: int = 7) -> dict[str, dict[str, int]]:
     """By rule and mode, how often its limit was exceeded in the last days, today included; raises `StoreError`."""
-    tally.flush()
+    refusal_counter.flush()
     today = datetime.datetime.now(datetime.UTC).date()
     counts: dict[str, dict[str, int]] = {}
     for ago in range(days):

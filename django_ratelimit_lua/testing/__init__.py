@@ -14,7 +14,7 @@ from django.test import SimpleTestCase
 from django.test.utils import TestContextDecorator, override_settings
 
 from ..engine import decide
-from ..engine.deny_cache import denials
+from ..engine.deny_cache import deny_cache
 from ..rules.provider import start_fresh, take_back
 from .server import Server
 
@@ -137,7 +137,7 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
 
     def enable(self) -> move_clock:
         """Stop the clock."""
-        denials.clear()
+        deny_cache.clear()
         self._before, self.now_us = decide.clock, time.time_ns() // 1000
         decide.clock = lambda: self.now_us
         return self
@@ -145,4 +145,4 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
     def disable(self) -> None:
         """Let it go on."""
         decide.clock = self._before
-        denials.clear()
+        deny_cache.clear()

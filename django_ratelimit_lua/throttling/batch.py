@@ -12,10 +12,10 @@ from ..identity.wrapped import plain
 from ..limits.decision import LimitState
 from ..limits.rate import SECOND
 from ..rules.ruleset import Ruleset
-from ..web.charges import Wanted
+from ..web.charges import PlannedCharge
 from ..web.drivers import run
 from ..web.plan import decided
-from ..web.responses import note
+from ..web.responses import attach_decision
 from ..web.settlement import give_back
 
 States = tuple[LimitState, ...]
@@ -35,28 +35,28 @@ class Throttle(Protocol):
     def is_open(self) -> bool:
         """Whether a rule could have it count the request."""
 
-    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Generator[Any, Any, list[Wanted]]:
+    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge]]:
         """What it wants counted, by the rules in force."""
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go."""
 
 
-class Answers:
+class BatchDecision:
     """What one decision said to each throttle of a view, until it is asked."""
 
     def __init__(self, request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> None:
         throttles = self._together(view, asking, kind)
         clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
 
-        def build(ruleset: Ruleset) -> Generator[Any, Any, list[Wanted]]:
-            wanted: list[Wanted] = []
+        def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge]]:
+            wanted: list[PlannedCharge] = []
             for throttle in throttles:
                 found = yield from throttle.wanted(request, view, ruleset)
                 wanted += [replace(one, owner=throttle) for one in found]
             return _apart(wanted)
 
-        kept: list[Wanted] = []
+        kept: list[PlannedCharge] = []
         decision = run(
             decided(
                 plain(request),
@@ -69,7 +69,7 @@ class Answers:
             plain(request),
         )
         if decision.limits:
-            note(plain(request), decision)
+            attach_decision(plain(request), decision)
         if decision and decision.wait > 0 and not clocks:  # By another clock, it is not known how long that is.
             hold(decision.wait, lambda: run(give_back(kept, decision), plain(request)))
         told = list(zip(kept, decision.limits, strict=False))
@@ -112,23 +112,23 @@ class Answers:
         return False, ()
 
 
-def answer(request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> States:
+def decision_for(request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> States:
     """The answer for a throttle of that kind: from the decision that was taken for its neighbours, or from a new one.
 
     Empty where it wants nothing counted.
     """
     # DRF's own tests, and others after them, ask a throttle about an empty dict.
     kept: dict[str, Any] = getattr(plain(request), "__dict__", {})
-    answers: Answers | None = kept.get("_ratelimit_throttles")
+    answers: BatchDecision | None = kept.get("_ratelimit_throttles")
     if answers is not None:
         answered, states = answers.take(asking)
         if answered:
             return states
-    answers = kept["_ratelimit_throttles"] = Answers(request, view, asking, kind)
+    answers = kept["_ratelimit_throttles"] = BatchDecision(request, view, asking, kind)
     return answers.take(asking)[1]
 
 
-def _apart(wanted: list[Wanted]) -> list[Wanted]:
+def _apart(wanted: list[PlannedCharge]) -> list[PlannedCharge]:
     """The same, with no counter twice: two throttles of one scope are told apart by their rates."""
     seen: set[tuple[bytes, bytes]] = set()
     apart = []

@@ -26,12 +26,12 @@ from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import OPTIONS, Limit, Options, unknown_option
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import Site, method_name, named
+from ..rules.callsite import LimitTemplate, known_call_sites, method_name
 from ..rules.ruleset import Ruleset
-from ..web.charges import Wanted, wanted_by
+from ..web.charges import PlannedCharge, plan_charges
 from ..web.headers import add_headers
-from ..web.responses import message
-from .batch import answer
+from ..web.responses import refusal_message
+from .batch import decision_for
 
 __all__ = [
     "AnonRateThrottle",
@@ -42,7 +42,7 @@ __all__ = [
     "UserRateThrottle",
     "exception_handler",
 ]
-Found = Generator[Any, Any, list[Wanted]]
+Found = Generator[Any, Any, list[PlannedCharge]]
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
@@ -78,7 +78,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             if option not in OPTIONS:
                 raise unknown_option(f"Throttle {cls.__name__}", option, OPTIONS)
         if isinstance(cls.scope, str):
-            named.add(cls.scope)
+            known_call_sites.add(cls.scope)
 
     def __init__(self) -> None:
         if not self.rate:
@@ -174,18 +174,18 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         charge = self.prepare(request, view)
         if charge is None and ruleset.knows(self.name) and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
-        own = [] if charge is None else [Wanted(charge, self.name)]
+        own = [] if charge is None else [PlannedCharge(charge, self.name)]
         if self.key is None or not ruleset.knows(self.name):
             return own
-        rule = ruleset.instead_of(self.name, plain(request))
+        rule = ruleset.replacement_for(self.name, plain(request))
         found = own if rule is None else []
-        sites = [rule.site for rule in ruleset.beside(self.name, plain(request)) if rule.site is not None]
+        sites = [rule.site for rule in ruleset.additional_for(self.name, plain(request)) if rule.site is not None]
         if rule is not None:
             identity = str(self.key)
             key = Key(self.name, lambda group, request, user: identity)
-            instead = rule.instead_of([Site(key, (), None, self.get_cost(request, view), {})])
+            instead = rule.instead_of([LimitTemplate(key, (), None, self.get_cost(request, view), {})])
             sites = ([instead] if instead is not None else []) + sites
-        return found + (yield from wanted_by(plain(request), sites, self.name))
+        return found + (yield from plan_charges(plain(request), sites, self.name))
 
     def _limit(self, request: Any) -> Limit:
         name = self.name
@@ -201,7 +201,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
         if not conf.ENABLE:
             return True
-        states = answer(request, view, self, SimpleRateThrottle)
+        states = decision_for(request, view, self, SimpleRateThrottle)
         if not states:
             return True
         refused = [state for state in states if state.enforced and not state.allowed]
@@ -304,7 +304,7 @@ class RuleThrottle(SimpleRateThrottle):
         rules = ruleset.matching(plain(request))
         if any(rule.site is None for rule in rules):
             return []
-        return (yield from wanted_by(plain(request), [rule.site for rule in rules if rule.site is not None], ""))
+        return (yield from plan_charges(plain(request), [rule.site for rule in rules if rule.site is not None], ""))
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
@@ -318,13 +318,13 @@ def exception_handler(exc: Exception, context: Any) -> Any:
 
     if not isinstance(exc, Ratelimited):
         return of_drf(exc, context)
-    response = of_drf(Throttled(exc.decision.retry_after, message(exc.decision) or None), context)
+    response = of_drf(Throttled(exc.decision.retry_after, refusal_message(exc.decision) or None), context)
     response.headers["Cache-Control"] = "no-store"
     add_headers(response, exc.decision)
     return response
 
 
-named.add(*api_settings.DEFAULT_THROTTLE_RATES)
+known_call_sites.add(*api_settings.DEFAULT_THROTTLE_RATES)
 
 
 @lru_cache(maxsize=4096)

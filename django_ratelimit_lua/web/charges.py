@@ -1,6 +1,6 @@
 """What call sites and rules want counted for a request.
 
-Written as generators that yield whatever has to be waited for; `drive` waits for it, blocking or not.
+Written as generators that yield whatever has to be waited for; `web.drivers` waits for it, blocking or not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..identity.wrapped import kept_on
 from ..limits.call import Charge, whole_cost
 from ..limits.limit import Limit
 from ..limits.rate import Rate
-from ..rules.callsite import Site
+from ..rules.callsite import LimitTemplate
 from ..rules.problems import problems
-from ..stats.refusals import FAILED, tally
+from ..stats.refusals import FAILED, refusal_counter
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedCharge:
     """What a call site or a rule wants counted: under which name, for which site, by which rule if any, and for whom
     the answer is."""
 
     charge: Charge
     name: str
-    site: Site | None = None
+    site: LimitTemplate | None = None
     rule: str | None = None
     owner: object = None
 
@@ -58,23 +58,23 @@ WANTS_SESSION = WantsSession()
 
 
 Taken = set[tuple[bytes, bytes]]
-OnError = Callable[[Site, str, Exception], None]
+OnError = Callable[[LimitTemplate, str, Exception], None]
 
 
-def wanted_by(
+def plan_charges(
     request: HttpRequest,
-    sites: Sequence[Site],
+    sites: Sequence[LimitTemplate],
     group: str,
     taken: Taken | None = None,
     on_error: OnError | None = None,
-) -> Generator[Any, Any, list[Wanted]]:
+) -> Generator[Any, Any, list[PlannedCharge]]:
     """What sites want counted for a request.
 
     A rule that cannot be applied to this request is left out, loudly: the call sites whose place it takes stand again.
     What is wrong with a call site raises, as its developer has to know. `taken`: the counters that others of the same
     call have; `on_error`: hears of both kinds of failure instead, and nothing is raised.
     """
-    wanted: list[Wanted] = []
+    wanted: list[PlannedCharge] = []
     taken = set() if taken is None else taken
     mixed = len({site.block for site in sites}) > 1
     waiting = list(reversed(sites))
@@ -102,12 +102,12 @@ REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPart
 
 def _left_out(name: str, error: Exception) -> None:
     problems.failed(name, error)
-    tally.add(name, FAILED)
+    refusal_counter.add(name, FAILED)
 
 
 def _wanted_by_one(
-    request: HttpRequest, site: Site, name: str, mixed: bool, taken: Taken
-) -> Generator[Any, Any, list[Wanted]]:
+    request: HttpRequest, site: LimitTemplate, name: str, mixed: bool, taken: Taken
+) -> Generator[Any, Any, list[PlannedCharge]]:
     if not site.applies_to(request) or name in counted(request):
         return []
     if not (yield from _is_about(site, request)):
@@ -122,12 +122,12 @@ def _wanted_by_one(
     if site.key.needs_session:
         yield WANTS_SESSION
     who = digest((yield from called(site.key.read, name, request, user)))
-    wanted: list[Wanted] = []
+    wanted: list[PlannedCharge] = []
     for rate in rates:
         charge = Charge(_limit(numbers, name, rate, who, taken), who, cost)
         if mixed and not site.block:
             charge = replace(charge, limit=charge.limit.advising())
-        wanted.append(Wanted(charge, name, site, name if site.rule else None))
+        wanted.append(PlannedCharge(charge, name, site, name if site.rule else None))
     return wanted
 
 
@@ -147,7 +147,7 @@ def called(function: Callable[..., Any], *arguments: Any) -> Generator[Any, Any,
     return value
 
 
-def _rates(site: Site, group: str, request: HttpRequest) -> Generator[Any, Any, list[Rate | None]]:
+def _rates(site: LimitTemplate, group: str, request: HttpRequest) -> Generator[Any, Any, list[Rate | None]]:
     rates: list[Rate | None] = []
     for rate in site.rates:
         if callable(rate):
@@ -157,7 +157,7 @@ def _rates(site: Site, group: str, request: HttpRequest) -> Generator[Any, Any, 
     return rates
 
 
-def _is_about(site: Site, request: HttpRequest) -> Generator[Any, Any, bool]:
+def _is_about(site: LimitTemplate, request: HttpRequest) -> Generator[Any, Any, bool]:
     """Whether the request's user is of the site's audience."""
     if "everyone" in site.audience:
         return True
@@ -170,7 +170,7 @@ def _is_about(site: Site, request: HttpRequest) -> Generator[Any, Any, bool]:
     return bool(wanted) and not wanted.isdisjoint((yield WantsGroups(user)))
 
 
-def _tier(site: Site, request: HttpRequest) -> Generator[Any, Any, Site]:
+def _tier(site: LimitTemplate, request: HttpRequest) -> Generator[Any, Any, LimitTemplate]:
     """The numbers for the user's most favourable tier, or the site's own."""
     if site.tiers:
         user = yield from _user()
@@ -180,7 +180,7 @@ def _tier(site: Site, request: HttpRequest) -> Generator[Any, Any, Site]:
     return site
 
 
-def _limit(site: Site, group: str, rate: Rate, who: bytes, taken: Taken) -> Limit:
+def _limit(site: LimitTemplate, group: str, rate: Rate, who: bytes, taken: Taken) -> Limit:
     """The site's limit for a rate, under a name that no other of this call has for the same identity."""
     ordinal = 1
     limit = site.limit(group, rate)

@@ -8,7 +8,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..engine.decide import acheck, aforget, arules, check, forget, rules
+from ..engine.decide import adecide, aforget, arules, decide, forget, rules
 from ..identity.session import aload
 from ..limits.call import Call
 from ..limits.decision import Decision
@@ -38,7 +38,7 @@ def run(steps: Steps, request: HttpRequest) -> Decision:
         value = error = None
         try:
             if isinstance(step, Call):
-                value = check(step, patience)
+                value = decide(step, patience)
             elif isinstance(step, WantsRules):
                 value = rules(step.stale, patience)
             elif isinstance(step, WantsUser):
@@ -74,7 +74,7 @@ async def arun(steps: Steps, request: HttpRequest) -> Decision:
         value = error = None
         try:
             if isinstance(step, Call):
-                value = await acheck(step, patience)
+                value = await adecide(step, patience)
             elif isinstance(step, WantsRules):
                 value = await arules(step.stale, patience)
             elif isinstance(step, WantsUser):

@@ -15,9 +15,9 @@ from ..identity.address import client_address
 from ..identity.keys import EXACT, read_fields
 from ..identity.routes import resolved
 from ..limits.decision import Decision, LimitState
-from ..rules.overrides import USER, Asked, Known, Override, network_digest
+from ..rules.overrides import USER, KnownOverrides, Override, SubjectRef, network_digest
 from ..rules.ruleset import EVERY_RULE, Ruleset
-from .charges import REFUSED, WANTS_USER, Wanted
+from .charges import REFUSED, WANTS_USER, PlannedCharge
 
 logger = logging.getLogger("django_ratelimit_lua")
 BLOCK = "block"
@@ -25,12 +25,12 @@ BLOCK = "block"
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class AppliedOverrides:
     """What is to be counted, and what is blocked; those who are exempt are in neither. `places` tells, for all of them
     in their order, the place in `counted` or the override that blocks."""
 
-    all: Sequence[Wanted]
-    counted: Sequence[Wanted]
+    all: Sequence[PlannedCharge]
+    counted: Sequence[PlannedCharge]
     places: tuple[int | Override, ...]
     block: Override | None
     now: int
@@ -44,16 +44,16 @@ class Sorted:
         )
 
 
-def asked_of(
-    request: HttpRequest, ruleset: Ruleset, wanted: Sequence[Wanted], blocks: bool
-) -> Generator[Any, Any, list[Asked]]:
+def subjects_of(
+    request: HttpRequest, ruleset: Ruleset, wanted: Sequence[PlannedCharge], blocks: bool
+) -> Generator[Any, Any, list[SubjectRef]]:
     """The subjects that a request is about, of the kinds that overrides of these rules are about."""
     kinds = dict.fromkeys(ruleset.blocks if blocks else ())
     if wanted:
         kinds |= dict.fromkeys(ruleset.kinds.get(EVERY_RULE, ()))
     for one in wanted:
         kinds |= dict.fromkeys(ruleset.kinds.get(one.name, ()))
-    asked: list[Asked] = []
+    asked: list[SubjectRef] = []
     for kind in kinds:
         try:
             found = yield from _subjects(request, kind, ruleset.secrets(kind))
@@ -65,7 +65,7 @@ def asked_of(
             continue
         if found:
             unknown.found(kind)
-        asked += [Asked(kind, subject) for subject in dict.fromkeys(found)]
+        asked += [SubjectRef(kind, subject) for subject in dict.fromkeys(found)]
     return asked
 
 
@@ -107,22 +107,24 @@ class Unknown:
 unknown = Unknown()
 
 
-def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool) -> Sorted:
+def apply_overrides(
+    wanted: Sequence[PlannedCharge], known: KnownOverrides, ruleset: Ruleset, blocks: bool
+) -> AppliedOverrides:
     """Sort what is wanted by what overrides say of a request's subjects.
 
     With `blocks`, a block for all rules refuses the request also where no enforced rule applies. Where one does, its
     override is the one that counts for it: the block, or what goes before the block.
     """
     if not known:
-        return Sorted(wanted, wanted, (), None, 0)
+        return AppliedOverrides(wanted, wanted, (), None, 0)
     now = now_us()
-    kept: list[Wanted] = []
-    counted: list[Wanted] = []
+    kept: list[PlannedCharge] = []
+    counted: list[PlannedCharge] = []
     places: list[int | Override] = []
     is_enforced = False
     for one in wanted:
         rule = ruleset.by_name.get(one.name)
-        override = known.about(rule.pk if rule is not None else None, now)
+        override = known.strongest_for(rule.pk if rule is not None else None, now)
         # Shadow rules refuse nobody, so what is said of one of them lifts no block either.
         is_enforced = is_enforced or one.charge.limit.mode == "enforce"
         if override is not None and override.effect == "exempt":
@@ -135,15 +137,15 @@ def sort(wanted: Sequence[Wanted], known: Known, ruleset: Ruleset, blocks: bool)
             places.append(len(counted))
             counted.append(one)
         kept.append(one)
-    found = Sorted(tuple(kept), tuple(counted), tuple(places), None, now)
+    found = AppliedOverrides(tuple(kept), tuple(counted), tuple(places), None, now)
     if blocks and not is_enforced:
-        general = known.about(None, now)
+        general = known.strongest_for(None, now)
         if general is not None and general.effect == "block":
-            return Sorted((), (), (), general, now)
+            return AppliedOverrides((), (), (), general, now)
     return found
 
 
-def answer(decision: Decision, found: Sorted) -> Decision:
+def restore_blocked(decision: Decision, found: AppliedOverrides) -> Decision:
     """The decision about what was counted, with what is blocked."""
     if found.block is not None:
         return replace(decision, allowed=False, limits=(_blocked(BLOCK, "enforce", 0.0, found.block, found.now),))

@@ -13,18 +13,18 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..engine.decide import FENCED_ATTEMPTS, describe
+from ..engine.decide import FENCED_ATTEMPTS, build_call
 from ..limits.call import Call, Operation, Revision, StaleRules
 from ..limits.decision import Decision
 from ..limits.rate import SECOND
-from ..rules.callsite import Site
-from ..rules.overrides import Asked, memory
+from ..rules.callsite import LimitTemplate
+from ..rules.overrides import SubjectRef, override_cache
 from ..rules.provider import is_due, verified
 from ..rules.ruleset import Ruleset
 from ..signals import limit_exceeded
-from ..stats.refusals import tally
-from .charges import Wanted, counted, wanted_by
-from .overrides import answer, asked_of, sort
+from ..stats.refusals import refusal_counter
+from .charges import PlannedCharge, counted, plan_charges
+from .overrides import apply_overrides, restore_blocked, subjects_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class Exceeded:
 
 
 Steps = Generator[Any, Any, Decision]
-Choose = Callable[[Ruleset], Sequence[Site] | None]
-Build = Callable[[Ruleset], Generator[Any, Any, list[Wanted] | None]]
+Choose = Callable[[Ruleset], Sequence[LimitTemplate] | None]
+Build = Callable[[Ruleset], Generator[Any, Any, list[PlannedCharge] | None]]
 
 
 def steps(
     request: HttpRequest,
-    choose: Choose | Sequence[Site],
+    choose: Choose | Sequence[LimitTemplate],
     group: str,
     operation: Operation = "hit",
-    kept: list[Wanted] | None = None,
+    kept: list[PlannedCharge] | None = None,
     everywhere: bool = False,
 ) -> Steps:
     """Decide what applies to a request in one call.
@@ -70,11 +70,11 @@ def steps(
     who are blocked whatever rule there is are refused even where no rule applies.
     """
 
-    def build(ruleset: Ruleset) -> Generator[Any, Any, list[Wanted] | None]:
+    def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
         sites = choose(ruleset) if callable(choose) else ruleset.for_sites(choose, group, request)
         if sites is None:
             return None
-        return (yield from wanted_by(request, sites, group))
+        return (yield from plan_charges(request, sites, group))
 
     return decided(request, build, operation, kept=kept, everywhere=everywhere)
 
@@ -86,7 +86,7 @@ def decided(
     *,
     may_change: Callable[[], bool] = lambda: True,
     now: int | None = None,
-    kept: list[Wanted] | None = None,
+    kept: list[PlannedCharge] | None = None,
     everywhere: bool = False,
 ) -> Steps:
     """Decide what `build` wants counted by the rules in force, with whatever overrides say; see `steps`.
@@ -108,16 +108,16 @@ def decided(
         applicable = yield from build(ruleset)
         wanted = applicable or []
         blocks = everywhere and applicable is not None
-        asked: list[Asked] = []
+        asked: list[SubjectRef] = []
         if ruleset.kinds:
-            asked = yield from asked_of(request, ruleset, wanted, blocks)
+            asked = yield from subjects_of(request, ruleset, wanted, blocks)
         if not wanted and not asked and not (may_change() and is_due(ruleset)):
             return Decision(True)
         for _ in range(2):
-            known = memory.look(asked)
-            sorted_out = sort(wanted, known, ruleset, blocks)
+            known = override_cache.get_many(asked)
+            sorted_out = apply_overrides(wanted, known, ruleset, blocks)
             charges = [one.charge for one in sorted_out.counted]
-            call = describe(
+            call = build_call(
                 charges, "peek" if sorted_out.refused and operation == "hit" else operation,
                 longest_hold_us=round(conf.MAX_WAIT * SECOND), now=now, ruleset=ruleset, subjects=known.subjects(),
             )  # fmt: skip
@@ -129,22 +129,26 @@ def decided(
                 stale = error
                 if not error.records:
                     break
-                memory.learn([one.digest for one in asked], error.records)
+                override_cache.put_many([one.digest for one in asked], error.records)
             else:
                 if is_last:
                     decision = replace(decision, revision=ruleset.revision.number)
                 elif decision.source == "redis":
                     verified()
-                return (yield from _finished(request, answer(decision, sorted_out), sorted_out.all, operation, kept))
+                return (
+                    yield from _finished(
+                        request, restore_blocked(decision, sorted_out), sorted_out.all, operation, kept
+                    )
+                )
     raise AssertionError("the last attempt is not fenced")  # pragma: no cover
 
 
 def _finished(
     request: HttpRequest,
     decision: Decision,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[PlannedCharge],
     operation: Operation,
-    kept: list[Wanted] | None,
+    kept: list[PlannedCharge] | None,
 ) -> Steps:
     if kept is not None:
         kept += wanted
@@ -158,7 +162,7 @@ def _finished(
             if state.allowed:
                 continue
             if one.rule is not None:
-                tally.add(one.rule, state.mode)
+                refusal_counter.add(one.rule, state.mode)
             if limit_exceeded.receivers:
                 yield Exceeded(
                     {

@@ -36,7 +36,7 @@ def retry_after_header(decision: Decision) -> str | None:
     return None if seconds is None else str(max(1, math.ceil(seconds)))
 
 
-def message(decision: Decision) -> str:
+def refusal_message(decision: Decision) -> str:
     """What the rule that refuses has to say to who is refused; empty if nothing."""
     ruleset = current()
     if ruleset is None:
@@ -56,7 +56,7 @@ def _when(decision: Decision, retry_after: str | None) -> str:
 
 
 def _detail(decision: Decision, retry_after: str | None) -> str:
-    return " ".join(part for part in (message(decision), _when(decision, retry_after)) if part)
+    return " ".join(part for part in (refusal_message(decision), _when(decision, retry_after)) if part)
 
 
 def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:
@@ -85,7 +85,7 @@ def _template() -> Any:
 def _rendered(template: Any, request: HttpRequest, decision: Decision, retry_after: str | None) -> HttpResponse:
     context = {
         "decision": decision,
-        "message": message(decision),
+        "message": refusal_message(decision),
         "retry_after": None if retry_after is None else int(retry_after),
     }
     return HttpResponse(template.render(context, request), status=429)
@@ -169,14 +169,14 @@ def _finished(response: Any, decision: Decision, retry_after: str | None) -> Htt
     return cast(HttpResponse, response)
 
 
-def told(request: Any, response: Any) -> Any:
+def add_ratelimit_headers(request: Any, response: Any) -> Any:
     """The view's answer, with the headers that tell what is left."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response
 
 
-def note(request: Any, decision: Decision) -> Decision:
+def attach_decision(request: Any, decision: Decision) -> Decision:
     """Leave on the request what the view may want to know; returns this decision."""
     refused = not decision or any(state.mode == "advise" and not state.allowed for state in decision.limits)
     request = plain(request)  # DRF's finds it there, and so does the middleware.
@@ -186,13 +186,13 @@ def note(request: Any, decision: Decision) -> Decision:
     return decision
 
 
-def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
     _raise_instead(decision)
     return too_many_requests(request, decision)
 
 
-async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+async def arefused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The same in a coroutine."""
     _raise_instead(decision)
     return await atoo_many_requests(request, decision)

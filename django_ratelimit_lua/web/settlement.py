@@ -13,16 +13,16 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from ..engine.decide import describe
+from ..engine.decide import build_call
 from ..engine.waiting import refunds
 from ..identity.wrapped import kept_on
 from ..limits.call import whole_cost
 from ..limits.decision import Decision
-from .charges import Wanted, called
+from .charges import PlannedCharge, called
 from .plan import Forget, Steps
 
 
-def give_back(kept: Sequence[Wanted], decision: Decision) -> Steps:
+def give_back(kept: Sequence[PlannedCharge], decision: Decision) -> Steps:
     """Give back all that a decision took, for a request that will not be served after all."""
     if decision.source != "fallback":
         taken = [
@@ -35,7 +35,7 @@ def give_back(kept: Sequence[Wanted], decision: Decision) -> Steps:
     return decision
 
 
-def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision: Decision) -> Steps:
+def settle(request: HttpRequest, outcome: Any, kept: Sequence[PlannedCharge], decision: Decision) -> Steps:
     """Settle the charges of a decision, by the outcome: a response, or the exception that was raised, which may be what
     stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`."""
     if decision.source == "fallback":
@@ -62,7 +62,7 @@ def settle(request: HttpRequest, outcome: Any, kept: Sequence[Wanted], decision:
     for call in refunds(decision, back):  # noqa: UP028
         yield call
     if more:
-        yield describe(more, "charge")
+        yield build_call(more, "charge")
     if clear:
-        yield Forget(describe(clear, "refund"))
+        yield Forget(build_call(clear, "refund"))
     return decision

@@ -24,9 +24,9 @@ from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
-from django_ratelimit_lua.operations.simulate import START_US, preview
+from django_ratelimit_lua.operations.simulate import START_US, simulate
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.stats.refusals import tally
+from django_ratelimit_lua.stats.refusals import refusal_counter
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -196,7 +196,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     """In sentences, in place, by action and by one click."""
     rule = RateLimitRule.objects.create(name="api", path="/ok", key="user_or_ip", limit=1, unit="h", mode="shadow")
     assert visits(2) == [200, 200]
-    tally.flush()
+    refusal_counter.flush()
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
     assert "1 would have been" in page
@@ -276,9 +276,9 @@ def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client,
 def test_a_preview_of_many_at_once_is_that_of_one_by_one(monkeypatch: Any, algorithm: Any, cost: int) -> None:
     """Where several are asked about together, as many are refused and counted as if each had come by itself."""
     limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
-    one_by_one = preview(limit, 30, Rate.parse("60/m"), cost)
+    one_by_one = simulate(limit, 30, Rate.parse("60/m"), cost)
     monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MOST_CALLS", 15)
-    assert preview(limit, 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
+    assert simulate(limit, 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
 
 
 def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> None:
@@ -531,7 +531,7 @@ def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, mo
     """And says so."""
     from django_ratelimit_lua.publishing import triggers
 
-    monkeypatch.setattr(triggers, "soon", lambda: None)
+    monkeypatch.setattr(triggers, "retry_in_background", lambda: None)
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.RATELIMIT_ON_STORE_ERROR = "open"

@@ -19,8 +19,8 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine.decide import check, describe, rules
-from django_ratelimit_lua.engine.heartbeat import Part, instances
+from django_ratelimit_lua.engine.decide import build_call, decide, rules
+from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Subject
@@ -70,7 +70,7 @@ def use(found: Cluster, settings: Any) -> None:
 
 def key_of(limiter: RateLimiter, identity: str) -> bytes:
     """The key that an identity is counted under."""
-    return describe([Charge(limiter.limits[0], digest(identity))]).keys()[0]
+    return build_call([Charge(limiter.limits[0], digest(identity))]).keys()[0]
 
 
 def sizes(found: Cluster) -> list[int]:
@@ -157,12 +157,12 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
             charges = {key: replace(one, cost=2) for key, one in charges.items() if one.limit.mode == "enforce"}
         if not charges:
             continue
-        calls.append(describe(list(charges.values()), operation, partial=partial, now=now))
-    ours = [check(call) for call in calls]
+        calls.append(build_call(list(charges.values()), operation, partial=partial, now=now))
+    ours = [decide(call) for call in calls]
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": os.environ["RATELIMIT_TEST_URL"], "OPTIONS": {}}
     }
-    theirs = [check(call) for call in calls]
+    theirs = [decide(call) for call in calls]
     assert {decision.source for decision in ours + theirs} == {"redis"}
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
         assert (our.allowed, our.granted) == (their.allowed, their.granted), (number, calls[number])
@@ -178,23 +178,23 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
 def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:
     """Threads that hit two identities at once: as many go as the tighter one says; the other has counted just those."""
     one, other = Charge(Limit("one", "40/h"), digest("one")), Charge(Limit("other", "90/h"), digest("other"))
-    call = describe([other, one])
+    call = build_call([other, one])
     with ThreadPoolExecutor(16) as pool:
-        admitted = sum(decision.allowed for decision in pool.map(lambda _: check(call), range(300)))
+        admitted = sum(decision.allowed for decision in pool.map(lambda _: decide(call), range(300)))
     assert admitted == 40
-    assert [state.used for state in check(describe([one, other], "peek")).limits] == [40, 40]
+    assert [state.used for state in decide(build_call([one, other], "peek")).limits] == [40, 40]
 
 
 def test_the_likelier_denier_is_asked_first(cluster: Cluster) -> None:
     """So that a refused hit costs the others nothing to give back."""
     full, ample = Charge(Limit("full", "500/h"), digest("a")), Charge(Limit("ample", "400/h"), digest("b"))
     for _ in range(2):
-        check(describe([replace(full, cost=500)]))
+        decide(build_call([replace(full, cost=500)]))
     served = before(cluster)
-    call = describe([ample, full])
-    assert not check(call)
+    call = build_call([ample, full])
+    assert not decide(call)
     assert sum(served().values()) == 2  # The one refused, the other only looked.
-    assert [state.used for state in check(describe([full, ample], "peek")).limits] == [500, 0]
+    assert [state.used for state in decide(build_call([full, ample], "peek")).limits] == [500, 0]
 
 
 def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, settings: Any) -> None:
@@ -206,13 +206,13 @@ def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, setti
         who for who in (digest(f"x {n}") for n in range(1, 99)) if mortal.master_of(b"{%b}" % who) is not home
     )
     charges = [Charge(limits[0], first), Charge(limits[1], second)]
-    assert check(describe(charges)).allowed
+    assert decide(build_call(charges)).allowed
     settings.RATELIMIT_TIMEOUT = 1
-    assert check(describe(charges)).allowed
+    assert decide(build_call(charges)).allowed
     os.kill(mortal.master_of(b"{%b}" % second).pid, signal.SIGSTOP)
-    decision = check(describe(charges))
+    decision = decide(build_call(charges))
     assert (decision.allowed, decision.source) == (False, "fallback")
-    assert check(describe(charges[:1], "peek")).limits[0].used in (2, 3)  # 3 where no time was left to give it back.
+    assert decide(build_call(charges[:1], "peek")).limits[0].used in (2, 3)  # 3 where no time was left to give it back.
 
 
 @pytest.mark.django_db(transaction=True)
@@ -257,14 +257,14 @@ def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None
 @pytest.mark.django_db(transaction=True)
 def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is decided in the process and what is asked apart in a cluster go by one look at the rules, not by two."""
-    monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
+    monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
     limiter = RateLimiter("x", "100000/h", split="equal")
     RateLimitRule.objects.create(name="x", limit=90_000, unit="h", split="equal")
     until(lambda: limiter.hit("x").limits[0].limit == 90_000, "the first edit holds", 2)
     time.sleep(0.5)
     for _ in range(20):
         limiter.hit("x")
-        check(describe([Charge(Limit("other", "9/h"), digest("x"))], ruleset=rules()))
+        decide(build_call([Charge(Limit("other", "9/h"), digest("x"))], ruleset=rules()))
         time.sleep(0.03)
     RateLimitRule.objects.update(limit=80_000)
     until(lambda: limiter.hit("x").limits[0].limit == 80_000, "the second edit holds", 1.2)
@@ -351,7 +351,7 @@ def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mort
     settings.RATELIMIT_TIMEOUT = 0.3
     settings.RATELIMIT_ON_STORE_ERROR = "closed"
     limiter = RateLimiter("x", "1000000/h")
-    victim = mortal.master_of(describe([Charge(limiter.limits[0], digest("x"))]).fence)
+    victim = mortal.master_of(build_call([Charge(limiter.limits[0], digest("x"))]).fence)
     others = [name for name in map(str, range(60)) if mortal.master_of(key_of(limiter, name)) is not victim][:10]
 
     async def burst() -> list[Any]:

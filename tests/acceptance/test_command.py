@@ -319,7 +319,7 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
     made = [RateLimitRule(name=f"rule {number % 9_999}") for number in range(20_000)]
     rows = iter(made)
     monkeypatch.setattr(rules_yaml, "_parsed", lambda text: [(1, {"name": "x"})] * len(made))
-    monkeypatch.setattr(rules_yaml, "row", lambda given, where: (next(rows), []))
+    monkeypatch.setattr(rules_yaml, "build_rule", lambda given, where: (next(rows), []))
     before = time.process_time()
     with pytest.raises(RuleError, match="two rules are called rule 0, rule 1, "):
         load("")

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
-from django_ratelimit_lua.engine.deny_cache import denials
+from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.rules import provider
 from tests.engine.test_cost import calls
 
@@ -144,11 +144,11 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     """A refusal that is on its way while another thread resets the identity."""
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
-    begun = denials.begin()
+    begun = deny_cache.begin()
     limiter.reset("x")
     call = limiter._by("hit", "x", 1)(provider.current())
-    denials.note(call, Decision(False, ()), begun)
-    assert denials.find(call) is None
+    deny_cache.note(call, Decision(False, ()), begun)
+    assert deny_cache.find(call) is None
     assert limiter.hit("x").allowed
 
 
@@ -192,17 +192,17 @@ def test_an_edit_ends_it_at_once_in_the_process_that_makes_it(settings: Any) -> 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first, and nothing of them is kept."""
-    monkeypatch.setattr(denials._denials, "most", 10)
-    denials.clear()
+    monkeypatch.setattr(deny_cache._denials, "most", 10)
+    deny_cache.clear()
     limiter = RateLimiter("x", "0/h")
     for number in range(30):
         limiter.hit(f"who {number}")
-    assert len(denials) == 10
-    assert len(denials._by_digest) == 10
+    assert len(deny_cache) == 10
+    assert len(deny_cache._by_digest) == 10
     assert refused(limiter, "who 29") == "deny-cache"
     limiter.reset("who 29")
-    assert len(denials) == len(denials._by_digest) == 9
-    denials.clear()
+    assert len(deny_cache) == len(deny_cache._by_digest) == 9
+    deny_cache.clear()
     assert refused(limiter, "who 28") == "redis"
 
 

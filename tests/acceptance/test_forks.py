@@ -22,8 +22,8 @@ from django.test import RequestFactory
 
 import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import check, describe
-from django_ratelimit_lua.engine.heartbeat import instances
+from django_ratelimit_lua.engine.decide import build_call, decide
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
@@ -76,7 +76,7 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         start_fresh()
         yield server
     leases.drop()
-    instances.goodbye()
+    heartbeat.goodbye()
 
 
 def refuse(sender: object, **kwargs: object) -> None:
@@ -110,8 +110,8 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
             view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
         reload()
         if redis_is == "there":
-            refusals.exceeded(1)
-            instances.beat()
+            refusals.refusal_counts(1)
+            heartbeat.beat()
 
     return decide
 
@@ -242,8 +242,8 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
         importlib.import_module(module.name)
     more = [Room(), Cluster([("127.0.0.1", 1)])]
     everything("x")()
-    check(describe([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
-    refusals.tally.add("plain", "enforce")  # Starts a timer.
+    decide(build_call([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
+    refusals.refusal_counter.add("plain", "enforce")  # Starts a timer.
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
     assert {"lock", "socket", "Timer"} <= kinds

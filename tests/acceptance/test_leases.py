@@ -19,7 +19,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import describe
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.leases.pool import Pool
 from django_ratelimit_lua.limits.call import Charge
@@ -223,7 +223,7 @@ def test_units_go_back_to_the_moment_that_they_count_from() -> None:
     """A hit's units are of one batch and count since one moment; what is put back goes to that batch or, where it is
     gone, back to Redis by that moment, and not to another."""
     charge = Charge(Limit("hot", "100/h", algorithm="token_bucket", lease=10), b"x" * 32)
-    pool = Pool(describe([charge]), charge)
+    pool = Pool(build_call([charge]), charge)
     for units, moment in ((2, 1_000_000), (3, 2_000_000)):
         state = LimitState("hot", True, 100, units, 100 - units, 0.0, 3600.0, 0.0, counted_at=moment)
         pool.receive(Decision(True, (state,), units, moment=moment - 7), time.monotonic())

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.fallback.limiter import local
-from django_ratelimit_lua.engine.heartbeat import Instances, instances
+from django_ratelimit_lua.engine.fallback.limiter import fallback_limiter
+from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import get_store
@@ -33,9 +33,9 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with Server() as server:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
         settings.RATELIMIT_ON_STORE_ERROR = "local"
-        monkeypatch.setattr(instances, "count", PROCESSES)
+        monkeypatch.setattr(heartbeat, "count", PROCESSES)
         start_fresh()
-        local.clear()
+        fallback_limiter.clear()
         yield server
 
 
@@ -179,7 +179,7 @@ def test_views_and_shadow(own: Server, rf: Any) -> None:
 
 def test_processes_know_how_many_they_are(own: Server) -> None:
     """Each says so; one that is gone is forgotten."""
-    several = [Instances() for _ in range(3)]
+    several = [Heartbeat() for _ in range(3)]
     for one in several:
         one.beat()
     assert [one.beat() for one in several] == [3, 3, 3]
@@ -190,7 +190,7 @@ def test_no_history_of_outages_admits_more_than_the_limit(
     algorithm: str, own: Server, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """One process, whose Redis is silent, full or a replica, for long or for a moment, also while it is being told."""
-    monkeypatch.setattr(instances, "count", 1)
+    monkeypatch.setattr(heartbeat, "count", 1)
     settings.RATELIMIT_TIMEOUT = 0.05
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 0.1)
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.TELL_SECONDS", 0.02)
@@ -227,7 +227,7 @@ def test_no_history_of_outages_admits_more_than_the_limit(
             traffic(20)
         traffic(400)
         assert max(total) <= 10
-        until(lambda: get_store().is_paused or not local._owes, "everything is told", 10)
+        until(lambda: get_store().is_paused or not fallback_limiter._owes, "everything is told", 10)
         until(lambda: limiter.peek("somebody").source == "redis", "it is back")
         assert all(limiter.peek(str(who)).limits[0].used >= units for who, units in enumerate(total))
         assert sum(total) > 200

@@ -22,18 +22,18 @@ import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
-from django_ratelimit_lua.engine.deny_cache import denials
+from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.fallback.counters import Moments
-from django_ratelimit_lua.engine.fallback.limiter import STRIPES, local
-from django_ratelimit_lua.engine.heartbeat import Part, instances
+from django_ratelimit_lua.engine.fallback.limiter import STRIPES, fallback_limiter
+from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
-from django_ratelimit_lua.rules.callsite import Names, named
-from django_ratelimit_lua.rules.overrides import memory
+from django_ratelimit_lua.rules.callsite import KnownNames, known_call_sites
+from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store.freshness import fence
 from django_ratelimit_lua.store.shards import Room
@@ -56,20 +56,20 @@ limiters: list[RateLimiter] = []
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered before and after, and this process has all of what is split."""
-    monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
-    names = set(named._names)
+    monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+    names = set(known_call_sites._names)
 
     def forget() -> None:
-        denials.clear()
-        local.clear()
+        deny_cache.clear()
+        fallback_limiter.clear()
         leases.drop()
         limiters.clear()
-        memory._known.clear()
+        override_cache._known.clear()
 
     forget()
     yield
     forget()
-    named._names.intersection_update(names)
+    known_call_sites._names.intersection_update(names)
 
 
 def odd(number: int) -> str:
@@ -90,7 +90,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_ratelimit_lua.rules.path_index._REMEMBERED", BOUND)
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
-    monkeypatch.setattr(Names, "MOST", max(BOUND, len(named)))
+    monkeypatch.setattr(KnownNames, "MOST", max(BOUND, len(known_call_sites)))
 
 
 def limiter(name: str, rate: str, **options: Any) -> RateLimiter:
@@ -163,7 +163,7 @@ def short_lived() -> None:
 
 def overrides() -> None:
     for number in range(MANY):
-        memory.learn([digest(str(number))], [b"0" * Subject.TAG_SIZE + b"[]"])
+        override_cache.put_many([digest(str(number))], [b"0" * Subject.TAG_SIZE + b"[]"])
 
 
 def subjects() -> None:
@@ -176,7 +176,7 @@ def clustered() -> None:
     limit = Limit("x", "1/h")
     for number in range(MANY):
         call = Call([Charge(limit, digest(str(number)))])
-        room.note(call, local.decide(call))
+        room.note(call, fallback_limiter.decide(call))
 
 
 WITHOUT_REDIS = (
@@ -238,7 +238,7 @@ def test_nothing_of_an_identity_is_kept_at_hand_for_good() -> None:
     one = limiter("x", "0/h")
     assert [one.hit("somebody").source for _ in range(3)] == ["redis", "deny-cache", "deny-cache"]
     assert len(one._at_hand) == 1
-    denials.clear()
+    deny_cache.clear()
     gc.collect()
     assert len(one._at_hand) == 0
     assert one.hit("somebody").source == "redis"
@@ -246,12 +246,12 @@ def test_nothing_of_an_identity_is_kept_at_hand_for_good() -> None:
 
 def test_a_name_may_be_one_where_not_all_are_known() -> None:
     """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
-    names = Names()
+    names = KnownNames()
     names.add("login", "y" * 300)
     assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
-    for number in range(Names.MOST):
+    for number in range(KnownNames.MOST):
         names.add(f"made up {number}")
-    assert ("login" in names, "logout" in names, len(names)) == (True, True, Names.MOST)
+    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownNames.MOST)
 
 
 def test_a_long_name_is_shortened_and_none_is_another() -> None:

@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import path
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.explain import explain, imagine
+from django_ratelimit_lua.operations.explain import build_request, explain
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SUBJECTS = ("user", "value", "address", "network")
@@ -113,7 +113,7 @@ def test_of_any_two_overrides_the_one_that_docs_name_counts() -> None:
                 expected = {"exempt": {}, "limit": {"enforced": 77}}[str(counts(pair))]
                 assert response.json() == expected, pair
             if number % 5 == 0:
-                found = explain(imagine(f"/{place}/", "GET", address, User(pk=number), meta))
+                found = explain(build_request(f"/{place}/", "GET", address, User(pk=number), meta))
                 assert found.decision.allowed is not refuses, (place, pair)
 
 
@@ -133,11 +133,11 @@ def test_a_rule_that_is_named_block_is_no_block() -> None:
     RateLimitOverride.objects.create(network="10.0.0.7", effect="exempt", rule=RateLimitRule.objects.get())
     RateLimitOverride.objects.create(network="10.0.0.8", limit=3, unit="h")
     for address in ("10.0.0.6", "10.0.0.7", "10.0.0.8"):
-        found = explain(imagine("/free/", address=address))
+        found = explain(build_request("/free/", address=address))
         assert found.block is None
         assert [met.name for met in found.met] == ["block"]
     blocked = RateLimitOverride.objects.create(network="10.0.0.9", effect="block")
-    assert explain(imagine("/enforced/", address="10.0.0.9")).block == blocked
+    assert explain(build_request("/enforced/", address="10.0.0.9")).block == blocked
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])

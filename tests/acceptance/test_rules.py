@@ -26,10 +26,10 @@ from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.stats.refusals import exceeded
+from django_ratelimit_lua.stats.refusals import refusal_counts
 
 pytestmark = pytest.mark.django_db(transaction=True)
-GO_ON_TRYING = triggers.soon
+GO_ON_TRYING = triggers.retry_in_background
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -265,7 +265,7 @@ def test_without_the_database_rules_go_on(
     from django_ratelimit_lua.publishing import triggers as module
 
     monkeypatch.setattr(module, "publish", away)
-    monkeypatch.setattr(module, "soon", lambda: None)
+    monkeypatch.setattr(module, "retry_in_background", lambda: None)
     monkeypatch.setattr(module, "_warned", False)
     another_process()
     assert get() == [200]
@@ -289,7 +289,7 @@ def test_what_could_not_be_published_is_published_when_it_can(
 
     working = settings.CACHES
     rule("search", path="", limit=50)
-    monkeypatch.setattr(module, "soon", GO_ON_TRYING)
+    monkeypatch.setattr(module, "retry_in_background", GO_ON_TRYING)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.05)
     nowhere = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.CACHES = nowhere
@@ -376,7 +376,7 @@ def test_what_a_rule_refuses_a_limiter_is_tallied() -> None:
     rule("mail", path="", key="", limit=1, mode="shadow")
     mail = RateLimiter("mail", "100/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
-    assert exceeded()["mail"] == {"shadow": 2}
+    assert refusal_counts()["mail"] == {"shadow": 2}
 
 
 def test_raw_sql_is_republished_by_a_command() -> None:
@@ -638,10 +638,10 @@ def test_shadow_counts_and_never_refuses(settings: Any) -> None:
     assert [(signal["rule"], signal["mode"], len(signal["identity"])) for signal in sent] == [
         ("site", "shadow", 32)
     ] * 2
-    assert exceeded()["site"] == {"shadow": 2}
+    assert refusal_counts()["site"] == {"shadow": 2}
     RateLimitRule.objects.filter(pk=one.pk).update(mode="enforce")
     assert get() == [429]
-    assert exceeded()["site"] == {"shadow": 2, "enforce": 1}
+    assert refusal_counts()["site"] == {"shadow": 2, "enforce": 1}
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])

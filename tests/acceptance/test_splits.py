@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import check, describe
-from django_ratelimit_lua.engine.heartbeat import Instances, Part, instances
+from django_ratelimit_lua.engine.decide import build_call, decide
+from django_ratelimit_lua.engine.heartbeat import Heartbeat, ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.call import Charge
@@ -28,9 +28,9 @@ from tests.clusters import until
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the second of three, and twice as heavy as the others."""
-    monkeypatch.setattr(instances, "count", 3)
-    monkeypatch.setattr(instances, "equal", Part(1, 1, 3))
-    monkeypatch.setattr(instances, "weighted", Part(1, 2, 4))
+    monkeypatch.setattr(heartbeat, "count", 3)
+    monkeypatch.setattr(heartbeat, "equal", ProcessShare(1, 1, 3))
+    monkeypatch.setattr(heartbeat, "weighted", ProcessShare(1, 2, 4))
 
 
 @given(whole=st.integers(0, 10**9), weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=20))
@@ -39,7 +39,7 @@ def test_parts_are_the_whole(whole: int, weights: list[float]) -> None:
     edges = [0.0]
     for weight in weights:
         edges.append(edges[-1] + weight)
-    parts = [Part(before, weight, edges[-1]) for before, weight in zip(edges, weights, strict=False)]
+    parts = [ProcessShare(before, weight, edges[-1]) for before, weight in zip(edges, weights, strict=False)]
     units = [part.units(whole) for part in parts]
     assert sum(units) == whole
     assert all(abs(got - whole * part.fraction) < 1 + whole * 1e-9 for got, part in zip(units, parts, strict=True))
@@ -109,17 +109,17 @@ def test_beside_other_limits_it_is_all_or_nothing(rf: Any) -> None:
     assert [view(rf.get("/")).status_code for _ in range(14)] == [200] * 10 + [429] * 4
     part, shared = Limit("p", "90/h", split="equal"), Limit("s", "100/h")
     charges = [Charge(part, digest("x")), Charge(shared, digest("x"))]
-    decisions = [check(describe(charges)) for _ in range(40)]
+    decisions = [decide(build_call(charges)) for _ in range(40)]
     assert [decision.allowed for decision in decisions] == [True] * 30 + [False] * 10
     assert decisions[0].source == "redis"
     assert decisions[-1].denied_by == ("p",)
-    assert [state.used for state in check(describe(charges, "peek")).limits] == [30, 30]
-    partial = check(describe([Charge(part, digest("y"), 50), Charge(shared, digest("y"), 50)], partial=True))
+    assert [state.used for state in decide(build_call(charges, "peek")).limits] == [30, 30]
+    partial = decide(build_call([Charge(part, digest("y"), 50), Charge(shared, digest("y"), 50)], partial=True))
     assert partial.granted == 30
     other = [Charge(part, digest("y")), Charge(shared, digest("y"))]
-    assert [state.used for state in check(describe(other, "peek")).limits] == [30, 30]
+    assert [state.used for state in decide(build_call(other, "peek")).limits] == [30, 30]
     leased = Charge(Limit("l", "100000/h", algorithm="fixed_window", lease=100), digest("z"))
-    mixed = [check(describe([Charge(part, digest("z")), leased])) for _ in range(40)]
+    mixed = [decide(build_call([Charge(part, digest("z")), leased])) for _ in range(40)]
     assert sum(decision.allowed for decision in mixed) == 30
 
 
@@ -158,7 +158,7 @@ def test_by_a_clock_of_the_callers_own_nothing_is_split(settings: Any) -> None:
 
 def test_until_the_others_are_known_it_is_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first moments of a process nothing is admitted that a shared count would not admit."""
-    monkeypatch.setattr(instances, "equal", None)
+    monkeypatch.setattr(heartbeat, "equal", None)
     limiter = RateLimiter("x", "9/h", split="equal")
     decisions = [limiter.hit("x") for _ in range(12)]
     assert sum(decision.allowed for decision in decisions) == 9
@@ -169,21 +169,21 @@ def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatc
     """When one comes, what was admitted stays counted; when one goes, there is more at once."""
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
-        monkeypatch.setattr(instances, "equal", Part(0, 1, 1))
+        monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 40
-        monkeypatch.setattr(instances, "equal", Part(0, 1, 3))
+        monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 3))
         assert not limiter.hit("x")
-        monkeypatch.setattr(instances, "equal", Part(0, 1, 2))
+        monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 2))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 5
 
 
 def test_processes_know_their_rank_and_weight(settings: Any) -> None:
     """From their heartbeats; one that says goodbye is gone at once."""
-    several = [Instances() for _ in range(3)]
+    several = [Heartbeat() for _ in range(3)]
     for one in several:
         one.beat()
     settings.RATELIMIT_INSTANCE_WEIGHT = 2.5
-    heavy = Instances()
+    heavy = Heartbeat()
     heavy.beat()
     settings.RATELIMIT_INSTANCE_WEIGHT = 1
     assert [one.beat() for one in several] == [4, 4, 4]
@@ -203,10 +203,10 @@ def test_processes_know_their_rank_and_weight(settings: Any) -> None:
 def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first use until the process ends."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.BEAT_SECONDS", 0.02)
-    one, other = Instances(), Instances()
+    one, other = Heartbeat(), Heartbeat()
     one.start()
     one.start()
-    until(lambda: one.equal == Part(0, 1, 1), "it knows of itself", 5)
+    until(lambda: one.equal == ProcessShare(0, 1, 1), "it knows of itself", 5)
     other.beat()
     until(lambda: one.count == 2, "it knows of the other", 5)
     other.goodbye()

@@ -21,7 +21,7 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.stats.refusals import exceeded, tally
+from django_ratelimit_lua.stats.refusals import refusal_counter, refusal_counts
 from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
@@ -132,8 +132,8 @@ def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block").delete()
     publish(rebuild=True)
     assert RateLimiter("where", "100/h").hit("someone").limits[0].limit == 1
-    tally.flush()
-    assert exceeded()["where"] == {"enforce": 1}
+    refusal_counter.flush()
+    assert refusal_counts()["where"] == {"enforce": 1}
     call_command("ratelimit_health", stdout=io.StringIO())
     assert health().ok
     # redis-py would like to tell its name, and does without.

@@ -41,7 +41,7 @@ def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         return publish(**options)
 
     monkeypatch.setattr(triggers, "publish", counting)
-    monkeypatch.setattr(triggers, "soon", GO_ON_TRYING)
+    monkeypatch.setattr(triggers, "retry_in_background", GO_ON_TRYING)
     monkeypatch.setattr(triggers, "_warned", False)
     monkeypatch.setattr(triggers, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(triggers, "LONGEST_PAUSE", 0.01)

@@ -22,7 +22,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.overrides import memory
+from django_ratelimit_lua.rules.overrides import override_cache
 from tests.acceptance.test_rules import another_process, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -370,7 +370,7 @@ def test_a_block_that_is_not_understood_goes_on_as_it_was(words: Any, status: in
     declared = json.loads(published.direct.hget(published.key, field)[16:])
     published.direct.hset(published.key, field, b"f" * 16 + json.dumps([{**declared[0], **words}]).encode())
     assert get("/good") == [status]
-    memory.__init__()  # type: ignore[misc]
+    override_cache.__init__()  # type: ignore[misc]
     assert get("/good") == [429 if words == {"country": "de"} else 200]
 
 

@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import check_current
+from django_ratelimit_lua.engine.decide import decide_by_current_rules
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
@@ -45,7 +45,7 @@ async def cancelled(coroutine: Any, times: int = 1, after: float = 0.1) -> None:
 
 def next_turn(limiter: RateLimiter) -> float:
     """Seconds that whoever came now would have to wait."""
-    return check_current(limiter._by("peek", "ada", 1, max_wait_us=-1)).wait
+    return decide_by_current_rules(limiter._by("peek", "ada", 1, max_wait_us=-1)).wait
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -354,11 +354,11 @@ def test_a_hit_is_bounded_by_the_queue_where_others_wait_longer() -> None:
     """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is one."""
     limiter = RateLimiter("mixed", "10/m", algorithm="leaky_bucket")
     call = limiter._by("hit", "ada", 1, max_wait_us=-1)
-    assert all(check_current(call) for _ in range(15))
+    assert all(decide_by_current_rules(call) for _ in range(15))
     refused = limiter.hit("ada")
     assert not refused
     assert refused.retry_after == pytest.approx(36, abs=1)
-    assert check_current(call).wait == pytest.approx(90, abs=1)
+    assert decide_by_current_rules(call).wait == pytest.approx(90, abs=1)
 
 
 def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:

@@ -37,7 +37,7 @@ from ...process.bounded_map import BoundedMap
 from ...process.forks import renew_after_fork, start_thread
 from ...signals import store_up
 from ...store import Patience, get_store
-from ..heartbeat import instances
+from ..heartbeat import heartbeat
 from .counters import Bucket, Counter, Full, Moments, Window
 from .shares import Share, share_of
 
@@ -175,7 +175,7 @@ class Stripe:
         return False
 
 
-class Local:
+class FallbackLimiter:
     """The shares of this process, and what Redis said last of each identity."""
 
     def __init__(self) -> None:
@@ -206,11 +206,11 @@ class Local:
         keys = [_key(call, charge) for charge in call.charges]
         return time.monotonic() < self._waits_until or any(self._stripe(key).owes(key) for key in keys)
 
-    def was_cut_off(self) -> None:
+    def on_store_down(self) -> None:
         """Redis could not be asked for a decision."""
         self._waits_until = time.monotonic() + BACK_SECONDS
 
-    def hear(self, call: Call, states: Sequence[LimitState]) -> None:
+    def remember_usage(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used."""
         now = time.monotonic()
         for charge, state in zip(call.charges, states, strict=True):
@@ -223,7 +223,7 @@ class Local:
                 stripe.clear()
         self._waits_until = float("-inf")
 
-    def came_back(self) -> None:
+    def on_store_up(self) -> None:
         """Redis answers again."""
         self._waits_until = time.monotonic() + BACK_SECONDS
         if self._owes:
@@ -290,7 +290,7 @@ class Local:
                 decision = get_store(background=True).decide(call)
                 with stripe.lock:
                     count.admitted = max(0, count.admitted - units)
-                    self.hear(call, decision.limits)
+                    self.remember_usage(call, decision.limits)
         finally:
             count.is_being_told = False
 
@@ -376,7 +376,7 @@ class Local:
         # While Redis is being told, nobody knows whether what it says includes that.
         if said is not None and said[1] > count.heard_at and not count.is_being_told:
             count.heard_at = said[1]
-            count.counter.catch_up(now, ceil(said[0] / instances.count), said[1], _owed(count, now))
+            count.counter.catch_up(now, ceil(said[0] / heartbeat.count), said[1], _owed(count, now))
         return count
 
 
@@ -419,11 +419,11 @@ def _state(
     )
 
 
-local = Local()
+fallback_limiter = FallbackLimiter()
 
 
 def _answers_again(**kwargs: object) -> None:
-    local.came_back()
+    fallback_limiter.on_store_up()
 
 
 store_up.connect(_answers_again, dispatch_uid="django_ratelimit_lua.engine.fallback.limiter")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...conf import conf
 from ...limits.call import Call, Charge
 from ...limits.decision import Decision, LimitState
-from .limiter import local
+from .limiter import fallback_limiter
 
 RETRY_WHEN_CLOSED = 1.0
 """Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""
@@ -20,7 +20,7 @@ def is_local(charge: Charge) -> bool:
 
 def share_of(call: Call) -> Call | None:
     """What of a hit goes by this process's share too, until the other processes have noticed that Redis is back."""
-    if call.operation != "hit" or call.partial or call.now is not None or not local.is_waiting(call):
+    if call.operation != "hit" or call.partial or call.now is not None or not fallback_limiter.is_waiting(call):
         return None
     charges = [charge for charge in call.charges if is_local(charge) and not charge.limit.is_hot]
     return replace(call, charges=charges) if charges else None
@@ -29,7 +29,7 @@ def share_of(call: Call) -> Call | None:
 def give_back(share: Call | None) -> None:
     """It was not admitted after all."""
     if share is not None:
-        local.decide(replace(share, operation="refund"), to_be_told=False)
+        fallback_limiter.decide(replace(share, operation="refund"), to_be_told=False)
 
 
 def wanted(call: Call) -> int:
@@ -51,7 +51,7 @@ def fallback(call: Call) -> Decision:
     ]
     others_allow = all(state is None or state.allowed or not state.enforced for state in others)
     shared = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
-    own = local.decide(replace(call, charges=shared), others_allow)
+    own = fallback_limiter.decide(replace(call, charges=shared), others_allow)
     shares = iter(own.limits)
     states = tuple(next(shares) if state is None else state for state in others)
     allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ...conf import conf
 from ...limits.limit import Limit
-from ..heartbeat import Part, instances
+from ..heartbeat import ProcessShare, heartbeat
 
 
 class Share(Protocol):
@@ -45,7 +45,7 @@ class OutageShare:
 class SplitShare:
     """Exactly a part."""
 
-    part: Part
+    part: ProcessShare
     is_generous = False
 
     def units(self, whole: int) -> int:
@@ -57,12 +57,12 @@ class SplitShare:
         return limit * self.part.fraction
 
 
-def part_of(limit: Limit) -> Part | None:
+def part_of(limit: Limit) -> ProcessShare | None:
     """This process's part of a split limit; None where it is not known yet."""
-    return instances.weighted if limit.split == "weighted" else instances.equal
+    return heartbeat.weighted if limit.split == "weighted" else heartbeat.equal
 
 
 def share_of(limit: Limit) -> Share:
     """This process's part of a limit that is split, else its share while Redis cannot be asked."""
     part = part_of(limit) if limit.split is not None else None
-    return OutageShare(instances.count) if part is None else SplitShare(part)
+    return OutageShare(heartbeat.count) if part is None else SplitShare(part)

@@ -1,8 +1,8 @@
 """Limits of hot keys, decided in this process as far as may be: from units taken ahead (a lease), or by its own part
 of the limit (a split)."""
 
-from .deciding import Steps, decide, is_for, may_have_more, pool_of
+from .deciding import Steps, decide_here, has_local_limits, may_have_more, pool_of
 from .pool import Pool
 from .pools import leases
 
-__all__ = ["Pool", "Steps", "decide", "is_for", "leases", "may_have_more", "pool_of"]
+__all__ = ["Pool", "Steps", "decide_here", "has_local_limits", "leases", "may_have_more", "pool_of"]

@@ -14,10 +14,10 @@ from ...exceptions import StoreError
 from ...limits.call import Call, Charge
 from ...limits.decision import Decision, LimitState, Source
 from ...store.freshness import fence
-from ..deny_cache import denials
-from ..fallback.limiter import local
+from ..deny_cache import deny_cache
+from ..fallback.limiter import fallback_limiter
 from ..fallback.shares import part_of
-from ..heartbeat import instances
+from ..heartbeat import heartbeat
 from .pool import Pool
 from .pools import leases
 
@@ -26,7 +26,7 @@ ATTEMPTS = 3
 """How often a hit is decided again because a batch came in that it was refused for."""
 
 
-def is_for(call: Call) -> bool:
+def has_local_limits(call: Call) -> bool:
     """Whether anything of a call may be decided here."""
     return any(charge.limit.is_hot for charge in call.charges)
 
@@ -71,10 +71,12 @@ class _Here:
             for charge, state in zip(self.splits.charges, self.split.limits, strict=True):
                 back = (self.split.granted if self.call.partial else charge.cost) - keep
                 if state.counted_at and back > 0:
-                    local.decide(replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at))
+                    fallback_limiter.decide(
+                        replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at)
+                    )
 
 
-def decide(call: Call) -> Steps:
+def decide_here(call: Call) -> Steps:
     """Decide a call, here and in Redis. Raises `StoreError` and `StaleRules` where what it yields does."""
     for _ in range(ATTEMPTS):
         decision = yield from _decide_once(call)
@@ -141,13 +143,13 @@ def _by_parts(call: Call, here: _Here) -> Generator[Call, Decision, None]:
     places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
     if not places or call.now is not None:  # A clock of the caller's own is not this process's.
         return
-    instances.start()
+    heartbeat.start()
     if any(part_of(call.charges[place].limit) is None for place in places):
         return  # Not known in the first moments of a process: until then it is one count, in Redis.
     if len(places) == len(call.charges):
         yield from fence.verify(call, _asked, needed=False)
     here.splits = replace(call, charges=[call.charges[place] for place in places])
-    here.split = local.decide(here.splits)
+    here.split = fallback_limiter.decide(here.splits)
     here.states.update(zip(places, here.split.limits, strict=True))
 
 
@@ -187,7 +189,7 @@ def _spend(here: _Here, place: int, call: Call) -> Generator[Call, Decision, boo
             for refund in leases.refunds(pool, charge.cost):  # Too few: see what there is of them all.
                 with suppress(StoreError):
                     yield refund
-                denials.forget([charge.digest])
+                deny_cache.forget([charge.digest])
     if found is None:
         return False
     here.states[place], here.moments[charge.digest] = found

@@ -13,7 +13,7 @@ from threading import Lock
 
 from ...limits.call import Call, Charge
 from ...limits.decision import Decision, LimitState
-from ..heartbeat import instances
+from ..heartbeat import heartbeat
 
 HORIZON = 0.1
 """Seconds that a batch is meant to last."""
@@ -158,7 +158,7 @@ class Pool:
                 self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
                 self._since, self._spent = now, 0
             # One part more than there are processes, for hits that are on their way to Redis by themselves.
-            fair = self._told.remaining // (instances.count + 1) if self._told is not None else 0
+            fair = self._told.remaining // (heartbeat.count + 1) if self._told is not None else 0
             size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
             self._asking = size > cost
             return size if self._asking else 0

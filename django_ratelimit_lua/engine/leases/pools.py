@@ -19,8 +19,8 @@ from ...process.bounded_map import BoundedMap
 from ...process.forks import renew_after_fork, start_thread
 from ...store import Patience, get_store, last_patience
 from ...store.freshness import without
-from ..deny_cache import denials
-from ..heartbeat import instances
+from ..deny_cache import deny_cache
+from ..heartbeat import heartbeat
 from .pool import Pool
 
 MOST, MOST_BYTES, POOL_BYTES = 10_000, 32 * 2**20, 2500
@@ -56,14 +56,14 @@ class Leases:
         key = (call.prefix, charge.digest, charge.limit.key_part, call.revision, tags)
         pool = self._pools.get(key)
         if pool is None or (pool.limit is not charge.limit and pool.limit != charge.limit):
-            instances.start()
+            heartbeat.start()
             pool = Pool(call, charge)
             self._pools.put(key, pool)  # One that goes for it and holds something goes on until that has lapsed.
         return pool
 
     def holds(self, pool: Pool) -> None:
         """Something was put into a pool: nobody is refused for the lack of it, and it goes back if it is not spent."""
-        denials.forget([pool.digest])
+        deny_cache.forget([pool.digest])
         with self._lock:
             self._holding.add(pool)
             if self._thread is None:
@@ -96,7 +96,7 @@ class Leases:
             for refund in self.refunds(pool, None if patience is None else EVERYTHING):
                 try:
                     get_store(background=True).decide(refund, patience)
-                    denials.forget([pool.digest])
+                    deny_cache.forget([pool.digest])
                 except StoreError:  # Then they stay counted until the limit forgets them.
                     if patience is not None and patience.is_over:
                         return True

@@ -17,7 +17,7 @@ from ...identity.forwarded import parse_address
 from ...models import RateLimitRevision, RateLimitRule
 from ...models.audit import acting
 from ...operations import rules_yaml
-from ...operations.explain import explain, find_user, imagine
+from ...operations.explain import build_request, explain, find_user
 from ...publishing import triggers
 from ...publishing.publish import primary, publish
 from ...publishing.triggers import migration_problem
@@ -25,7 +25,7 @@ from ...rules import provider
 from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
-from ...stats.refusals import FAILED, exceeded
+from ...stats.refusals import FAILED, refusal_counts
 
 
 class Command(BaseCommand):
@@ -90,7 +90,7 @@ class Command(BaseCommand):
                 self.style.WARNING("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
             )
         headers = dict(_pair(one) for one in header)
-        found = explain(imagine(path, method, ip, _user(user), headers))
+        found = explain(build_request(path, method, ip, _user(user), headers))
         if found.decision.source == "fallback" or not provider.is_answered:
             self.stderr.write(self.style.WARNING("Redis cannot be asked: the states are not known."))
         if found.exempt is not None:
@@ -176,7 +176,7 @@ class Command(BaseCommand):
 
 def _failures() -> list[str]:
     """What processes had to leave out lately, though it makes sense by itself."""
-    days = {name: of.get(FAILED, 0) for name, of in exceeded(1).items()}
+    days = {name: of.get(FAILED, 0) for name, of in refusal_counts(1).items()}
     return [
         f"rule {name!r} could not be applied to {number} request{'' if number == 1 else 's'} today; the log says why"
         for name, number in sorted(days.items())
