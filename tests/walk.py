@@ -1,0 +1,118 @@
+"""`python -m tests.walk`: every function of the package that one decorated request goes through, in order.
+
+Printed twice, on a real server: for a process that knows the rules, and for one that finds out that they have changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+PACKAGE = Path(__file__).parents[1] / "django_ratelimit_lua"
+
+
+@dataclass
+class Walk:
+    """The functions that were entered, in order: how deep, in which file, on which line, and called what."""
+
+    steps: list[tuple[int, str, int, str]] = field(default_factory=list)
+    crossings: int = 0
+    _stack: list[str] = field(default_factory=list)
+
+    def of(self, function: Callable[[], Any]) -> Any:
+        """Call a function and note where it goes."""
+        prefix = f"{PACKAGE}{os.sep}"
+
+        def note(frame: FrameType, event: str, argument: Any) -> None:
+            code = frame.f_code
+            if event not in ("call", "return") or not code.co_filename.startswith(prefix):
+                return
+            if event == "return":
+                if self._stack:
+                    self._stack.pop()
+                return
+            file = code.co_filename.removeprefix(prefix)
+            self.crossings += bool(self._stack) and self._stack[-1] != file
+            self.steps.append((len(self._stack), file, code.co_firstlineno, code.co_qualname))
+            self._stack.append(file)
+
+        sys.setprofile(note)
+        try:
+            return function()
+        finally:
+            sys.setprofile(None)
+
+    @property
+    def frames(self) -> int:
+        """How many functions were entered, each as often as it was."""
+        return len(self.steps)
+
+    @property
+    def functions(self) -> int:
+        """How many different functions were entered."""
+        return len({step[1:] for step in self.steps})
+
+    @property
+    def files(self) -> int:
+        """How many files these are in."""
+        return len({file for _, file, _, _ in self.steps})
+
+    def __str__(self) -> str:
+        lines = [f"{'  ' * depth}{file}:{line} {name}" for depth, file, line, name in self.steps]
+        counts = f"{self.frames} frames, {self.functions} functions, {self.files} files, {self.crossings} crossings"
+        return "\n".join([*lines, counts])
+
+
+def walks() -> tuple[Walk, Walk]:
+    """The walk of a warm hit, and that of the first one after a rule was saved. Needs a database."""
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+
+    from django_ratelimit_lua import ratelimit
+    from django_ratelimit_lua.models import RateLimitRule
+
+    @ratelimit(key="ip", rate="5/m")
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse("fine")
+
+    def hit(walk: Walk | None = None) -> None:
+        request = RequestFactory().get("/")
+        response = view(request) if walk is None else walk.of(lambda: view(request))
+        assert response.status_code == 200
+        assert request.ratelimit.source == "redis"
+
+    warm, stale = Walk(), Walk()
+    RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")
+    hit()
+    hit()
+    hit(warm)
+    RateLimitRule.objects.create(name="second", key="ip", limit=5, period=60, path="/second")
+    hit(stale)
+    return warm, stale
+
+
+def main() -> None:
+    """Print both."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    import django
+    from django.core.management import call_command
+    from django.test import override_settings
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    prefix = f"walk{os.getpid()}:"
+    with override_settings(RATELIMIT_CACHE_PREFIX=prefix, RATELIMIT_ON_STORE_ERROR="local"):
+        warm, stale = walks()
+    print(f"A hit by rules that are known:\n{warm}\n\nA hit by rules that have changed:\n{stale}")
+
+
+if __name__ == "__main__":
+    main()
+    from tests.server import server
+
+    server.stop()
