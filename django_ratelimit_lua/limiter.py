@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
-from weakref import WeakValueDictionary
 
 from .conf import conf
 from .engine.decide import (
@@ -19,8 +18,6 @@ from .engine.decide import (
     decide_by_current_rules,
     forget,
 )
-from .engine.deny_cache import CachedDenial, deny_cache
-from .engine.leases import Pool, pool_of
 from .engine.waiting import ahold, hold, refunds
 from .exceptions import Ratelimited
 from .identity import Identity, digest
@@ -66,8 +63,6 @@ class RateLimiter:
         known_call_sites.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
-        # By identity (its digest), cost and whether part of it will do; as long as somebody else keeps the answer.
-        self._at_hand: WeakValueDictionary[tuple[bytes, int, bool], CachedDenial | Pool] = WeakValueDictionary()
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
@@ -89,11 +84,8 @@ class RateLimiter:
     def _by(
         self, operation: Operation, identity: Identity, cost: int, kept: list[Charge] | None = None, **options: Any
     ) -> Callable[[Ruleset | None], Call]:
-        return self._about(operation, digest(identity), cost, kept, **options)
+        who = digest(identity)
 
-    def _about(
-        self, operation: Operation, who: bytes, cost: int, kept: list[Charge] | None = None, **options: Any
-    ) -> Callable[[Ruleset | None], Call]:
         def call(ruleset: Ruleset | None) -> Call:
             charges = [Charge(limit, who, cost) for limit in self._limits_by(ruleset)]
             if kept is not None:
@@ -116,23 +108,6 @@ class RateLimiter:
             return ()
         return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
 
-    def _answer(self, who: bytes, cost: int, partial: bool) -> Decision | None:
-        """The answer to such a hit that needs no asking."""
-        known = self._at_hand.get((who, cost, partial))
-        if known is None:
-            return None
-        return known.answer() if isinstance(known, CachedDenial) else known.answer(cost)
-
-    def _keep(self, who: bytes, cost: int, partial: bool, decision: Decision, by: Callable[..., Call]) -> None:
-        """Keep a refusal of the deny cache, or units taken ahead, at hand, so that the next such hit need not even find
-        out which limits it is about."""
-        if decision.allowed and decision.source != "lease":
-            return
-        call = by(current())
-        known = pool_of(call) if decision.allowed else deny_cache.find(call)
-        if known is not None:
-            self._at_hand[who, cost, partial] = known
-
     def _tallied(self, decision: Decision) -> Decision:
         """Note what a rule refused, or would have."""
         ruleset = current()
@@ -144,25 +119,11 @@ class RateLimiter:
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        who = digest(identity)
-        known = self._answer(who, cost, partial)
-        if known is not None:
-            return self._tallied(known)
-        by = self._about("hit", who, cost, partial=partial)
-        decision = decide_by_current_rules(by)
-        self._keep(who, cost, partial, decision, by)
-        return self._tallied(decision)
+        return self._tallied(decide_by_current_rules(self._by("hit", identity, cost, partial=partial)))
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        who = digest(identity)
-        known = self._answer(who, cost, partial)
-        if known is not None:
-            return self._tallied(known)
-        by = self._about("hit", who, cost, partial=partial)
-        decision = await adecide_by_current_rules(by)
-        self._keep(who, cost, partial, decision, by)
-        return self._tallied(decision)
+        return self._tallied(await adecide_by_current_rules(self._by("hit", identity, cost, partial=partial)))
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""

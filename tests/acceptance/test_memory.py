@@ -233,17 +233,6 @@ def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], No
     assert after - before < MOST_BYTES
 
 
-def test_nothing_of_an_identity_is_kept_at_hand_for_good() -> None:
-    """What a limiter has at hand is what the deny cache remembers, and goes with it."""
-    one = limiter("x", "0/h")
-    assert [one.hit("somebody").source for _ in range(3)] == ["redis", "deny-cache", "deny-cache"]
-    assert len(one._at_hand) == 1
-    deny_cache.clear()
-    gc.collect()
-    assert len(one._at_hand) == 0
-    assert one.hit("somebody").source == "redis"
-
-
 def test_a_name_may_be_one_where_not_all_are_known() -> None:
     """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
     names = KnownNames()
