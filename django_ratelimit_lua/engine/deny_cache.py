@@ -17,7 +17,7 @@ from django.core.signals import setting_changed
 
 from ..conf import conf
 from ..limits.call import Call
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
@@ -51,27 +51,7 @@ class CachedDenial:
         now = time.monotonic()
         if now >= self._until:
             return None
-        elapsed, told = now - self._told_at, self._decision
-        states = tuple([_later(state, elapsed) for state in told.limits])
-        return Decision(
-            False, states, 0, max(told.wait - elapsed, 0.0), "deny-cache",
-            told.moment + round(elapsed * 1_000_000), told.revision,
-        )  # fmt: skip
-
-
-def _later(state: LimitState, elapsed: float) -> LimitState:
-    return LimitState(
-        state.name,
-        state.allowed,
-        state.limit,
-        state.used,
-        state.remaining,
-        None if state.retry_after is None else max(state.retry_after - elapsed, 0.0),
-        max(state.reset_after - elapsed, 0.0),
-        max(state.wait - elapsed, 0.0),
-        state.mode,
-        state.period,
-    )
+        return self._decision.later(now - self._told_at, "deny-cache")
 
 
 class DenyCache:

@@ -218,20 +218,16 @@ class Call:
             at += _PER_LIMIT
             if verdict not in _VERDICTS:
                 raise ValueError("not the reply to this call: no verdict")
-            limit = charge.limit
             states.append(
-                LimitState(
-                    limit.name,
-                    verdict == 1,
-                    limit.rate.limit,
-                    int(used),
-                    int(remaining),
-                    None if retry < 0 else retry / SECOND,
-                    reset / SECOND,
-                    wait / SECOND,
-                    limit.mode,
-                    limit.rate.period,
-                    int(counted_at),
+                LimitState.of(
+                    charge.limit,
+                    allowed=verdict == 1,
+                    used=int(used),
+                    remaining=int(remaining),
+                    retry_after=None if retry < 0 else retry / SECOND,
+                    reset_after=reset / SECOND,
+                    wait=wait / SECOND,
+                    counted_at=int(counted_at),
                 )
             )
         granted = int(numbers[2]) if self.operation in ("hit", "charge") else 0

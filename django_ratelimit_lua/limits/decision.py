@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .limit import Limit
 
 Source = Literal["redis", "deny-cache", "lease", "split", "fallback"]
 Mode = Literal["enforce", "advise", "shadow"]
@@ -35,6 +38,46 @@ class LimitState:
     mode: Mode = "enforce"
     period: float = 0.0
     counted_at: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        limit: Limit,
+        *,
+        allowed: bool,
+        used: int,
+        remaining: int,
+        retry_after: float | None,
+        reset_after: float,
+        wait: float = 0.0,
+        counted_at: int = 0,
+    ) -> LimitState:
+        """The state of a limit, with its name, rate and mode."""
+        rate = limit.rate
+        return cls(
+            limit.name, allowed, rate.limit, used, remaining, retry_after, reset_after, wait, limit.mode, rate.period,
+            counted_at,
+        )  # fmt: skip
+
+    @classmethod
+    def blocked(cls, name: str, retry_after: float | None, mode: Mode, period: float = 0.0) -> LimitState:
+        """What a block says in the place of a limit: nothing goes until it ends."""
+        return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, period)
+
+    def later(self, seconds: float) -> LimitState:
+        """The same refusal as it reads so many seconds later."""
+        retry = None if self.retry_after is None else max(self.retry_after - seconds, 0.0)
+        reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
+        return LimitState(
+            self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period
+        )
+
+    def with_leased(self, units: int, seconds: float, wait: float = 0.0) -> LimitState:
+        """The state so many seconds later, as a process sees it that holds units which are taken but not yet spent."""
+        used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
+        return LimitState(
+            self.name, True, self.limit, used, self.remaining + units, 0.0, reset, wait, self.mode, self.period
+        )
 
     @property
     def enforced(self) -> bool:
@@ -106,6 +149,12 @@ class Decision:
     def counted_at(self, digest: bytes) -> int:
         """When the units of an identity count that were taken, in microseconds since 1970."""
         return (self.moments or {}).get(digest) or self.moment + round(self.wait * 1_000_000)
+
+    def later(self, seconds: float, source: Source) -> Decision:
+        """The same refusal as it reads so many seconds later."""
+        states = tuple([state.later(seconds) for state in self.limits])
+        wait, moment = max(self.wait - seconds, 0.0), self.moment + round(seconds * 1_000_000)
+        return Decision(False, states, 0, wait, source, moment, self.revision)
 
     def merged(self, later: Decision) -> Decision:
         """What two decisions about one request amount to together."""

@@ -163,5 +163,4 @@ def restore_blocked(decision: Decision, found: AppliedOverrides) -> Decision:
 
 
 def _blocked(name: str, mode: Any, period: float, override: Override, now: int) -> LimitState:
-    until = override.retry_after(now)
-    return LimitState(name, False, 0, 0, 0, until, until or 0.0, 0.0, mode, period)
+    return LimitState.blocked(name, override.retry_after(now), mode, period)

@@ -404,18 +404,15 @@ def _state(
     charge: Charge, counter: Counter, now: float, retry: float | None, wait: float, counted_at: int
 ) -> LimitState:
     limit, used = charge.limit, ceil(counter.used(now))
-    return LimitState(
-        limit.name,
-        retry == 0.0,
-        limit.rate.limit,
-        used,
-        max(0, counter.size - used),
-        retry,
-        counter.reset_after(now),
-        wait if retry == 0.0 else 0.0,
-        limit.mode,
-        limit.rate.period,
-        counted_at if limit.split is not None else 0,
+    return LimitState.of(
+        limit,
+        allowed=retry == 0.0,
+        used=used,
+        remaining=max(0, counter.size - used),
+        retry_after=retry,
+        reset_after=counter.reset_after(now),
+        wait=wait if retry == 0.0 else 0.0,
+        counted_at=counted_at if limit.split is not None else 0,
     )
 
 

@@ -63,15 +63,11 @@ def fallback(call: Call) -> Decision:
 
 def _by_policy(charge: Charge, is_open: bool) -> LimitState:
     limit = charge.limit
-    return LimitState(
-        name=limit.name,
+    return LimitState.of(
+        limit,
         allowed=is_open or limit.mode == "shadow",
-        limit=limit.rate.limit,
         used=0,
         remaining=limit.rate.limit if is_open else 0,
         retry_after=0.0 if is_open else RETRY_WHEN_CLOSED,
         reset_after=0.0,
-        wait=0.0,
-        mode=limit.mode,
-        period=limit.rate.period,
     )

@@ -118,18 +118,7 @@ class Pool:
     def _state(self, now: float, wait: float) -> LimitState:
         told = self._told
         assert told is not None
-        return LimitState(
-            told.name,
-            True,
-            told.limit,
-            max(told.used - self._units, 0),
-            told.remaining + self._units,
-            0.0,
-            max(told.reset_after - (now - self._told_at), 0.0),
-            wait,
-            told.mode,
-            told.period,
-        )
+        return told.with_leased(self._units, now - self._told_at, wait)
 
     def put_back(self, units: int, moment: int) -> None:
         """Units that were just spent, and count since that moment, were not needed."""
