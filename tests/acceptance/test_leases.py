@@ -341,12 +341,12 @@ from django.core.signals import setting_changed
 settings.RATELIMIT_CACHE_PREFIX = sys.argv[1]
 setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.instances import instances
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 limiter = RateLimiter("hot", sys.argv[2], algorithm="fixed_window", lease=5000)
-instances.beat()
+heartbeat.beat()
 print("ready", flush=True)
 sys.stdin.readline()
-instances.beat()
+heartbeat.beat()
 admitted = 0
 refused_since = None
 while refused_since is None or time.monotonic() - refused_since < 1.5:

@@ -256,7 +256,7 @@ import sys
 import django
 django.setup()
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.instances import instances
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django.test import override_settings
 caches = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": sys.argv[1]}}
 with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIMIT_ON_STORE_ERROR="local"):
@@ -264,7 +264,7 @@ with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIM
     for line in sys.stdin:
         if line == "beat\\n":
             limiter.peek("x")
-            print(instances.beat(), flush=True)
+            print(heartbeat.beat(), flush=True)
         else:
             print(sum(limiter.hit("x").allowed for _ in range(150)), flush=True)
 """

@@ -223,11 +223,11 @@ from django.core.signals import setting_changed
 settings.RATELIMIT_CACHE_PREFIX, settings.RATELIMIT_INSTANCE_WEIGHT = sys.argv[1], float(sys.argv[2])
 setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.instances import instances
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 limiters = [RateLimiter("equal", "1000/h", split="equal"), RateLimiter("weighted", "1000/h", split="weighted")]
 for line in sys.stdin:
     if line == "beat\\n":
-        print(instances.beat(), flush=True)
+        print(heartbeat.beat(), flush=True)
     else:
         print(*[sum(limiter.hit("x").allowed for _ in range(1500)) for limiter in limiters], flush=True)
 """
