@@ -103,7 +103,7 @@ class RuleAdmin(ActingAdmin):
     )  # fmt: skip
 
     class Media:
-        js = ("django_ratelimit_lua/operations/simulate.js",)
+        js = ("django_ratelimit_lua/preview.js",)
 
     def get_urls(self) -> list[Any]:
         """The preview, and going back to an earlier version, beside Django's pages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,10 +25,10 @@ from ..models import RateLimitOverride
 from ..rules.callsite import LimitTemplate, group_of
 from ..rules.describe import reading
 from ..rules.exempt import is_exempt
-from ..rules.overrides import KnownOverrides, override_cache
+from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..web.charges import PlannedCharge, Taken, plan_charges
+from ..web.charges import PlannedCharge, plan_charges
 from ..web.drivers import run
 from ..web.overrides import subjects_of
 from ..web.plan import decided
@@ -37,7 +37,7 @@ from ..web.plan import decided
 @dataclass(frozen=True, slots=True)
 class ExplainedLimit:
     """A limit that a request meets: its rule (None: written in code), its state (None: exempt), and the override that
-    makes it so."""
+    stands for it. `is_skipped`: the override's numbers do not fit this limit, so the limit stands as it is."""
 
     name: str
     reading: str
@@ -46,12 +46,14 @@ class ExplainedLimit:
     charge: Charge
     state: LimitState | None
     override: RateLimitOverride | None
+    is_skipped: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a request meets. `exempt`: the rule, or "the view", that exempts it; `block`: the override that blocks it
-    whatever rule there is; `problems`: the rules and call sites that cannot be applied to such a request, and why."""
+    """What a request meets. `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that
+    blocks it without any rule; `problems`: the rules and call sites that cannot be applied to such a request, and
+    why."""
 
     decision: Decision
     met: tuple[ExplainedLimit, ...]
@@ -80,75 +82,104 @@ def build_request(
     return request
 
 
-def find_user(named: str) -> Any:
+def find_user(name: str) -> Any:
     """The user of that name or primary key; None if there is none."""
     model = get_user_model()
     for field in (model.USERNAME_FIELD, "pk"):
         # Not every text can be a primary key, or asked of every database.
         with suppress(ValueError, OverflowError, TypeError, ValidationError):
-            found = model._default_manager.filter(**{field: named}).first()
-            if found is not None:
-                return found
+            user = model._default_manager.filter(**{field: name}).first()
+            if user is not None:
+                return user
     return None
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """What a request meets in the middleware and at its view's `@ratelimit`. Counts nothing."""
-    wanted: list[PlannedCharge] = []
+    """What a request meets in the middleware, and then at its view's `@ratelimit`: two decisions. Counts nothing."""
+    match = resolved(request)
+    stack = getattr(match.func if match is not None else None, "_ratelimits", None)
+    group = group_of(stack.view) if stack is not None else ""
     exempt: list[str] = []
     problems: dict[str, str] = {}
+
+    def of_rules(ruleset: Ruleset) -> list[LimitTemplate] | None:
+        matching = ruleset.matching(request)
+        exempt[:] = ["the view"] if is_exempt(request) else []
+        exempt.extend(rule.name for rule in matching if rule.site is None)
+        return None if exempt else [rule.site for rule in matching if rule.site is not None]
+
+    def of_view(ruleset: Ruleset) -> list[LimitTemplate]:
+        counted = {rule for _, rule in met}
+        sites: Sequence[LimitTemplate] = ruleset.for_sites(stack.sites, group, request) if stack is not None else ()
+        return [site for site in sites if (site.group or group) not in counted]
+
+    met: list[tuple[ExplainedLimit, str]] = []
+    decision, block = _decide(request, of_rules, "", met, problems, everywhere=True)
+    decision_of_view, _ = _decide(request, of_view, group, met, problems)
+    if decision.allowed and decision_of_view.limits:
+        decision = decision_of_view
+    return Explanation(
+        decision, tuple(limit for limit, _ in met), exempt[0] if exempt else None, _row(block), tuple(problems.values())
+    )
+
+
+def _decide(
+    request: HttpRequest,
+    choose: Callable[[Ruleset], list[LimitTemplate] | None],
+    group: str,
+    met: list[tuple[ExplainedLimit, str]],
+    problems: dict[str, str],
+    everywhere: bool = False,
+) -> tuple[Decision, Override | None]:
+    """One decision, and the override that blocks without any rule; the limits are added to `met`, each with the name
+    that it is counted under."""
+    planned: list[PlannedCharge] = []
 
     def on_error(site: LimitTemplate, name: str, error: Exception) -> None:
         problems[name] = f"{name}: {type(error).__name__}: {error}"
 
     def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
-        wanted.clear()
-        exempt.clear()
-        problems.clear()
-        taken: Taken = set()
-        match = resolved(request)
-        view = match.func if match is not None else None
-        found = ruleset.matching(request)
-        if is_exempt(request):
-            exempt.append("the view")
-        exempt.extend(rule.name for rule in found if rule.site is None)
-        sites = [] if exempt else [rule.site for rule in found if rule.site is not None]
-        names = {site.group for site in sites}
-        wanted.extend((yield from plan_charges(request, sites, "", taken, on_error)))
-        stack: tuple[LimitTemplate, ...] = getattr(getattr(view, "_ratelimits", None), "sites", ())
-        if stack:
-            group = group_of(getattr(view, "_ratelimits").view)  # noqa: B009 - it is there
-            own = [site for site in ruleset.for_sites(stack, group, request) if (site.group or group) not in names]
-            wanted.extend((yield from plan_charges(request, own, group, taken, on_error)))
-        return None if exempt and not wanted else list(wanted)
+        sites = choose(ruleset)
+        planned[:] = [] if sites is None else (yield from plan_charges(request, sites, group, None, on_error))
+        return None if sites is None else list(planned)
 
-    kept: list[PlannedCharge] = []
-    decision = run(decided(request, build, "peek", kept=kept, everywhere=True), request)
+    decided_about: list[PlannedCharge] = []
+    decision = run(decided(request, build, "peek", kept=decided_about, everywhere=everywhere), request)
     ruleset = rules()
-    asked: Any = run(subjects_of(request, ruleset, wanted, not exempt), request)  # type: ignore[arg-type]
-    known = override_cache.get_many(asked)
-    states = {one.charge.limit.key_part: state for one, state in zip(kept, decision.limits, strict=False)}
-    met = tuple(_met(one, ruleset, known, states) for one in wanted)
+    subjects: Any = run(subjects_of(request, ruleset, planned, everywhere), request)  # type: ignore[arg-type]
+    known = override_cache.get_many(subjects)
+    states = {_counter(charge): state for charge, state in zip(decided_about, decision.limits, strict=False)}
+    met += [(_explained(charge, ruleset, known, states), charge.name) for charge in planned]
     # Not by the name of the limit: a rule may have any name.
-    block = known.strongest_for(None, now_us()) if decision.limits and not kept else None
-    return Explanation(decision, met, exempt[0] if exempt else None, _row(block), tuple(problems.values()))
+    is_blocked = bool(decision.limits) and not decided_about
+    return decision, known.strongest_for(None, now_us()) if is_blocked else None
 
 
-def _met(
-    one: PlannedCharge, ruleset: Ruleset, known: KnownOverrides, states: Mapping[bytes, LimitState]
+def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
+    return planned.charge.digest, planned.charge.limit.key_part
+
+
+def _explained(
+    planned: PlannedCharge, ruleset: Ruleset, known: KnownOverrides, states: Mapping[Any, LimitState]
 ) -> ExplainedLimit:
-    rule = ruleset.by_name.get(one.name)
+    rule = ruleset.by_name.get(planned.name)
     override = known.strongest_for(rule.pk if rule is not None else None, now_us())
-    limit = one.charge.limit
-    site = one.site
-    given = rule.given if rule is not None else None
-    code = {"rate": str(limit.rate), "key": site.key.name.split("+") if site is not None else "", "group": one.name}
-    state = None if override is not None and override.effect == "exempt" else states.get(limit.key_part)
-    source = rule.source if rule is not None else "code"
-    return ExplainedLimit(limit.name, reading(given or code), source, rule, one.charge, state, _row(override))
+    limit, site = planned.charge.limit, planned.site
+    code = {"rate": str(limit.rate), "key": site.key.name.split("+") if site is not None else "", "group": planned.name}
+    is_skipped = override is not None and override.rate is not None and override.limit(limit) is limit
+    return ExplainedLimit(
+        limit.name,
+        reading((rule.given if rule is not None else None) or code),
+        rule.source if rule is not None else "code",
+        rule,
+        planned.charge,
+        None if override is not None and override.effect == "exempt" else states.get(_counter(planned)),
+        _row(override),
+        is_skipped,
+    )
 
 
-def _row(override: Any) -> RateLimitOverride | None:
+def _row(override: Override | None) -> RateLimitOverride | None:
     return None if override is None else RateLimitOverride.objects.filter(pk=override.pk).first()
 
 

@@ -13,6 +13,7 @@ import redis
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
+from django.contrib.staticfiles import finders
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, TestCase
@@ -42,6 +43,7 @@ def search(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path("search", search)]
+APP = "django_ratelimit_lua"
 RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
@@ -109,6 +111,14 @@ def test_a_rule_is_made_changed_and_deleted_by_form(operator: Client) -> None:
     operator.post(f"{RULES}{rule.pk}/delete/", {"post": "yes"})
     assert visits(3) == [200, 200, 200]
     assert [change.by for change in RateLimitChange.objects.all()] == ["grace"] * 3
+
+
+def test_the_files_of_the_pages_are_there() -> None:
+    """Every script and style sheet that a page of ours names."""
+    ours = [model_admin for model, model_admin in admin.site._registry.items() if model._meta.app_label == APP]
+    named = {name for model_admin in ours for name in re.findall(rf'"[^"]*({APP}/[^"]+)"', str(model_admin.media))}
+    assert len(named) >= 2
+    assert [name for name in named if finders.find(name) is None] == []
 
 
 def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:

@@ -13,8 +13,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
+from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.explain import build_request, explain
+from tests.acceptance.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SUBJECTS = ("user", "value", "address", "network")
@@ -28,7 +30,14 @@ def limits(request: HttpRequest) -> HttpResponse:
     return JsonResponse({state.name: state.limit for state in (found.limits if found is not None else ())})
 
 
-urlpatterns = [path("enforced/", limits), path("shadow/", limits), path("free/", limits)]
+@ratelimit("site", "ip", "5/h")
+def at_a_call_site(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("enforced/", limits), path("shadow/", limits), path("free/", limits), path("site/", at_a_call_site),
+]  # fmt: skip
 
 
 def logged_in(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
@@ -138,6 +147,33 @@ def test_a_rule_that_is_named_block_is_no_block() -> None:
         assert [met.name for met in found.met] == ["block"]
     blocked = RateLimitOverride.objects.create(network="10.0.0.9", effect="block")
     assert explain(build_request("/enforced/", address="10.0.0.9")).block == blocked
+
+
+@pytest.mark.parametrize("effect", ["exempt", "limit"])
+def test_an_override_of_a_call_site_alone_lifts_no_block_for_all_rules(effect: str) -> None:
+    """The middleware refuses before the view is asked, and the inspector says so."""
+    rule = RateLimitRule.objects.create(name="site", key="ip", limit=5, unit="h")
+    RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
+    RateLimitOverride.objects.create(rule=rule, network="10.0.0.7", effect=effect, limit=3)
+    assert Client(REMOTE_ADDR="10.0.0.7").get("/site/").status_code == 429
+    found = explain(build_request("/site/", address="10.0.0.7"))
+    assert not found.decision.allowed
+    assert found.block is not None
+    assert [met.override.effect for met in found.met] == [effect]
+
+
+def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
+    """Windows of the calendar have their own period: another limit per minute cannot be theirs."""
+    for name, fields in (
+        ("day", {"unit": "d", "algorithm": "fixed_window", "align": "day"}),
+        ("minute", {"unit": "m"}),
+    ):
+        RateLimitRule.objects.create(name=name, path="/", key="ip", limit=5, **fields)
+    RateLimitOverride.objects.create(network="10.0.0.7", limit=3, unit="m")
+    assert Client(REMOTE_ADDR="10.0.0.7").get("/free/").json() == {"day": 5, "minute": 3}
+    found = explain(build_request("/free/", address="10.0.0.7"))
+    assert {met.name: met.is_skipped for met in found.met} == {"day": True, "minute": False}
+    assert said("explain", "--path", "/free/", "--ip", "10.0.0.7").count("skipped, as it does not fit") == 1
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])

@@ -101,7 +101,8 @@ class Command(BaseCommand):
             self.stdout.write(f"{met.name} ({met.source}): {met.reading}")
             if met.override is not None:
                 effect = met.override.get_effect_display()
-                self.stdout.write(f"    override {met.override.pk} ({met.override}): {effect}")
+                skipped = "; skipped, as it does not fit this limit" if met.is_skipped else ""
+                self.stdout.write(f"    override {met.override.pk} ({met.override}): {effect}{skipped}")
             if met.state is not None:
                 state = met.state
                 frees = f"frees up in {state.reset_after:.0f} s" if state.used else "unused"
