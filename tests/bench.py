@@ -23,7 +23,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
 from django_ratelimit_lua.engine.decide import build_call  # noqa: E402
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
-from django_ratelimit_lua.store import wire  # noqa: E402
+from django_ratelimit_lua.store import exchange  # noqa: E402
 from tests.bench_rules import bench_rules  # noqa: E402
 from tests.bench_scale import bench_scale  # noqa: E402
 from tests.server import server, url  # noqa: E402
@@ -116,14 +116,14 @@ def client_cost(sha: str) -> None:
 
 def server_cost(sha: str) -> None:
     """Script time for 1, 3 and 8 limits of each algorithm."""
-    commands = {"bare": wire.command(b"EVALSHA", sha.encode(), b"1", b"bench")}
+    commands = {"bare": exchange.command(b"EVALSHA", sha.encode(), b"1", b"bench")}
     for algorithm in ALGORITHMS:
         for count in (1, 3, 8):
             most = 90_000 if algorithm == "sliding_log" else 10**7
             rates = [f"{most + number}/h" for number in range(count)]
             limits = limiter(f"script{count}", rates, algorithm).limits
             call = build_call([Charge(limit, b"s" * 32) for limit in limits])
-            commands[f"{algorithm} {count}"] = wire.evalsha(call, b"of bench")
+            commands[f"{algorithm} {count}"] = exchange.evalsha(call, b"of bench")
     times = script_time(commands)
     print(f"{'script time':18}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}   (bare: {times['bare']:.2f} µs)")
     for algorithm in ALGORITHMS:
@@ -145,7 +145,7 @@ def backlog() -> None:
                     pipeline.execute_command(*_with_time(call, call.now, load=False))
                 pipeline.execute()
             peek = build_call([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
-            commands[f"{algorithm} {waiting}"] = wire.evalsha(peek, b"of bench")
+            commands[f"{algorithm} {waiting}"] = exchange.evalsha(peek, b"of bench")
     times = script_time(commands)
     print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
     for algorithm in ALGORITHMS:

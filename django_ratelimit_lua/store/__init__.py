@@ -6,11 +6,10 @@ from django.core.signals import setting_changed
 
 from ..conf import conf
 from .alias import Alias, why_unusable
-from .base import Store
 from .factory import ClusterConnectionFactory
 from .patience import Patience
+from .server import Store
 from .sharded import ShardedStore
-from .single import SingleStore
 
 __all__ = ["ClusterConnectionFactory", "Patience", "Store", "get_store", "last_patience", "why_unusable"]
 
@@ -33,7 +32,7 @@ def get_store(background: bool = False) -> Store:
     store = _stores.get(known)
     if store is None:
         alias = Alias(conf.USE_CACHE)
-        kind = ShardedStore if alias.nodes else SingleStore
+        kind = ShardedStore if alias.nodes else Store
         made = kind(alias, PATIENCE if background else conf.TIMEOUT, background=background)
         store = _stores.setdefault(known, made)  # Another thread may have been faster: there is one for all.
     return store

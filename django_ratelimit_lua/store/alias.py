@@ -18,11 +18,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 from django_redis.client import DefaultClient, SentinelClient
 from redis.credentials import UsernamePasswordCredentialProvider
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
+from .exchange import Address
 from .factory import ClusterConnectionFactory
-from .sentinel import Address, Sentinels
+from .sentinel import Sentinels
 
 MOST_CONNECTIONS = 100
 """Connections a process (or an event loop) opens at most, if the alias's pool allows no fewer."""
@@ -60,10 +60,6 @@ _MANAGED: list[tuple[Any, Any]] = [
     (SentinelManagedSSLConnection, synchronous.SSLConnection),
     (SentinelManagedConnection, synchronous.Connection),
 ]
-
-
-class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
-    """Nobody is there to connect to: nothing was sent."""
 
 
 def credentials(connection: Any) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import leave_to_parent, renew_after_fork
-from .alias import Alias, Unreachable, acredentials
-from .exchange import ANSWERS, Exchange, Question, Replies, greet
+from .alias import Alias, acredentials
+from .exchange import Address, Exchange, Question, Replies, ended_by, greet
 from .patience import Patience, Pulse
-from .sentinel import Address, Sentinels
+from .sentinel import Sentinels
 
 TICK = 0.005
 """Seconds between two looks at the clock, while anybody waits."""
@@ -184,21 +184,8 @@ class Link(asyncio.Protocol):
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
-        except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
-            self.close()
-            raise
-        except ANSWERS:
-            raise
-        except RedisError:
-            self.close()
-            raise
-        except Exception as error:
-            # A reply that could not be read, or a connection that broke: for whoever asked, there is no answer.
-            self.close()
-            raise RedisConnectionError(f"{type(error).__name__}: {error}") from error
-        except BaseException:  # Cancelled, perhaps: what it was told is for nobody any more.
-            self.close()
-            raise
+        except BaseException as error:  # A cancellation, too: what it is answered is for nobody any more.
+            raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
 
     async def _replied(self, to_send: bytes, owed: Replies, patience: Patience, watch: Watch) -> None:
         if self._transport is None:
@@ -345,15 +332,8 @@ class LoopConnections:
             greeting = greet(await acredentials(dial), dial.db, dial.client_name, needs_master=master is not None)
             await link.perform(greeting, patience, self._watch, self._pulse)
             link.begin()
-        except ANSWERS:
-            link.close()
-            raise
-        except Exception as error:
-            link.close()
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
-        except BaseException:
-            link.close()
-            raise
+        except BaseException as error:
+            raise ended_by(error, link.close, connecting=True)  # noqa: B904
         return link
 
 

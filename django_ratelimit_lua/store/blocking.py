@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import renew_after_fork
-from .alias import Alias, Unreachable, credentials
-from .exchange import ANSWERS, Exchange, Question, Replies, greet
+from .alias import Alias, credentials
+from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet
 from .patience import GRACE, Patience, Pulse
-from .sentinel import Address, Sentinels
+from .sentinel import Sentinels
 
 READ_SIZE = 65_536
 PROMPT = 0.002
@@ -101,21 +101,8 @@ class Link:
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
-        except ReadOnlyError:  # A master that was demoted: who asks next has to look for the new one.
-            self.close()
-            raise
-        except ANSWERS:
-            raise
-        except RedisError:
-            self.close()
-            raise
-        except Exception as error:
-            # A reply that could not be read, or a connection that broke: for whoever asked, there is no answer.
-            self.close()
-            raise RedisConnectionError(f"{type(error).__name__}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+        except BaseException as error:
+            raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
 
     def _send(self, data: bytes, patience: Patience) -> None:
         sent = self._within(self._sock.send, data, patience) or 0
@@ -175,11 +162,8 @@ class Link:
                 ),
                 patience,
             )
-        except ANSWERS:
-            self.close()
-            raise
-        except RedisError as error:
-            raise Unreachable(str(error)) from error
+        except BaseException as error:
+            raise ended_by(error, self.close, connecting=True)  # noqa: B904
 
     def _dialled(self, patience: Patience) -> Any:
         for attempt in range(ATTEMPTS):

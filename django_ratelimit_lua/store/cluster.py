@@ -18,11 +18,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from ..process.forks import renew_after_fork
-from . import wire
-from .alias import Unreachable
-from .exchange import Question
+from .exchange import Address, Question, Unreachable, command
 from .patience import Patience
-from .sentinel import Address
 
 SLOTS = 16_384
 MOST_REDIRECTIONS = 8
@@ -32,8 +29,8 @@ PATIENCE = 0.2
 """Seconds between two looks for the master of slots that does not answer."""
 TRY_AGAIN = 0.005
 """Seconds to wait where some of an identity's keys have moved already and others have not."""
-_ASKING = wire.command(b"ASKING")
-_WHERE = wire.command(b"CLUSTER", b"SLOTS")
+_ASKING = command(b"ASKING")
+_WHERE = command(b"CLUSTER", b"SLOTS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +42,8 @@ class Ask:
     patience: Patience
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A step: wait so many seconds."""
-
-    seconds: float
-    patience: Patience
-
-
 Steps = Generator[Any, Any, Any]
+"""Yields whom to ask, or the seconds to sleep; is sent the answer, or thrown the error."""
 
 
 def slot_of(key: bytes) -> int:
@@ -114,7 +104,8 @@ class Cluster:
                 elif meaning == "ASK":
                     address, ahead = _redirected(error, address), _ASKING
                 elif meaning == "TRYAGAIN" and patience.left > TRY_AGAIN:
-                    yield Pause(TRY_AGAIN, patience)
+                    patience.left -= TRY_AGAIN
+                    yield TRY_AGAIN
                 elif meaning == "CLUSTERDOWN" or isinstance(error, Unreachable):
                     self._failing.add(address)
                     if not self._may_look():

@@ -7,18 +7,18 @@ somebody else's question.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
+from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
 from ..limits import program
-from ..limits.call import StaleRules
-from . import wire
+from ..limits.call import Call, StaleRules
+from ..limits.decision import Decision
 
-ANSWERS = (ResponseError, StaleRules)
-"""What an exchange may raise that was answered fully and exactly: its connection is in step."""
 LONGEST_LINE = 65_536
 LARGEST = 512 * 1024 * 1024
 """Bytes of a reply that may be anything, such as rules."""
@@ -28,6 +28,21 @@ SMALLEST = 4
 """Bytes that no item of an array has fewer of."""
 DEEPEST = 8
 """Arrays in arrays: no reply that we ask for has more (`CLUSTER SLOTS` has four)."""
+
+
+def command(*parts: bytes) -> bytes:
+    """One command as it is sent (RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/).
+
+    >>> command(b"GET", b"key")
+    b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
+    """
+    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
+
+
+PING = command(b"PING")
+SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", program.PROGRAM)
+_BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(program.SHA), program.SHA)
+_BY_SOURCE = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(program.PROGRAM), program.PROGRAM)
 
 
 class Replies:
@@ -143,6 +158,13 @@ def error_of(line: bytes) -> ResponseError:
     return ReadOnlyError(text) if text.startswith("READONLY") else ResponseError(text)
 
 
+Address = tuple[str, int]
+
+
+class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
+    """Nobody is there to connect to: nothing was sent."""
+
+
 class Question(NamedTuple):
     """One command, what to make of its reply, and what goes with it.
 
@@ -169,17 +191,92 @@ class Question(NamedTuple):
             if _checked(replies.pop(0)) != program.SHA:
                 raise InvalidResponse("another script than ours was loaded")
             if _is_unknown(replies[-1]):  # Somebody removed it in between.
-                replies = yield self.ahead + wire.with_source(self.command), Replies(ahead + 1, self.most)
+                replies = yield (
+                    self.ahead + self.command.replace(_BY_NAME, _BY_SOURCE, 1),
+                    Replies(ahead + 1, self.most),
+                )
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
         return self.read(_checked(replies[-1]))
 
 
-def is_pong(reply: Any) -> bool:
-    """Reads the reply to PING."""
+def evalsha(call: Call, token: bytes) -> bytes:
+    """The one command that decides a call; its reply ends with the token."""
+    keys = call.keys()
+    return command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token))
+
+
+def to_decide(call: Call) -> Question:
+    """Decide a call: the answer is the decision and how many keys had to be cleared, or what rules are current."""
+    token = random.getrandbits(64).to_bytes(8, "little")
+
+    def read(reply: Any) -> tuple[Decision, int] | StaleRules:
+        try:
+            return call.read(reply, token)
+        except StaleRules as stale:
+            return stale
+
+    return Question(evalsha(call, token), read, SCRIPT_LOAD)
+
+
+def to_delete(call: Call) -> Question:
+    """Delete what a call's limits have counted."""
+    return Question(command(b"DEL", *replace(call, revision=None).keys()), _number_of_keys)
+
+
+def to_execute(*parts: bytes) -> Question:
+    """Any other command; its reply has the form that the command's have."""
+
+    def read(reply: Any) -> Any:
+        form = _FORMS.get(parts[0])
+        if form is not None and not form(reply, len(parts)):
+            raise InvalidResponse(f"no reply to {parts[0].decode()}: {reply!r:.80}")
+        return reply
+
+    return Question(command(*parts), read, most=LARGEST)
+
+
+def to_ping() -> Question:
+    """Whether anybody answers."""
+    return Question(PING, _pong)
+
+
+def _pong(reply: Any) -> bool:
     if reply != b"PONG":
         raise InvalidResponse(f"no reply to PING: {reply!r:.80}")
     return True
+
+
+def _number_of_keys(reply: Any) -> int:
+    if not isinstance(reply, int) or reply < 0:
+        raise InvalidResponse(f"no number of keys: {reply!r:.80}")
+    return reply
+
+
+def _is_number(reply: Any, parts: int = 0) -> bool:
+    return isinstance(reply, int)
+
+
+def _is_text(reply: Any, parts: int = 0) -> bool:
+    return reply is None or isinstance(reply, bytes)
+
+
+def _is_text_of_each(reply: Any, parts: int) -> bool:
+    return isinstance(reply, list) and len(reply) == parts - 2 and all(map(_is_text, reply))
+
+
+def _is_pairs(reply: Any, parts: int) -> bool:
+    return isinstance(reply, list) and len(reply) % 2 == 0 and all(isinstance(text, bytes) for text in reply)
+
+
+_FORMS: dict[bytes, Callable[[Any, int], bool]] = {
+    b"GET": _is_text,
+    b"HGET": _is_text,
+    b"HGETALL": _is_pairs,
+    b"HMGET": _is_text_of_each,
+    **dict.fromkeys((b"EXPIRE", b"HDEL", b"HINCRBY", b"HSET"), _is_number),
+}
+"""What the replies to a command of so many parts may be; a script's may be anything."""
 
 
 def _is_unknown(reply: Any) -> bool:
@@ -197,17 +294,36 @@ def greet(credentials: tuple[str, ...], database: int, name: str | None, *, need
     """What a new connection says first. Raises `RedisError` where it cannot be used."""
     commands = []
     if credentials:
-        commands.append(wire.command(b"AUTH", *[part.encode() for part in credentials]))
+        commands.append(command(b"AUTH", *[part.encode() for part in credentials]))
     if name:
-        commands.append(wire.command(b"CLIENT", b"SETNAME", name.encode()))
+        commands.append(command(b"CLIENT", b"SETNAME", name.encode()))
     if database:
-        commands.append(wire.command(b"SELECT", b"%d" % database))
+        commands.append(command(b"SELECT", b"%d" % database))
     if commands:
         replies = yield b"".join(commands), Replies(len(commands), LARGEST_USUAL)
         if any(_checked(reply) != b"OK" for reply in replies):
             raise InvalidResponse("no reply of a server that was greeted")
     if needs_master:
         # A sentinel may not have heard yet who the master is: decisions are made by masters only.
-        (role,) = yield wire.command(b"ROLE"), Replies(1, LARGEST_USUAL)
+        (role,) = yield command(b"ROLE"), Replies(1, LARGEST_USUAL)
         if not isinstance(_checked(role), list) or role[:1] != [b"master"]:
             raise RedisConnectionError(f"the sentinels named a server that is no master: {role!r:.80}")
+
+
+def ended_by(error: BaseException, close: Callable[[], None], *, connecting: bool = False) -> BaseException:
+    """What to raise where an error ended an exchange, or the making of a connection; closes the connection unless it
+    was answered fully and exactly.
+
+    What is no error of Redis's becomes one: a reply that could not be read, a connection that broke: for whoever asked
+    there is no answer. `connecting`: nothing was sent that could count, which `Unreachable` tells.
+    """
+    is_answer = isinstance(error, ResponseError)
+    # A master that was demoted says so: who asks next has to look for the new one.
+    if connecting or not is_answer or isinstance(error, ReadOnlyError):
+        close()
+    kind = Unreachable if connecting else RedisConnectionError
+    if is_answer or not isinstance(error, Exception) or isinstance(error, kind if connecting else RedisError):
+        return error
+    broken = kind(f"{type(error).__name__}: {error}")
+    broken.__cause__ = error
+    return broken

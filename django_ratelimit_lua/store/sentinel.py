@@ -15,11 +15,8 @@ import redis.connection as synchronous
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from . import wire
-from .exchange import Question
+from .exchange import Address, Question, command
 from .patience import Patience
-
-Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Sentinels:
     @property
     def question(self) -> Question:
         """What a sentinel is asked; the answer is the master's address, or None."""
-        return Question(wire.command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode()), _address)
+        return Question(command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode()), _address)
 
     def search(self, patience: Patience) -> Generator[tuple[dict[str, Any], Patience], Address | None, Address]:
         """The master's address: yields what the connection to a sentinel is made of, and its share of the time that is

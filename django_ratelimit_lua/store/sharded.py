@@ -1,131 +1,179 @@
-"""The store of a cluster: every identity's limits in one slot, decided by whoever has that slot."""
+"""The store of a cluster: every identity's limits in one slot, decided by whoever has that slot.
+
+A call whose keys live in several slots is asked slot by slot, in its own order. Each slot decides its part atomically;
+between slots this holds: nothing is ever admitted that one limit refuses. After a refusal the slots that follow are
+only looked at, because every limit's numbers are part of the answer: when to come again is the latest of them. What was
+taken before it is given back; until then it counts for others, so that somebody may be refused who would not have been
+on a single server; never the other way round. If the process dies in between, those units stay counted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from ..limits.call import Call, StaleRules
-from ..limits.decision import Decision
-from . import wire
+from ..exceptions import StoreError
+from ..limits.call import Call, Charge
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
 from .alias import Alias
-from .base import Store, asks, check_time, decides, forgets
 from .cluster import Ask, Cluster, Steps, slot_of
-from .exchange import Question
+from .exchange import Address, Question, to_decide, to_delete, to_execute
 from .freshness import fence, without
-from .node import Node
 from .patience import Patience
-from .sentinel import Address
-from .shards import Room, in_turn, parts_of
+from .server import Store
 
 RULES_SHARE = 4
 """A request waits for the rules' node for one of so many parts of its time at most."""
+REFUSES = Limit("never", "0/s", algorithm="fixed_window")
+"""Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
+
+Deciding = Generator[Any, Any, Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The charges of a call that one slot decides, and their places in the call."""
+
+    call: Call
+    places: Sequence[int]
 
 
 class ShardedStore(Store):
     """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
 
     def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
-        super().__init__(alias.name, timeout, background=background)
-        self._alias = alias
-        self._nodes: dict[Address, Node] = {}
+        super().__init__(alias, timeout, background=background)
         self._cluster = Cluster(alias.nodes)
-        self._room = Room()
-
-    @property
-    def is_paused(self) -> bool:
-        """See `Store`."""
-        return any(node.is_paused for node in list(self._nodes.values()))
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """See `Store`."""
         decision: Decision = self._drive(self._decide(call, self._patience(patience)))
         return decision
 
     async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """See `Store`."""
         decision: Decision = await self._adrive(self._decide(call, self._patience(patience)))
         return decision
 
     def delete(self, call: Call) -> None:
-        """See `Store`."""
-        self._drive(self._forget(call, self._patience()))
+        self._drive(self._delete(call, self._patience()))
 
     async def adelete(self, call: Call) -> None:
-        """See `Store`."""
-        await self._adrive(self._forget(call, self._patience()))
+        await self._adrive(self._delete(call, self._patience()))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
-        """See `Store`."""
-        slot = slot_of(wire.key_of(*parts))
-        return self._drive(self._exchange(slot, asks(*parts), self._patience(patience)))
+        key = parts[3] if parts[0] == b"EVAL" else parts[1]
+        return self._drive(self._ask(slot_of(key), to_execute(*parts), self._patience(patience)))
 
-    def close(self) -> None:
-        """See `Store`."""
-        for node in self._nodes.values():
-            node.close()
-
-    def _patience(self, patience: Patience | None = None) -> Patience:
-        patience = patience or Patience(self._timeout)
-        check_time(patience)
-        return patience
-
-    def _decide(self, call: Call, patience: Patience) -> Generator[Any, Any, Decision]:
+    def _decide(self, call: Call, patience: Patience) -> Deciding:
         revision = call.revision_number
         if call.revision is not None:
-            asking = call.fence
+            asking = slot_of(call.fence)
             # A master of the rules that hangs leaves the others the time to decide.
             share = patience.share(RULES_SHARE if call.charges else 1)
             try:
-                yield from fence.verify(call, lambda one: self._ask(one, asking, share), needed=not call.charges)
+                yield from fence.verify(call, lambda one: self._decide_at(asking, one, share), needed=not call.charges)
             finally:
                 patience.take_back(share)
             call = without(call)
         if not call.charges:
             return Decision(True, revision=revision)
-
-        def ask(part: Call) -> Generator[Any, Any, Decision]:
-            decision = yield from self._ask(part, _key_of(part.charges[0].digest), patience)
-            self._room.note(part, decision)
-            return decision
-
-        first = call.charges[0].digest
-        if all(charge.digest == first for charge in call.charges):
-            one = yield from self._ask(call, _key_of(first), patience)
-            if not one.allowed:
-                self._room.note(call, one)
-            return Decision(one.allowed, one.limits, one.granted, one.wait, moment=one.moment, revision=revision)
-        parts = parts_of(call, lambda digest: slot_of(_key_of(digest)), self._room)
-        decision = yield from (ask(parts[0].call) if len(parts) == 1 else in_turn(call, parts, ask))
+        parts = _parts_of(call)
+        if len(parts) == 1:
+            decision = yield from self._decide_at(_slot_of(call.charges[0]), call, patience)
+        else:
+            decision = yield from self._decide_in_turn(call, parts, patience)
         return replace(decision, revision=revision)
 
-    def _ask(self, call: Call, key: bytes, patience: Patience) -> Generator[Any, Any, Decision]:
-        slot = slot_of(key)
-        answer = yield from self._exchange(slot, decides(call), patience)
+    def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
+        answer = yield from self._ask(slot, to_decide(call), patience)
         return self._decided(call, answer)
 
-    def _forget(self, call: Call, patience: Patience) -> Steps:
-        for part in parts_of(call, lambda digest: slot_of(_key_of(digest)), self._room):
-            slot = slot_of(_key_of(part.call.charges[0].digest))
-            yield from self._exchange(slot, forgets(part.call), patience)
+    def _decide_in_turn(self, call: Call, parts: Sequence[Part], patience: Patience) -> Deciding:
+        """Decide the parts of a call one after the other, all or nothing."""
+        states: dict[int, LimitState] = {}
+        taken: list[tuple[Part, Decision]] = []
+        decisions: list[Decision] = []
+        refused = False
+        for part in parts:
+            asked, slot = part.call, _slot_of(part.call.charges[0])
+            if call.operation == "hit" and refused:
+                if call.partial:
+                    asked = _at_most(asked, 1)  # What a refused partial hit counts.
+                asked = replace(
+                    asked, charges=[*asked.charges, Charge(REFUSES, asked.charges[0].digest)], partial=False
+                )
+            elif call.operation == "hit" and call.partial and taken:
+                asked = _at_most(asked, taken[-1][1].granted)
+            try:
+                decision = yield from self._decide_at(slot, asked, patience)
+            except StoreError:
+                yield from self._give_back(taken, 0, states, patience)
+                raise
+            decisions.append(decision)
+            states.update(zip(part.places, decision.limits, strict=False))
+            if call.operation == "hit" and decision.allowed:
+                taken.append((Part(asked, part.places), decision))
+            refused = refused or not decision.allowed
+        granted = 0 if refused else (min if call.partial else max)(decision.granted for decision in decisions)
+        if refused or call.partial:
+            yield from self._give_back(taken, granted, states, patience)
+        return Decision(
+            not refused,
+            tuple(states[place] for place in range(len(call.charges))),
+            granted,
+            max(decision.wait for decision in decisions),
+            moment=decisions[0].moment,
+            moments={
+                charge.digest: decision.moment + round(decision.wait * 1_000_000)
+                for part, decision in zip(parts, decisions, strict=True)
+                for charge in part.call.charges
+            },
+        )
 
-    def _exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
+    def _give_back(
+        self, taken: Sequence[tuple[Part, Decision]], keep: int, states: dict[int, LimitState], patience: Patience
+    ) -> Steps:
+        """Give back what was taken, but for `keep` units of each limit; what cannot be given back stays counted."""
+        for part, decision in taken:
+            call = part.call
+            back: dict[int, list[tuple[int, LimitState, Charge]]] = {}
+            for place, charge, state in zip(part.places, call.charges, decision.limits, strict=True):
+                took = decision.granted if call.partial else charge.cost
+                kept = keep
+                if charge.limit.count_denied and not keep:  # Refused hits count: so does this one.
+                    kept = 1 if call.partial else took
+                cost = took - kept
+                if state.allowed and cost > 0:
+                    moment = state.counted_at or decision.counted_at(charge.digest)
+                    back.setdefault(moment, []).append((place, state, replace(charge, cost=cost)))
+            for moment, those in back.items():
+                charges = [charge for _, _, charge in those]
+                refund = replace(call, operation="refund", partial=False, hit_at=moment, charges=charges)
+                with suppress(StoreError):
+                    given = yield from self._decide_at(_slot_of(charges[0]), refund, patience)
+                    for (place, state, _), now in zip(those, given.limits, strict=True):
+                        # What is kept of it still counts since then.
+                        states[place] = replace(now, counted_at=state.counted_at if keep else 0)
+
+    def _delete(self, call: Call, patience: Patience) -> Steps:
+        for part in _parts_of(call):
+            yield from self._ask(_slot_of(part.call.charges[0]), to_delete(part.call), patience)
+
+    def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:
             answer = yield from self._cluster.exchange(slot, question, patience)
-        except StaleRules:
-            self._answered(self._cluster.master(slot))
-            raise
         except (RedisError, OSError) as error:
             raise self._failed(error, self._cluster.master(slot)) from error
         self._answered(self._cluster.master(slot))
         return answer
 
-    def _answered(self, node: object = None) -> None:
+    def _answered(self, node: Address | None = None) -> None:
         if self._is_down:
             for address in list(self._nodes.keys() - self._cluster.nodes):
                 gone = self._nodes.pop(address, None)
@@ -134,13 +182,6 @@ class ShardedStore(Store):
             with self._lock:  # Whoever is no master any more need not answer.
                 self._failing &= self._cluster.masters
             super()._answered(node)
-
-    def _node_at(self, address: Address) -> Node:
-        node = self._nodes.get(address)
-        if node is None:
-            made = Node(self._alias.at(address), self._timeout, background=self._is_background)
-            node = self._nodes.setdefault(address, made)
-        return node
 
     def _drive(self, steps: Steps) -> Any:
         try:
@@ -151,9 +192,8 @@ class ShardedStore(Store):
                     if isinstance(step, Ask):
                         answer = self._node_at(step.address).exchange(step.question, step.patience)
                     else:
-                        step.patience.left -= step.seconds
-                        time.sleep(step.seconds)
-                except (RedisError, OSError, StaleRules) as error:
+                        time.sleep(step)
+                except (RedisError, OSError) as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -169,9 +209,8 @@ class ShardedStore(Store):
                     if isinstance(step, Ask):
                         answer = await self._node_at(step.address).aexchange(step.question, step.patience)
                     else:
-                        step.patience.left -= step.seconds
-                        await asyncio.sleep(step.seconds)
-                except (RedisError, OSError, StaleRules) as error:
+                        await asyncio.sleep(step)
+                except (RedisError, OSError) as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -179,6 +218,20 @@ class ShardedStore(Store):
             return finished.value
 
 
-def _key_of(digest: bytes) -> bytes:
-    """What all keys of an identity have in common for a cluster."""
-    return b"{%b}" % digest
+def _slot_of(charge: Charge) -> int:
+    return slot_of(b"{%b}" % charge.digest)
+
+
+def _parts_of(call: Call) -> list[Part]:
+    """A call's parts, one for each slot."""
+    first = call.charges[0].digest
+    if all(charge.digest == first for charge in call.charges):  # As nearly always: to find a slot takes its time.
+        return [Part(call, range(len(call.charges)))]
+    places: dict[int, list[int]] = {}
+    for place, charge in enumerate(call.charges):
+        places.setdefault(_slot_of(charge), []).append(place)
+    return [Part(replace(call, charges=[call.charges[place] for place in those]), those) for those in places.values()]
+
+
+def _at_most(call: Call, cost: int) -> Call:
+    return replace(call, charges=[replace(charge, cost=min(charge.cost, cost)) for charge in call.charges])

@@ -185,15 +185,19 @@ def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: 
     assert [state.used for state in decide(build_call([one, other], "peek")).limits] == [40, 40]
 
 
-def test_the_likelier_denier_is_asked_first(cluster: Cluster) -> None:
-    """So that a refused hit costs the others nothing to give back."""
+def test_a_refused_hit_takes_nothing_and_every_limit_is_told(cluster: Cluster) -> None:
+    """Slots are asked in the order of the call. What was taken before the one that refuses is given back; behind it the
+    others only look, so that the numbers are those of all limits."""
     full, ample = Charge(Limit("full", "500/h"), digest("a")), Charge(Limit("ample", "400/h"), digest("b"))
-    for _ in range(2):
-        decide(build_call([replace(full, cost=500)]))
-    served = before(cluster)
-    call = build_call([ample, full])
-    assert not decide(call)
-    assert sum(served().values()) == 2  # The one refused, the other only looked.
+    decide(build_call([replace(full, cost=500)]))
+    for charges, scripts in (([full, ample], 2), ([ample, full], 3)):  # The third gives back.
+        served = before(cluster)
+        decision = decide(build_call(charges))
+        assert not decision
+        assert sum(served().values()) == scripts
+        assert {state.name: (state.used, state.allowed) for state in decision.limits} == {
+            "full": (500, False), "ample": (0, True)
+        }  # fmt: skip
     assert [state.used for state in decide(build_call([full, ample], "peek")).limits] == [500, 0]
 
 

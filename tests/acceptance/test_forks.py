@@ -33,7 +33,6 @@ from django_ratelimit_lua.rules.provider import reload, start_fresh
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats import refusals
 from django_ratelimit_lua.store.cluster import Cluster
-from django_ratelimit_lua.store.shards import Room
 from django_ratelimit_lua.testing.server import Server
 from tests.kept import kept
 
@@ -240,7 +239,7 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     """No lock, thread, timer, loop, socket or connection that the package leads to in a child was the parent's."""
     for module in pkgutil.walk_packages(django_ratelimit_lua.__path__, "django_ratelimit_lua."):
         importlib.import_module(module.name)
-    more = [Room(), Cluster([("127.0.0.1", 1)])]
+    more = [Cluster([("127.0.0.1", 1)])]
     everything("x")()
     decide(build_call([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
     refusals.refusal_counter.add("plain", "enforce")  # Starts a timer.

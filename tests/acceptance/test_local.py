@@ -194,7 +194,7 @@ def test_no_history_of_outages_admits_more_than_the_limit(
     settings.RATELIMIT_TIMEOUT = 0.05
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 0.1)
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.TELL_SECONDS", 0.02)
-    monkeypatch.setattr("django_ratelimit_lua.store.base.STEADY_SECONDS", 0.05)
+    monkeypatch.setattr("django_ratelimit_lua.store.server.STEADY_SECONDS", 0.05)
     monkeypatch.setattr("django_ratelimit_lua.store.breaker.FIRST_PAUSE", 0.02)
     limiter, dice, total = RateLimiter("x", "10/h", algorithm=algorithm), random.Random(algorithm), [0] * 40
 

@@ -28,15 +28,13 @@ from django_ratelimit_lua.engine.fallback.limiter import STRIPES, fallback_limit
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.call import Call, Charge, Revision, Subject
-from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.call import Call, Revision, Subject
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownNames, known_call_sites
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store.freshness import fence
-from django_ratelimit_lua.store.shards import Room
 from tests.kept import kept
 
 MANY, BOUND, FEW = 1_500, 500, 400
@@ -48,7 +46,6 @@ MOST_BYTES = 24 * 2**20
 
 away = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 factory = RequestFactory()
-room = Room()
 limiters: list[RateLimiter] = []
 """Those that go on living, as at the top of a module."""
 
@@ -80,7 +77,7 @@ def odd(number: int) -> str:
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that has a bound has a small one, so that it is soon met."""
-    for _, found in kept(room):
+    for _, found in kept():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
         elif isinstance(found, Moments):
@@ -172,16 +169,8 @@ def subjects() -> None:
         fence.passed(call, 0.0)
 
 
-def clustered() -> None:
-    limit = Limit("x", "1/h")
-    for number in range(MANY):
-        call = Call([Charge(limit, digest(str(number)))])
-        room.note(call, fallback_limiter.decide(call))
-
-
 WITHOUT_REDIS = (
     leased, in_parts, in_an_outage, one_in_an_outage, paths, addresses, groups, keys, short_lived, overrides, subjects,
-    clustered,
 )  # fmt: skip
 
 
@@ -199,7 +188,7 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
     and texts that were sent."""
     gc.collect()
     total, large = 0, []
-    for way, found in kept(limiters, room):
+    for way, found in kept(limiters):
         total += sys.getsizeof(found)
         entries = size_of(found)
         if entries is not None and entries > sizes.get(id(found), 0) + BOUND:
@@ -224,7 +213,7 @@ def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], No
     if attacks is WITHOUT_REDIS:
         settings.CACHES = away
     start_fresh()
-    sizes = {id(found): entries for _, found in kept(limiters, room) if (entries := size_of(found)) is not None}
+    sizes = {id(found): entries for _, found in kept(limiters) if (entries := size_of(found)) is not None}
     before, _ = weigh(dict(sizes))
     for attack in attacks:
         attack()

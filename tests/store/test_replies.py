@@ -21,9 +21,8 @@ from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules,
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.store.alias import Alias
-from django_ratelimit_lua.store.base import Store
+from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.store.sharded import ShardedStore
-from django_ratelimit_lua.store.single import SingleStore
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.store.scripted import Reply, Scripted, bulk, decision, drip, followed, late, mark, torn, usual
@@ -53,7 +52,7 @@ def store_of(settings: Any, port: int, kind: str, timeout: float = TIMEOUT) -> S
         "django_redis.pool.SentinelConnectionFactory" if kind == "sentinel" else "django_redis.pool.ConnectionFactory"
     )
     settings.CACHES = caches(port, kind)
-    made = ShardedStore if kind == "cluster" else SingleStore
+    made = ShardedStore if kind == "cluster" else Store
     return made(Alias("default"), timeout, background=True)
 
 
@@ -303,7 +302,7 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
         direct.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-script|load")
         settings.CACHES = caches(server.port, "single")
         settings.CACHES["default"]["LOCATION"] = f"redis://limited:secret@127.0.0.1:{server.port}/0"
-        store = SingleStore(Alias("default"), 5, background=True)
+        store = Store(Alias("default"), 5, background=True)
 
         async def ask() -> list[Any]:
             found: list[Any] = []
@@ -406,7 +405,7 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
     """Whatever a server forgets between two commands, a call is decided, and once."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         settings.CACHES = caches(server.port, "single")
-        store, over = SingleStore(Alias("default"), 5, background=True), threading.Event()
+        store, over = Store(Alias("default"), 5, background=True), threading.Event()
 
         def remove() -> None:
             while not over.is_set():

@@ -19,10 +19,10 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
-from django_ratelimit_lua.store import base, get_store
+from django_ratelimit_lua.store import get_store, server
 from django_ratelimit_lua.store.alias import Alias
-from django_ratelimit_lua.store.single import SingleStore
-from django_ratelimit_lua.store.wire import command
+from django_ratelimit_lua.store.exchange import command
+from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.faults import Wire
 from tests.store.scripted import Scripted, reset, torn, usual
@@ -65,7 +65,7 @@ def test_a_full_server_is_down_once_and_up_once(
 ) -> None:
     """Under load it decides whatever needs no memory and refuses the rest: that is one change of state, told once; its
     breaker stays closed, and it is up when it has decided steadily."""
-    monkeypatch.setattr(base, "STEADY_SECONDS", 0.5)
+    monkeypatch.setattr(server, "STEADY_SECONDS", 0.5)
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
     limiter, other = RateLimiter("x", "1000000/h"), RateLimiter("y", "5/h")
@@ -170,7 +170,7 @@ def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(breaks: Any, kin
 
     with Scripted(script) as server:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
-        store = SingleStore(Alias("default"), 60, background=False)
+        store = Store(Alias("default"), 60, background=False)
 
         async def fail(message: str) -> None:
             with pytest.raises(StoreError, match=message):
@@ -230,6 +230,6 @@ def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
                 break
             time.sleep(0.02)
         assert len(direct.client_list()) <= before + 1  # Rules are loaded by a thread of its own.
-        node = get_store()._node
+        node = get_store()._nodes[None]
         assert node._async_connections._loops == {}
     assert limiter.peek("x").limits[0].used == 721

@@ -13,7 +13,7 @@ import redis
 
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.store.alias import Alias
-from django_ratelimit_lua.store.single import SingleStore
+from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.store.test_deadline import at_once
@@ -25,13 +25,13 @@ DEADLINE = 0.05
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by a signal of POSIX")
 
 
-def limited(settings: Any, server: Server) -> SingleStore:
+def limited(settings: Any, server: Server) -> Store:
     """A store with three connections, which asks on whatever fails."""
     options = {"CONNECTION_POOL_KWARGS": {"max_connections": MOST}}
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
     }
-    return SingleStore(Alias("default"), DEADLINE, background=True)
+    return Store(Alias("default"), DEADLINE, background=True)
 
 
 def connections(direct: redis.Redis) -> int:

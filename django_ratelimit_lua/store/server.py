@@ -1,0 +1,223 @@
+"""One server: its connections and its breaker; and the store of whoever has only one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+from ..exceptions import StoreError
+from ..limits.call import Call, StaleRules
+from ..limits.decision import Decision
+from ..process.forks import renew_after_fork
+from ..signals import store_down, store_up
+from .alias import Alias
+from .asynchronous import AsyncConnections
+from .blocking import Connections
+from .breaker import Breaker
+from .exchange import Address, Question, to_decide, to_delete, to_execute, to_ping
+from .patience import Patience, Pulse
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+STEADY_SECONDS = 1.0
+"""For which nothing may have failed before Redis is said to answer again, unless it was not asked in between."""
+
+
+class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
+    """Nobody is asked at the moment."""
+
+
+class Node:
+    """Exchanges commands with one server; after repeated failures, with nobody for a moment.
+
+    In the background it asks on.
+    """
+
+    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
+        pulse = Pulse()
+        self._timeout = timeout
+        self._connections = Connections(alias, pulse)
+        self._async_connections = AsyncConnections(alias, pulse)
+        self._breaker = None if background else Breaker(self._answers)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is asked at the moment."""
+        return self._breaker is not None and self._breaker.is_open
+
+    def exchange(self, question: Question, patience: Patience) -> Any:
+        """See `Connections.exchange`."""
+        self._check()
+        try:
+            answer = self._connections.exchange(question, patience, self._check)
+        except (RedisError, OSError) as error:
+            self._note(error)
+            raise
+        self._note()
+        return answer
+
+    async def aexchange(self, question: Question, patience: Patience) -> Any:
+        """See `Connections.exchange`."""
+        self._check()
+        try:
+            answer = await self._async_connections.exchange(question, patience, self._check)
+        except (RedisError, OSError) as error:
+            self._note(error)
+            raise
+        self._note()
+        return answer
+
+    def close(self) -> None:
+        """Close the idle connections of threads, and try nothing more; those of an event loop are closed with it."""
+        self._note()
+        self._connections.close()
+
+    def _answers(self) -> bool:
+        try:
+            self._connections.exchange(to_ping(), Patience(self._timeout))
+        except (RedisError, OSError) as error:
+            return isinstance(error, ResponseError)
+        return True
+
+    def _check(self) -> None:
+        if self._breaker is not None and not self._breaker.may_ask():
+            raise Paused("Redis has failed repeatedly; it is asked again in a moment")
+
+    def _note(self, error: Exception | None = None) -> None:
+        if self._breaker is None or isinstance(error, Paused):
+            return
+        # Who answers with an error costs no deadline, and may answer the next call as it should.
+        if error is None or isinstance(error, ResponseError):
+            self._breaker.succeeded()
+        else:
+            self._breaker.failed()
+
+
+class Store:
+    """Performs calls on one server, or on whoever is the master of several, each within `timeout` seconds.
+
+    After repeated failures nothing is asked until there are answers again. A `background` store asks on, and leaves it
+    to its caller to say that it failed. Both changes are told once: a server that answers with errors between its
+    decisions is down until it has decided for a while without one.
+    """
+
+    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
+        self._alias = alias
+        self._timeout = timeout
+        self._is_background = background
+        self._nodes: dict[Address | None, Node] = {}
+        self._is_down = False
+        self._failing: set[Address | None] = set()
+        self._failed_at = float("-inf")
+        self._was_paused = False
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether somebody is not asked at the moment, because too much has failed."""
+        return any(node.is_paused for node in list(self._nodes.values()))
+
+    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
+        """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""
+        return self._decided(call, self._exchange(to_decide(call), patience))
+
+    async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
+        """`decide`, without blocking the event loop."""
+        return self._decided(call, await self._aexchange(to_decide(call), patience))
+
+    def delete(self, call: Call) -> None:
+        """Delete the state of every limit of a call. Raises `StoreError`."""
+        self._exchange(to_delete(call))
+
+    async def adelete(self, call: Call) -> None:
+        """`delete`, without blocking the event loop."""
+        await self._aexchange(to_delete(call))
+
+    def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
+        """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
+        return self._exchange(to_execute(*parts), patience)
+
+    def close(self) -> None:
+        """Close the idle connections of threads; those of an event loop are closed with it."""
+        for node in list(self._nodes.values()):
+            node.close()
+
+    def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
+        node, patience = self._nodes.get(None) or self._node_at(None), self._patience(patience)
+        try:
+            answer = node.exchange(question, patience)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        self._answered()
+        return answer
+
+    async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
+        node, patience = self._nodes.get(None) or self._node_at(None), self._patience(patience)
+        try:
+            answer = await node.aexchange(question, patience)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        self._answered()
+        return answer
+
+    def _node_at(self, address: Address | None) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            alias = self._alias if address is None else self._alias.at(address)
+            made = Node(alias, self._timeout, background=self._is_background)
+            node = self._nodes.setdefault(address, made)  # Another thread may have been faster.
+        return node
+
+    def _patience(self, patience: Patience | None = None) -> Patience:
+        """Raises `StoreError` where it is too late to ask; that is nobody's failure."""
+        patience = patience or Patience(self._timeout)
+        if patience.is_over:
+            raise StoreError("no time is left to ask Redis")
+        return patience
+
+    def _decided(self, call: Call, answer: tuple[Decision, int] | StaleRules) -> Decision:
+        if isinstance(answer, StaleRules):
+            raise answer
+        decision, cleared = answer
+        if cleared:
+            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
+        return decision
+
+    def _answered(self, node: Address | None = None) -> None:
+        if not self._is_down:
+            return
+        with self._lock:
+            self._failing.discard(node)
+            is_steady = self._was_paused or time.monotonic() - self._failed_at >= STEADY_SECONDS
+            if not self._is_down or self._failing or not is_steady:
+                return
+            self._is_down = False
+        logger.info("Redis of cache %r answers again", self._alias.name)
+        store_up.send_robust(Store, alias=self._alias.name)
+
+    def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        failure = StoreError(message)
+        failure.was_answered = isinstance(error, ResponseError)
+        if self._is_background:
+            return failure
+        with self._lock:
+            was_down, self._is_down = self._is_down, True
+            self._failing.add(node)
+            self._failed_at = time.monotonic()
+            # After a pause the first answer is enough: a trial has shown that Redis is back. What fails without one is
+            # answered with errors, or not answered now and then: that has to end before all is well.
+            self._was_paused = self.is_paused
+        if not was_down:
+            logger.error("Redis of cache %r cannot decide limits: %s", self._alias.name, message)
+            store_down.send_robust(Store, alias=self._alias.name, error=message)
+        return failure
