@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.mixins import LoginRequiredMixin
+from django.core.cache import caches
 from django.core.checks import run_checks
 from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
@@ -403,6 +405,8 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(cache: dict[str, 
     assert "CACHES['default']" in message.msg
     with pytest.raises(ImproperlyConfigured, match="RATELIMIT_USE_CACHE: CACHES"):
         get_store()
+    with contextlib.suppress(AttributeError):  # django-redis 6 cannot close what it could not open.
+        del caches["default"]
 
 
 @pytest.mark.parametrize(
