@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.urls import URLResolver, get_resolver
 
-from .conf import NAMES, callables, conf
+from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.rate import LimitError, Rate
@@ -53,12 +53,12 @@ SCRIPT_NAME = "django_ratelimit_lua.W009"
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """Every setting can be taken as it is, and every name is one we know."""
     found: list[CheckMessage] = []
-    for name in NAMES:
+    for name in SETTINGS:
         try:
             getattr(conf, name)
         except ImproperlyConfigured as error:
             found.append(Error(str(error), hint="See the settings page of the documentation.", id=BAD_SETTING))
-    known = {f"RATELIMIT_{name}" for name in (*NAMES, "FAIL_OPEN", "RULES")}
+    known = {f"RATELIMIT_{name}" for name in SETTINGS}
     given = {name for name in dir(settings) if name.startswith("RATELIMIT_")}
     for name in sorted(given - known):
         hint = f"Known are: {', '.join(sorted(known))}."

@@ -10,6 +10,11 @@ import django
 
 django.setup()
 
+from docutils import nodes  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+from sphinx.util.docutils import SphinxDirective  # noqa: E402
+
+from django_ratelimit_lua.conf import SETTINGS  # noqa: E402
 from django_ratelimit_lua.version import __version__  # noqa: E402
 
 project = "django_ratelimit_lua"
@@ -23,3 +28,28 @@ html_title = "django_ratelimit_lua"
 exclude_patterns = ["_build", "__pycache__"]
 nitpicky = False
 default_role = "code"
+
+
+def settings_rows() -> list[tuple[str, ...]]:
+    """The settings: name, default and meaning."""
+    rows = [("Setting", "Default", "Meaning")]
+    for name, row in SETTINGS.items():
+        default = "not set" if row.default is None else "``" + repr(row.default).replace("'", '"') + "``"
+        rows.append((f"``RATELIMIT_{name}``", row.shown or default, row.doc))
+    return rows
+
+
+class TableOf(SphinxDirective):
+    """`.. table-of:: settings`: a table of the package's own, so that the page cannot say anything else."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 34 20 46", ""]
+        for row in {"settings": settings_rows}[self.arguments[0]]():
+            lines += ["   * - " + row[0], *("     - " + cell for cell in row[1:])]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def setup(app: Sphinx) -> None:
+    app.add_directive("table-of", TableOf)

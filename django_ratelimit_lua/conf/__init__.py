@@ -1,6 +1,7 @@
-"""The settings, read when they are first used, through one typed object.
+"""The settings: a table with one row for each, read when it is first used.
 
-What was read is kept until Django says that settings have changed, as `override_settings` does.
+What was read is kept until Django says that settings have changed, as `override_settings` does. The settings page of
+the documentation is made of this table, and `manage.py check` goes by it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -17,19 +18,16 @@ from django.utils.functional import cached_property
 
 from ..limits import algorithms
 from ..limits.limit import POLICIES, Policy
-from ..limits.rate import LimitError
+from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import find
 
+T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-CLOCKS = ("redis", "client")
-
 
 _LONE = re.compile("[\ud800-\udfff]")
 """Half a character, which UTF-8 has no bytes for."""
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
-
-
 _MAPPED = 96  # Leading bits of an IPv6 address that may say that the rest is an IPv4 address.
 
 
@@ -46,200 +44,193 @@ def unmapped(network: Network) -> Network:
     return network
 
 
+def _cache_alias(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be an alias of CACHES, such as 'default'")
+    return value
+
+
+def _prefix(value: Any) -> bytes:
+    try:
+        if isinstance(value, str) and not set(value) & set("{}"):
+            return value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"must be text without braces, such as 'rl:'; {error}") from None
+    raise ValueError("must be text without braces, such as 'rl:'")
+
+
+def _algorithm(value: Any) -> str:
+    return algorithms.find(value).name
+
+
+def _policy(value: Any) -> Policy:
+    if value is not None:
+        return Choice(POLICIES)(value)
+    return "local" if conf.FAIL_OPEN is None else "open" if conf.FAIL_OPEN else "closed"
+
+
+def _secret(value: Any) -> str | bytes:
+    value = value or settings.SECRET_KEY
+    if not _is_secret(value):
+        raise ValueError("must be text or bytes")
+    return cast("str | bytes", value)
+
+
+def _secrets(value: Any) -> tuple[str | bytes, ...]:
+    if value is None:
+        value = () if getattr(settings, "RATELIMIT_KEY_SECRET", None) else settings.SECRET_KEY_FALLBACKS
+    if not isinstance(value, (list, tuple)) or not all(map(_is_secret, value)):
+        raise ValueError("must be a list of earlier secrets")
+    return tuple(value)
+
+
 def _is_secret(value: object) -> bool:
     if isinstance(value, str):
         return bool(value) and not _LONE.search(value)
     return isinstance(value, bytes) and bool(value)
 
 
-def _bad(name: str, value: object, right: str) -> ImproperlyConfigured:
-    return ImproperlyConfigured(f"RATELIMIT_{name} is {value!r}: {right}")
+def _function(value: Any) -> Callable[..., Any]:
+    if isinstance(value, str):
+        return find(value, "the path")
+    if not callable(value):
+        raise ValueError("must be callable, or the dotted path of a callable")
+    return cast(Callable[..., Any], value)
+
+
+def _exception(value: Any) -> type[Exception]:
+    found = _function(value)
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        raise ValueError("must be a class of exceptions, or its dotted path")
+    return found
+
+
+def _meta_key(value: Any) -> str | Callable[[Any], str]:
+    if not isinstance(value, str) or "." in value:
+        return _function(value)
+    if not _META_KEY.fullmatch(value):
+        header = re.sub(r"[^A-Z0-9]", "_", value.upper()).removeprefix("HTTP_")
+        raise ValueError(f"must be a key of request.META, such as 'HTTP_{header}'")
+    return value
+
+
+def _proxies(value: Any) -> int | tuple[Network, ...]:
+    right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value <= 32:
+            raise ValueError(f"{right}; at most 32")
+        return value
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(network, (str, ipaddress.IPv4Network, ipaddress.IPv6Network)) for network in value
+    ):
+        raise ValueError(right)
+    try:
+        return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != "unix")
+    except ValueError as error:
+        raise ValueError(f"{right}; {error}") from None
+
+
+def _proxy_header(value: Any) -> str:
+    if not isinstance(value, str) or value.lower() not in ("x-forwarded-for", "forwarded"):
+        raise ValueError("choose one of: X-Forwarded-For, Forwarded")
+    return value
+
+
+class Setting(Generic[T]):
+    """One row: a setting's default as one would write it, the check that reads it, and what it means.
+
+    `check` returns the value as the package uses it, or raises `ValueError` that says what would be right. `doc` is
+    reStructuredText; `shown` stands there for a default that is another setting's. No error shows a secret.
+    """
+
+    def __init__(self, default: Any, check: Check[T], doc: str, *, shown: str = "", is_secret: bool = False) -> None:
+        self.default, self.check, self.doc, self.shown, self.is_secret = default, check, doc, shown, is_secret
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, conf: None, owner: type) -> Setting[T]: ...
+
+    @overload
+    def __get__(self, conf: Conf, owner: type) -> T: ...
+
+    def __get__(self, conf: Conf | None, owner: type) -> Setting[T] | T:
+        if conf is None:
+            return self
+        # Kept where Python looks first: from now on, reading the setting costs what an attribute costs.
+        value = vars(conf)[self.name] = self._read()
+        return value
+
+    def _read(self) -> T:
+        value = getattr(settings, f"RATELIMIT_{self.name}", self.default)
+        try:
+            return self.check(value)
+        except (ValueError, ImproperlyConfigured) as error:
+            shown = f"a {type(value).__name__}" if self.is_secret else repr(value)
+            raise ImproperlyConfigured(f"RATELIMIT_{self.name} is {shown}: {error}") from None
 
 
 class Conf:
-    """`RATELIMIT_*`, with defaults. A property raises `ImproperlyConfigured` for a value it cannot take."""
+    """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
 
-    @cached_property
-    def ENABLE(self) -> bool:
-        return bool(getattr(settings, "RATELIMIT_ENABLE", True))
-
-    @cached_property
-    def USE_CACHE(self) -> str:
-        """The alias in `CACHES`, which must be django-redis."""
-        value = getattr(settings, "RATELIMIT_USE_CACHE", "default")
-        if not isinstance(value, str) or not value:
-            raise _bad("USE_CACHE", value, "must be an alias of CACHES, such as 'default'")
-        return value
-
-    @cached_property
-    def CACHE_PREFIX(self) -> bytes:
-        """What every key in Redis begins with."""
-        value = getattr(settings, "RATELIMIT_CACHE_PREFIX", "rl:")
-        if not isinstance(value, str) or set(value) & set("{}"):
-            raise _bad("CACHE_PREFIX", value, "must be text without braces, such as 'rl:'")
-        try:
-            return value.encode()
-        except UnicodeEncodeError as error:
-            raise _bad("CACHE_PREFIX", value, f"must be text without braces, such as 'rl:'; {error}") from None
-
-    @cached_property
-    def ALGORITHM(self) -> str:
-        """The algorithm of limits that name none."""
-        return self._algorithm("ALGORITHM", "sliding_window")
-
-    @cached_property
-    def THROTTLE_ALGORITHM(self) -> str:
-        """The algorithm of DRF throttles that name none; what DRF documents is a sliding log."""
-        return self._algorithm("THROTTLE_ALGORITHM", "sliding_log")
-
-    @cached_property
-    def TIMEOUT(self) -> float:
-        """Seconds that Redis may keep one decision waiting: connecting, sending and reading together."""
-        value = getattr(settings, "RATELIMIT_TIMEOUT", 0.1)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
-            raise _bad("TIMEOUT", value, "must be a number of seconds above 0, such as 0.1")
-        return float(value)
-
-    @cached_property
-    def MAX_WAIT(self) -> float:
-        """Seconds that a request is held at most by a limit that makes callers wait and names no `max_wait`."""
-        value = getattr(settings, "RATELIMIT_MAX_WAIT", 5.0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
-            raise _bad("MAX_WAIT", value, "must be a number of seconds from 0, such as 5")
-        return float(value)
-
-    @cached_property
-    def ON_STORE_ERROR(self) -> Policy:
-        """What a decision is when Redis cannot be asked."""
-        value = getattr(settings, "RATELIMIT_ON_STORE_ERROR", None)
-        if value is None:
-            fail_open = getattr(settings, "RATELIMIT_FAIL_OPEN", None)
-            return "local" if fail_open is None else "open" if fail_open else "closed"
-        if value not in POLICIES:
-            raise _bad("ON_STORE_ERROR", value, f"choose one of: {', '.join(POLICIES)}")
-        return cast(Policy, value)
-
-    @cached_property
-    def LOCAL_FLOOR(self) -> int:
-        """The least units that this process's share of a limit has when Redis cannot be asked."""
-        value = getattr(settings, "RATELIMIT_LOCAL_FLOOR", 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _bad("LOCAL_FLOOR", value, "must be a whole number from 0, such as 1")
-        return value
-
-    @cached_property
-    def INSTANCE_WEIGHT(self) -> float:
-        """This process's part of limits with `split="weighted"`, as against the other processes' weights."""
-        value = getattr(settings, "RATELIMIT_INSTANCE_WEIGHT", 1)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1_000_000:
-            raise _bad("INSTANCE_WEIGHT", value, "must be a number above 0, such as 1")
-        return float(value)
-
-    @cached_property
-    def CLOCK(self) -> str:
-        """Whose clock counts: "redis", or "client" for servers that refuse TIME in scripts."""
-        value = getattr(settings, "RATELIMIT_CLOCK", "redis")
-        if value not in CLOCKS:
-            raise _bad("CLOCK", value, f"choose one of: {', '.join(CLOCKS)}")
-        return cast(str, value)
-
-    @cached_property
-    def HEADERS(self) -> str | None:
-        """Which headers tell clients what is left: None, "draft-10" or "x"."""
-        value = getattr(settings, "RATELIMIT_HEADERS", None)
-        if value not in (None, "draft-10", "x"):
-            raise _bad("HEADERS", value, "choose one of: None, draft-10, x")
-        return cast("str | None", value)
-
-    @cached_property
-    def RULES_MAX_AGE(self) -> float | None:
-        """Seconds that a request may go by the rules as this process knows them, where no call for its limits asks.
-
-        None: 0 where that costs at most one call, else 1.
-        """
-        value = getattr(settings, "RATELIMIT_RULES_MAX_AGE", None)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
-            raise _bad("RULES_MAX_AGE", value, "must be a number of seconds from 0, such as 1")
-        return float(value)
-
-    @cached_property
-    def HISTORY_DAYS(self) -> float | None:
-        """Days that the history of rules and overrides that have ended are kept in the database; None: for good."""
-        value = getattr(settings, "RATELIMIT_HISTORY_DAYS", 365)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 36_500:
-            raise _bad("HISTORY_DAYS", value, "must be a number of days above 0, such as 365, or None")
-        return float(value)
-
-    @cached_property
-    def DENY_CACHE_SECONDS(self) -> float:
-        """Seconds that a refusal may be repeated without asking Redis; 0: never."""
-        value = getattr(settings, "RATELIMIT_DENY_CACHE_SECONDS", 1.0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
-            raise _bad("DENY_CACHE_SECONDS", value, "must be a number of seconds from 0, such as 1")
-        return float(value)
-
-    @cached_property
-    def BODY_BYTES(self) -> int:
-        """The largest body that keys and overrides by a field of it look at; 0: none."""
-        value = getattr(settings, "RATELIMIT_BODY_BYTES", 64 * 1024)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _bad("BODY_BYTES", value, "must be a number of bytes from 0, such as 65536")
-        return value
-
-    @cached_property
-    def KEY_SECRET(self) -> str | bytes:
-        """What the digests of identities are keyed with."""
-        value = getattr(settings, "RATELIMIT_KEY_SECRET", None) or settings.SECRET_KEY
-        if not _is_secret(value):
-            # The value itself is not shown: it may be most of a secret.
-            raise ImproperlyConfigured(f"RATELIMIT_KEY_SECRET is a {type(value).__name__}: must be text or bytes")
-        return cast("str | bytes", value)
-
-    @cached_property
-    def KEY_SECRET_FALLBACKS(self) -> tuple[str | bytes, ...]:
-        """What they were keyed with before: what is said of somebody by such a digest is still found."""
-        own = getattr(settings, "RATELIMIT_KEY_SECRET", None)
-        default = () if own else settings.SECRET_KEY_FALLBACKS
-        value = getattr(settings, "RATELIMIT_KEY_SECRET_FALLBACKS", default)
-        if not isinstance(value, (list, tuple)) or not all(map(_is_secret, value)):
-            # The value itself is not shown: there are secrets in it.
-            raise ImproperlyConfigured("RATELIMIT_KEY_SECRET_FALLBACKS must be a list of earlier secrets")
-        return tuple(value)
-
-    @cached_property
-    def IP_META_KEY(self) -> str | Callable[[Any], str] | None:
-        """Where the client's address is: a key of `request.META`, a callable, or the dotted path of one."""
-        value = getattr(settings, "RATELIMIT_IP_META_KEY", None)
-        if value is None or not isinstance(value, str) or "." in value:
-            return None if value is None else self._callable("IP_META_KEY")
-        if not _META_KEY.fullmatch(value):
-            header = re.sub(r"[^A-Z0-9]", "_", value.upper()).removeprefix("HTTP_")
-            raise _bad("IP_META_KEY", value, f"must be a key of request.META, such as 'HTTP_{header}'")
-        return value
-
-    @cached_property
-    def TRUSTED_PROXIES(self) -> int | tuple[Network, ...] | None:
-        """How many proxies stand before us, or the networks they ask from; None: none is trusted."""
-        value = getattr(settings, "RATELIMIT_TRUSTED_PROXIES", None)
-        right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
-        if value is None:
-            return None
-        if isinstance(value, int) and not isinstance(value, bool):
-            if not 0 <= value <= 32:
-                raise _bad("TRUSTED_PROXIES", value, f"{right}; at most 32")
-            return value
-        if not isinstance(value, (list, tuple)):
-            raise _bad("TRUSTED_PROXIES", value, right)
-        if not all(isinstance(network, (str, ipaddress.IPv4Network, ipaddress.IPv6Network)) for network in value):
-            raise _bad("TRUSTED_PROXIES", value, right)
-        try:
-            return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != "unix")
-        except ValueError as error:
-            raise _bad("TRUSTED_PROXIES", value, f"{right}; {error}") from None
+    # fmt: off
+    ENABLE = Setting(True, bool, "``False`` lets everything through, without asking Redis")
+    USE_CACHE = Setting("default", _cache_alias, "the alias in ``CACHES``; must be ``django_redis.cache.RedisCache``")
+    CACHE_PREFIX = Setting("rl:", _prefix, "what every key in Redis begins with; no braces")
+    ALGORITHM = Setting("sliding_window", _algorithm, "the algorithm of limits that name none")
+    TIMEOUT = Setting(0.1, Number(3600, "number of seconds", ", such as 0.1", is_above_0=True),
+        "seconds that Redis may keep one decision waiting: connecting, sending and reading, see :doc:`failures`")
+    MAX_WAIT = Setting(5, Number(3600, "number of seconds", ", such as 5"),
+        "seconds that a leaky bucket without ``max_wait`` holds a view at most; what would take longer is refused, "
+        "see :doc:`algorithms`")
+    ON_STORE_ERROR = Setting(None, _policy,
+        'what a decision is when Redis cannot be asked: ``"local"``, ``"open"`` or ``"closed"``, see :doc:`failures`',
+        shown='``"local"``')
+    LOCAL_FLOOR = Setting(1, Whole(note=", such as 1"),
+        "with ``\"local\"``: the least units that a process's share of a limit has")
+    FAIL_OPEN = Setting(None, or_none(bool),
+        "django-ratelimit's: ``True`` is ``\"open\"``, ``False`` is ``\"closed\"``; the setting above goes first")
+    DENY_CACHE_SECONDS = Setting(1, Number(3600, "number of seconds", ", such as 1"),
+        "seconds that a refusal may be repeated without asking Redis, see :doc:`how-it-works`; ``0``: never")
+    INSTANCE_WEIGHT = Setting(1, Number(1_000_000, note=", such as 1", is_above_0=True),
+        "this process's part of limits with ``split=\"weighted\"``, as against the others', see :doc:`hot-keys`")
+    CLOCK = Setting("redis", Choice(("redis", "client")),
+        '``"client"`` for servers that refuse ``TIME`` in scripts; keep the clocks of your hosts together then')
+    TRUSTED_PROXIES = Setting(None, or_none(_proxies),
+        "whose word is taken for the client's address: a list of networks, or how many proxies there are; ``0``: "
+        "nobody's, as no proxy stands before the site; see :doc:`proxies`")
+    PROXY_HEADER = Setting("X-Forwarded-For", _proxy_header,
+        'the header that these proxies write, or ``"Forwarded"``; never both, as clients could write the other one')
+    IP_META_KEY = Setting(None, or_none(_meta_key),
+        "where the address is, instead: a key of ``request.META``, a callable ``(request)``, or its dotted path")
+    IPV4_MASK = Setting(32, Whole(0, 32, "prefix length"), "how many leading bits of an IPv4 address count")
+    IPV6_MASK = Setting(64, Whole(0, 128, "prefix length"), "how many leading bits of an IPv6 address count")
+    BODY_BYTES = Setting(65536, Whole(what="number of bytes", note=", such as 65536"),
+        "the largest body that keys and overrides by one of its fields look at, see :doc:`keys`; ``0``: none")
+    RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
+    RULES_MAX_AGE = Setting(None, or_none(Number(3600, "number of seconds", ", such as 1")),
+        "seconds that a request which meets no rule may go by rules as old as that, without asking, see :doc:`rules`; "
+        "in a cluster, seconds that any request may", shown="``0``; ``1`` in a cluster")
+    HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
+        "days that the history of rules, and overrides that have ended, are kept in the database; ``None``: for good, "
+        "see :doc:`rules`")
+    HEADERS = Setting(None, Choice((None, "draft-10", "x")),
+        'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
+    THROTTLE_ALGORITHM = Setting("sliding_log", _algorithm,
+        "the algorithm of DRF throttles that name none, see :doc:`drf`")
+    KEY_SECRET = Setting(None, _secret,
+        "what digests of identities are keyed with", shown="``SECRET_KEY``", is_secret=True)
+    KEY_SECRET_FALLBACKS = Setting(None, _secrets,
+        "what they were keyed with before, so that overrides are still found, see :doc:`production`",
+        shown="``SECRET_KEY_FALLBACKS``; ``[]`` with a ``RATELIMIT_KEY_SECRET``", is_secret=True)
+    EXCEPTION_CLASS = Setting(None, or_none(_exception),
+        "an exception, or its dotted path, to raise instead of answering 429")
+    VIEW = Setting(None, or_none(_function),
+        "a callable ``(request, exception)``, plain or ``async``, or its dotted path, that makes the answer to a "
+        "blocked request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
+        "are added where it does not set them")
+    # fmt: on
 
     @cached_property
     def TRUSTS_SOCKET(self) -> bool:
@@ -247,63 +238,10 @@ class Conf:
         value = getattr(settings, "RATELIMIT_TRUSTED_PROXIES", None)
         return isinstance(value, (list, tuple)) and "unix" in value
 
-    @cached_property
-    def PROXY_HEADER(self) -> str:
-        """The header that the trusted proxies write. Never both: clients could write the other one."""
-        value = getattr(settings, "RATELIMIT_PROXY_HEADER", "X-Forwarded-For")
-        if not isinstance(value, str) or value.lower() not in ("x-forwarded-for", "forwarded"):
-            raise _bad("PROXY_HEADER", value, "choose one of: X-Forwarded-For, Forwarded")
-        return value
-
-    @cached_property
-    def IPV4_MASK(self) -> int:
-        return self._mask("IPV4_MASK", 32, 32)
-
-    @cached_property
-    def IPV6_MASK(self) -> int:
-        return self._mask("IPV6_MASK", 64, 128)
-
-    @staticmethod
-    def _algorithm(name: str, default: str) -> str:
-        value = getattr(settings, f"RATELIMIT_{name}", default)
-        try:
-            return algorithms.find(value).name
-        except LimitError as error:
-            raise _bad(name, value, str(error)) from None
-
-    @staticmethod
-    def _mask(name: str, default: int, longest: int) -> int:
-        value = getattr(settings, f"RATELIMIT_{name}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= longest:
-            raise _bad(name, value, f"must be a prefix length from 0 to {longest}")
-        return value
-
-    @cached_property
-    def EXCEPTION_CLASS(self) -> type[Exception] | None:
-        """Raised instead of answering 429, where set."""
-        found = self._callable("EXCEPTION_CLASS")
-        if found is not None and not (isinstance(found, type) and issubclass(found, Exception)):
-            raise _bad("EXCEPTION_CLASS", found, "must be a class of exceptions, or its dotted path")
-        return found
-
-    @cached_property
-    def VIEW(self) -> Callable[..., Any] | None:
-        """Called with the request and the `Ratelimited` to make the answer to a blocked request, where set."""
-        return self._callable("VIEW")
-
-    @staticmethod
-    def _callable(name: str) -> Callable[..., Any] | None:
-        value = getattr(settings, f"RATELIMIT_{name}", None)
-        if value is None:
-            return None
-        if isinstance(value, str):
-            return find(value, f"RATELIMIT_{name}")
-        if not callable(value):
-            raise _bad(name, value, "must be callable, or the dotted path of a callable")
-        return cast(Callable[..., Any], value)
-
 
 conf = Conf()
+SETTINGS = {name: row for name, row in vars(Conf).items() if isinstance(row, Setting)}
+"""The table, by name."""
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:
@@ -312,5 +250,3 @@ def _settings_changed(*, setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.conf")
-NAMES = tuple(name for name in vars(Conf) if name.isupper() and name != "TRUSTS_SOCKET")
-"""Every setting but `RATELIMIT_FAIL_OPEN`, which `ON_STORE_ERROR` reads."""

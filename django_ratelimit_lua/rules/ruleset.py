@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
+from ..conf import conf
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
 from .callsite import LimitTemplate
@@ -25,7 +25,7 @@ EVERY_RULE = ""
 
 def settings_rules() -> tuple[Rule, ...]:
     """The rules of `RATELIMIT_RULES`. Raises `ImproperlyConfigured`."""
-    return compile_rules(getattr(settings, "RATELIMIT_RULES", ()))
+    return compile_rules(conf.RULES)
 
 
 def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:

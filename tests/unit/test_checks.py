@@ -24,7 +24,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.conf import NAMES, callables, conf
+from django_ratelimit_lua.conf import SETTINGS, callables, conf
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 
@@ -211,7 +211,7 @@ def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None
 
 def test_every_setting_has_a_default(settings: Any) -> None:
     """A project that sets none of them works."""
-    for name in NAMES:
+    for name in SETTINGS:
         if hasattr(settings, f"RATELIMIT_{name}"):
             delattr(settings, f"RATELIMIT_{name}")
         getattr(conf, name)
@@ -340,10 +340,9 @@ NONSENSE: list[Any] = [
     ValueError, lambda: None, Ellipsis,
 ]  # fmt: skip
 """What somebody may have written by mistake."""
-SETTINGS = [f"RATELIMIT_{name}" for name in (*NAMES, "FAIL_OPEN", "RULES", "UNHEARD_OF")]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
 def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None:
     """Every check that we have, for a deployment and for the database too: a bad setting is told, not a traceback; and
@@ -359,7 +358,7 @@ def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None
         setattr(settings, name, value)
         messages = [message for check in ours for message in check(app_configs=None, databases=["default"])]
         errors = [message for message in messages if str(message.id).startswith("django_ratelimit_lua.E")]
-        if name.removeprefix("RATELIMIT_") in NAMES and not any(error.id.endswith("E001") for error in errors):
+        if name.removeprefix("RATELIMIT_") in SETTINGS and not any(error.id.endswith("E001") for error in errors):
             getattr(conf, name.removeprefix("RATELIMIT_"))
 
 

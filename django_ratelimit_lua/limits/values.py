@@ -1,0 +1,62 @@
+"""What a setting, or an option of a limit, may be. A check returns the value as the package uses it, or raises
+`ValueError` that says what would be right; whoever asks adds what was wrong, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Check = Callable[[Any], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """One of a few values."""
+
+    values: Sequence[T]
+
+    def __call__(self, value: Any) -> T:
+        for right in self.values:
+            if right == value:
+                return right
+        raise ValueError(f"choose one of: {', '.join(map(str, self.values))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `least` to `most`; `what` it is a number of, and a `note` for who writes another."""
+
+    least: int = 0
+    most: int | None = None
+    what: str = "whole number"
+    note: str = ""
+
+    def __call__(self, value: Any) -> int:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or value < self.least or (self.most is not None and value > self.most):
+            to = "" if self.most is None else f" to {self.most}"
+            raise ValueError(f"must be a {self.what} from {self.least}{to}{self.note}")
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number from 0, or above it, to `most`."""
+
+    most: float
+    what: str = "number"
+    note: str = ""
+    is_above_0: bool = False
+
+    def __call__(self, value: Any) -> float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= self.most or (self.is_above_0 and value == 0):
+            raise ValueError(f"must be a {self.what} {'above' if self.is_above_0 else 'from'} 0{self.note}")
+        return float(value)
+
+
+def or_none(check: Check[T]) -> Check[T | None]:
+    """The same, or nothing."""
+    return lambda value: None if value is None else check(value)
