@@ -72,11 +72,11 @@ class LimitState:
             self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period
         )
 
-    def with_leased(self, units: int, seconds: float, wait: float = 0.0) -> LimitState:
+    def with_leased(self, units: int, seconds: float) -> LimitState:
         """The state so many seconds later, as a process sees it that holds units which are taken but not yet spent."""
         used, reset = max(self.used - units, 0), max(self.reset_after - seconds, 0.0)
         return LimitState(
-            self.name, True, self.limit, used, self.remaining + units, 0.0, reset, wait, self.mode, self.period
+            self.name, True, self.limit, used, self.remaining + units, 0.0, reset, 0.0, self.mode, self.period
         )
 
     @property

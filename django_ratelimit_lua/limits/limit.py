@@ -86,8 +86,8 @@ class Limit:
       views `RATELIMIT_MAX_WAIT`);
     - `count_denied`: refused hits count too;
     - `mode`: "shadow" counts and decides but never refuses;
-    - `lease`: units that a process may take at once, to spend them without asking (token_bucket, leaky_bucket and
-      fixed_window); how many it takes depends on how fast it spends, and on how many are left;
+    - `lease`: units that a process may take at once, to spend them without asking (token_bucket and fixed_window); how
+      many it takes depends on how fast it spends, and on how many are left;
     - `split`: each process has its part of the limit and asks nobody: "equal" parts, or "weighted" ones by
       `RATELIMIT_INSTANCE_WEIGHT`;
     - `on_store_error`: what a hit is told when Redis cannot be asked, "open", "closed" or "local" (default: what

@@ -77,7 +77,7 @@ class Migration(migrations.Migration):
                 ('time_zone', models.CharField(blank=True, help_text='Of days, weeks and months. Empty: UTC.', max_length=64, verbose_name='time zone')),
                 ('count_denied', models.BooleanField(default=False, help_text='Who goes on knocking stays outside.', verbose_name='refused requests count too')),
                 ('on_store_error', models.CharField(blank=True, choices=[('open', 'let requests through'), ('closed', 'refuse requests'), ('local', 'each process its share')], help_text='Empty: what the settings say.', max_length=8, verbose_name='when Redis cannot be asked')),
-                ('lease', models.BigIntegerField(blank=True, help_text='Token bucket, leaky bucket, fixed window: units that a process may take at once and spend without asking, for keys that are hit very often. Edits then hold within a second.', null=True, validators=[django.core.validators.MinValueValidator(1)], verbose_name='taken ahead')),
+                ('lease', models.BigIntegerField(blank=True, help_text='Token bucket, fixed window: units that a process may take at once and spend without asking, for keys that are hit very often. Edits then hold within a second.', null=True, validators=[django.core.validators.MinValueValidator(1)], verbose_name='taken ahead')),
                 ('split', models.CharField(blank=True, choices=[('equal', 'in equal parts'), ('weighted', 'by the weights of the processes')], help_text='Each process has its part of the limit and asks nobody. Empty: one count for all.', max_length=8, verbose_name='split')),
                 ('message', models.CharField(blank=True, help_text='What who is refused gets to read.', max_length=300, verbose_name='message')),
             ],

@@ -109,7 +109,7 @@ class RateLimitRule(RateFields, AuditedModel):
     lease = models.BigIntegerField(
         _("taken ahead"), null=True, blank=True, validators=[MinValueValidator(1)],
         help_text=_(
-            "Token bucket, leaky bucket, fixed window: units that a process may take at once and spend without asking, "
+            "Token bucket, fixed window: units that a process may take at once and spend without asking, "
             "for keys that are hit very often. Edits then hold within a second."
         ),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
+from ..conf import conf
 from ..identity.keys import Key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
@@ -200,6 +201,9 @@ class _Reader:
         options: Any = {option: given[option] for option in OPTIONS if option in given}
         if given.get("mode") == "off":
             options["mode"] = "enforce"  # What is off is checked as if it was on.
+        if not self.strict and options.get("lease") and (options.get("algorithm") or conf.ALGORITHM) == "leaky_bucket":
+            del options["lease"]
+            self.left_out.append(f"{self.where}: a leaky bucket has no lease: each hit is asked for")
         audience = self.audience()
 
         def compiled(rate: Any, options: Any, field: str = "rate") -> LimitTemplate:
@@ -295,8 +299,9 @@ def compile_rule(
     The only judge of a rule, wherever it is written: what it takes can be applied to every request.
 
     With `plain`, nothing in it may name code: no callable and no dotted path, as for whoever may edit rules in the
-    admin but not the site's code. Without `strict`, a tier that contradicts its rule does not take the rule with it: it
-    is left out, and named in the rule's `problems`. So it is for a rule that is in force already.
+    admin but not the site's code. Without `strict`, a tier that contradicts its rule, or the lease of a leaky bucket,
+    does not take the rule with it: it is left out, and named in the rule's `problems`. So it is for a rule that is in
+    force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.site.key.name

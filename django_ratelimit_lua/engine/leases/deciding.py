@@ -36,13 +36,6 @@ def may_have_more(call: Call) -> bool:
     return any(charge.limit.lease is not None and leases.pool(call, charge).may_have_more for charge in call.charges)
 
 
-def pool_of(call: Call) -> Pool | None:
-    """The pool that the very same hit may be spent from, if it is about one limit that is leased."""
-    if len(call.charges) != 1 or not _is_leased(call, call.charges[0]) or call.operation != "hit" or call.partial:
-        return None
-    return leases.pool(call, call.charges[0])
-
-
 @dataclass(slots=True)
 class _Here:
     """What is decided here of a call: states by the place of their charge, and what was taken for it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from math import ceil
+from dataclasses import dataclass
 from threading import Lock
 
 from ...limits.call import Call, Charge
@@ -27,19 +27,13 @@ _SHORTEST = 0.0005
 """Seconds over which speed is measured at least."""
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
-    """So many units: may be spent until then (monotonic), count since `moment` (microseconds since 1970, Redis's). Of a
-    leaky bucket the next one's turn is `turn`, and the others' turns are `step` seconds apart."""
+    """So many units: may be spent until then (monotonic), count since `moment` (microseconds since 1970, Redis's)."""
 
-    __slots__ = ("moment", "returns", "step", "turn", "units", "until")
-
-    def __init__(self, units: int, until: float, moment: int, returns: bool, turn: float, step: float) -> None:
-        self.units = units
-        self.until = until
-        self.moment = moment
-        self.returns = returns
-        self.turn = turn
-        self.step = step
+    units: int
+    until: float
+    moment: int
 
 
 class Pool:
@@ -59,77 +53,51 @@ class Pool:
         self._speed, self._spent = 0.0, 0
         self._dry_until = 0.0
 
-    @property
-    def is_low(self) -> bool:
-        """Whether the next batch should be asked for."""
-        return self._units <= self._low
-
     def spend(self, cost: int) -> tuple[LimitState, int] | None:
         """The limit's state, and since when the units count that were spent; None where there are not so many."""
         now = time.monotonic()
         with self._lock:
             if self._batches and self._batches[0].until <= now:
                 self._lapse(now)
-            batch = self._with(cost, now)
+            batch = self._with(cost)
             if batch is None:
                 return None
-            wait = 0.0
-            if batch.step:
-                wait = batch.turn - now
-                batch.turn += cost * batch.step
             self._hit_at = now
             batch.units -= cost
             if not batch.units:
                 self._batches.remove(batch)
             self._units -= cost
             self._spent += cost
-            return self._state(now, wait), batch.moment
-
-    def answer(self, cost: int) -> Decision | None:
-        """The decision about a hit; None if Redis has to be asked for it, or for the next batch."""
-        spent = None if self.is_low else self.spend(cost)
-        if spent is None:
-            return None
-        state, moment = spent
-        return Decision(True, (state,), cost, state.wait, "lease", moment, self.call.revision_number)
+            return self._state(now), batch.moment
 
     def look(self, cost: int) -> tuple[LimitState, int] | None:
         """What `spend` would say, without spending."""
         now = time.monotonic()
         with self._lock:
             self._lapse(now)
-            batch = self._with(cost, now)
+            batch = self._with(cost)
             if batch is None:
                 return None
-            return self._state(now, batch.turn - now if batch.step else 0.0), batch.moment
+            return self._state(now), batch.moment
 
-    def _with(self, cost: int, now: float) -> Batch | None:
+    def _with(self, cost: int) -> Batch | None:
         """The batch that a hit is spent from: one that has all its units, which then count since one moment, by which
         they can be given back."""
-        if self._units < cost or not self._batches:
-            return None
-        first = self._batches[0]
-        if first.step:
-            return self._batches[0] if self._skip(cost, now) else None
-        if first.units >= cost:
-            return first
         return next((batch for batch in self._batches if batch.units >= cost), None)
 
-    def _state(self, now: float, wait: float) -> LimitState:
+    def _state(self, now: float) -> LimitState:
         told = self._told
         assert told is not None
-        return told.with_leased(self._units, now - self._told_at, wait)
+        return told.with_leased(self._units, now - self._told_at)
 
     def put_back(self, units: int, moment: int) -> None:
         """Units that were just spent, and count since that moment, were not needed."""
-        if self.limit.algorithm == "leaky_bucket":
-            return
         with self._lock:
             if self._closed:
                 return
             batch = next((batch for batch in self._batches if batch.moment == moment), None)
             if batch is None:  # It has lapsed, or these were its last ones.
-                self._lapsed.append(Batch(units, 0.0, moment, True, 0.0, 0.0))
+                self._lapsed.append(Batch(units, 0.0, moment))
             else:
                 batch.units += units
                 self._units += units
@@ -164,10 +132,8 @@ class Pool:
             limit, until = self.limit, asked_at + self.limit.lapse
             if limit.algorithm == "fixed_window":
                 until = min(until, asked_at + self._told.reset_after)
-            paces = limit.algorithm == "leaky_bucket"
-            step = limit.rate.period / limit.rate.limit if paces else 0.0
             moment = self._told.counted_at or decision.counted_at(self.digest)
-            batch = Batch(decision.granted, until, moment, not paces, now + decision.wait, step)
+            batch = Batch(decision.granted, until, moment)
             self._batches.append(batch)
             self._units += batch.units
             self._low = int(batch.units * LOW)
@@ -197,7 +163,7 @@ class Pool:
             else:
                 self._lapse(now)
             lapsed, self._lapsed = self._lapsed, []
-        return [(batch.units, batch.moment) for batch in lapsed if batch.returns and batch.units]
+        return [(batch.units, batch.moment) for batch in lapsed if batch.units]
 
     def has(self, cost: int) -> bool:
         """Whether so many units can be spent, as far as can be told without looking at the time."""
@@ -234,17 +200,3 @@ class Pool:
             batch = self._batches.popleft()
             self._units -= batch.units
             self._lapsed.append(batch)
-
-    def _skip(self, cost: int, now: float) -> bool:
-        """Leave out turns that have passed; whether so many units are left, one after the other."""
-        while self._batches:
-            batch = self._batches[0]
-            passed = min(batch.units, max(0, ceil((now - batch.turn) / batch.step)))
-            batch.units -= passed
-            batch.turn += passed * batch.step
-            self._units -= passed
-            if batch.units >= cost:
-                return True
-            self._units -= batch.units  # Too few for a hit that needs several turns in a row.
-            self._batches.popleft()
-        return False

@@ -118,7 +118,7 @@ ALGORITHMS = {
         Algorithm(
             "token_bucket", b"tb", frozenset({"burst", "max_wait", "count_denied", "lease", "split"}), _token_bucket
         ),
-        Algorithm("leaky_bucket", b"lb", frozenset({"queue", "max_wait", "lease", "split"}), _leaky_bucket),
+        Algorithm("leaky_bucket", b"lb", frozenset({"queue", "max_wait", "split"}), _leaky_bucket),
         Algorithm(
             "fixed_window",
             b"fw",
