@@ -2,14 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+# Most tests wait for something, so there are more workers than processors. A file stays in one of them, for its fixtures.
+WORKERS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint bench faults docs format
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
 test: $(VENV)/test
-	$(RUN)/python -m coverage run -m pytest $(ARGS)
-	$(RUN)/python -m coverage report
+	$(RUN)/python -m coverage erase
+	$(RUN)/python -m coverage run -m pytest $(WORKERS) $(ARGS)
+	$(RUN)/python -m coverage combine --quiet
+	$(RUN)/python -m coverage report $(if $(ARGS),--fail-under=0)
 
 lint: $(VENV)/lint
 	$(RUN)/ruff check .

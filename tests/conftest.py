@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,30 @@ def _keep_forks_apart_from_coverage() -> None:
 
 
 _keep_forks_apart_from_coverage()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Coverage measures the workers of pytest-xdist, which are there by now, and no process that a test starts."""
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs alone comes last, file by file, so that no worker waits for long."""
+    alone = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: item.path in alone)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` runs while no worker of pytest-xdist runs another, here or in another run beside this."""
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+    finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)  # Closing alone would leave it to children that were forked.
+        os.close(folder)
 
 
 def pytest_unconfigure() -> None:

@@ -1,4 +1,5 @@
-"""The server of the test session: Valkey, unless `RATELIMIT_TEST_BINARY` names another. Child processes share it."""
+"""The server of the test session: Valkey, unless `RATELIMIT_TEST_BINARY` names another. Child processes share it; each
+worker of pytest-xdist has one of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ server = Server(os.environ.get("RATELIMIT_TEST_BINARY"))
 
 def url() -> str:
     """Where it is, started if nobody has yet."""
-    if "RATELIMIT_TEST_URL" not in os.environ:
-        os.environ["RATELIMIT_TEST_URL"] = server.start().url
-    return os.environ["RATELIMIT_TEST_URL"]
+    name = "RATELIMIT_TEST_URL" + os.environ.get("PYTEST_XDIST_WORKER", "")
+    if name not in os.environ:
+        os.environ[name] = server.start().url
+    return os.environ[name]

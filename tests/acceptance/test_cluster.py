@@ -35,6 +35,7 @@ from django_ratelimit_lua.store.freshness import APART_MAX_AGE, EARLY, Fence, al
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
 from tests.clusters import Cluster, client, until
+from tests.server import url
 
 MASTERS = 3
 
@@ -159,9 +160,7 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
             continue
         calls.append(build_call(list(charges.values()), operation, partial=partial, now=now))
     ours = [decide(call) for call in calls]
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": os.environ["RATELIMIT_TEST_URL"], "OPTIONS": {}}
-    }
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url(), "OPTIONS": {}}}
     theirs = [decide(call) for call in calls]
     assert {decision.source for decision in ours + theirs} == {"redis"}
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
@@ -430,7 +429,7 @@ def test_what_is_no_cluster_is_said(settings: Any) -> None:
 
     assert "only database 0" in problem("redis://127.0.0.1:7000/3")
     assert "redis:// or rediss://" in problem("unix:///tmp/redis.sock")
-    assert problem(os.environ["RATELIMIT_TEST_URL"]) is None
+    assert problem(url()) is None
     assert RateLimiter("x", "1/h").hit("x").source == "fallback"
     assert isinstance(get_store(), Store)
     assert Alias("default").nodes

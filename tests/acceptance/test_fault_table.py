@@ -6,7 +6,7 @@ import pytest
 
 from tests import faults
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
 ROUNDING = 3 * faults.PROCESSES + 10
 """Shares are rounded up, and what Redis said last is a moment old."""
 

@@ -27,6 +27,7 @@ from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from django_ratelimit_lua.web.responses import too_many_requests
 
+pytestmark = pytest.mark.alone
 FEWEST, MOST = 10, 800_000
 DEAREST = 40
 """How many times as dear as a small request's refusal a large one's may be; unbounded, they were 200 to 40,000."""

@@ -25,7 +25,6 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.clusters import until
-from tests.server import url
 
 
 def request(**query: str) -> HttpRequest:
@@ -377,7 +376,7 @@ def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "RATELIMIT_TEST_URL": url()},
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

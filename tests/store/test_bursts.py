@@ -24,6 +24,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.demo import free_port
 
+pytestmark = pytest.mark.alone
 POLICIES = ["open", "closed", "local"]
 ADDRESS = "127.0.0.1"
 

@@ -22,6 +22,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests.store.scripted import Scripted, bulk, drip, late, usual
 from tests.store.test_replies import call, is_own, store_of
 
+pytestmark = pytest.mark.alone
 DEADLINE = 0.1
 MARGIN = 0.25
 """On a machine that others use, too; 20 ms on one that has nothing else to do."""
