@@ -18,13 +18,13 @@ class RatelimitConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, start noting and publishing changes, and tell DRF what a `Ratelimited` is."""
+        """Register the system checks, start recording and publishing changes, and tell DRF what a `Ratelimited` is."""
         from . import checks  # noqa: F401
-        from .models import audit_signals
+        from .models import audit
         from .publishing import triggers
 
         _answer_in_drf()
-        audit_signals.connect()
+        audit.connect()
         triggers.connect()
         pre_migrate.connect(_migrating, sender=self, dispatch_uid="django_ratelimit_lua.migrating")
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from ..conf import conf
 from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
-from ..models.audit import acting, who
+from ..models.audit import acting, current_actor
 from ..operations.explain import Explanation, build_request, explain, find_user, reset
 from ..publishing.publish import primary
 from .forms import DURATIONS, InspectForm, covers, own_address
@@ -100,7 +100,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         duration = request.POST.get("duration", "")
         if action not in ("exempt", "block") or duration not in DURATIONS or not duration:
             raise PermissionDenied
-        override = RateLimitOverride(effect=action, created_by=who(), reason=_("from the inspector"))
+        override = RateLimitOverride(effect=action, created_by=current_actor(), reason=_("from the inspector"))
         override.ends = timezone.now() + datetime.timedelta(seconds=int(duration))
         if target:
             override.rule = RateLimitRule.objects.filter(name=target).first()
@@ -144,7 +144,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         whose = {met.charge.digest.decode() for met in found.met}
         RateLimitChange.objects.create(
             revision=RateLimitRevision.read(primary()).revision,
-            by=who(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
+            by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
             name=", ".join(names)[:300], after={"digests": sorted(whose)},
         )  # fmt: skip
         for met in found.met:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.db import models
 from django.db.models import F
+from django.db.models.functions import Greatest
 from django.utils.translation import gettext_lazy as _
 
 from ..identity import key_ids
@@ -78,16 +79,15 @@ class RateLimitRevision(models.Model):
 
         `seen`: only if it is still as it was read then, so that of many who find the same, one raises it.
         """
-        rows = cls.objects.using(using)
-        rows.get_or_create(pk=cls.ROW)
-        row = rows.filter(pk=cls.ROW) if seen is None else rows.filter(pk=cls.ROW, tag=seen.tag)
-        if beyond:
-            row.filter(revision__lt=beyond).update(revision=beyond)
-        tag = new_tag()
-        raised: dict[str, Any] = {"revision": F("revision") + 1, "tag": tag}
+        rows = cls.objects.using(using).filter(pk=cls.ROW)
+        row = rows if seen is None else rows.filter(tag=seen.tag)
+        number = Greatest(F("revision"), beyond) + 1
+        changes: dict[str, Any] = {"revision": number, "tag": new_tag()}
         if rebuild:
-            raised |= {"rebuilt": F("revision") + 1, "rebuilt_tag": tag}
-        row.update(**raised)
+            changes |= {"rebuilt": number, "rebuilt_tag": changes["tag"]}
+        if not row.update(**changes) and not rows.exists():
+            rows.get_or_create(pk=cls.ROW)
+            row.update(**changes)
         return cls.read(using)
 
     @classmethod

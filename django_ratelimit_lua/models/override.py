@@ -160,13 +160,13 @@ class RateLimitOverride(RateFields, AuditedModel):
         models.prefetch_related_objects(rows, models.Prefetch("rule", rules), models.Prefetch("user", users))
 
     @classmethod
-    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+    def deleted(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
         """Overrides, also those that went with their rule."""
-        deleted = deletion.rows(RateLimitRule)
+        rules = deletion.rows(RateLimitRule)
         for row in rows:
-            if row.rule_id in deleted:
-                row.rule = deleted[row.rule_id]
-        return super().gone(rows, deletion, using)
+            if row.rule_id in rules:
+                row.rule = rules[row.rule_id]
+        return super().deleted(rows, deletion, using)
 
     def override(self) -> Override:
         """As the rules' room knows it."""

@@ -141,12 +141,12 @@ class RateLimitRule(RateFields, AuditedModel):
         models.prefetch_related_objects([row for row in rows if row.pk], models.Prefetch("tiers", tiers))
 
     @classmethod
-    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+    def deleted(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
         """Rules, as they were with the tiers that went with them."""
         tiers = deletion.rows(cls.tiers.rel.related_model).values()
         for row in rows:
             row.has_tiers([tier for tier in tiers if tier.rule_id == row.pk])
-        return super().gone(rows, deletion, using)
+        return super().deleted(rows, deletion, using)
 
     def switch(self, mode: str) -> None:
         """Save the mode and nothing else: where somebody has broken the row by hand, the rest cannot be written."""

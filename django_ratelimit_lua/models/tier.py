@@ -10,7 +10,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..rules.rule import TIER_FIELDS, RuleError
-from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declared
+from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declare
 from .change import RateLimitChange
 from .rate_fields import RateFields
 from .rule import RateLimitRule
@@ -43,12 +43,12 @@ class RateLimitTier(RateFields, AuditedModel):
         return list(RateLimitRule._base_manager.using(using).filter(pk__in={row.rule_id for row in rows}))
 
     @classmethod
-    def gone(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
+    def deleted(cls, rows: Sequence[Any], deletion: Deletion, using: str) -> list[Change]:
         """The rules that are without them now; those of a rule that goes as well are a part of it."""
-        deleted = deletion.rows(RateLimitRule)
+        rules = deletion.rows(RateLimitRule)
         changes: list[Change] = []
-        rules = cls.owners([row for row in rows if row.rule_id not in deleted], using)
-        for rule, after in declared(rules, using):
+        remaining = cls.owners([row for row in rows if row.rule_id not in rules], using)
+        for rule, after in declare(remaining, using).items():
             rule.has_tiers([*rule.tiers.all(), *(row for row in rows if row.rule_id == rule.pk)])
             changes.append((rule, rule.declared(), after))
         return changes
