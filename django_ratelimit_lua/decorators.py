@@ -13,7 +13,7 @@ from django.http import HttpRequest
 
 from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .identity.keys import KeyLike
-from .limits.limit import Options
+from .limits.options import Options
 from .limits.rate import LimitError
 from .rules.callsite import ALL, UNSAFE, CostLike, LimitTemplate, Outcome, RateLike, group_of, known_call_sites
 from .web.charges import PlannedCharge
@@ -53,7 +53,7 @@ class _Ratelimit:
     - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where
       `count_if` says no, the units are given back; where `reset_if` says yes, the identity is cleared; `cost_after`
       says how many more units the request turned out to cost;
-    - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
+    - the options of `Limit`.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
     request until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would

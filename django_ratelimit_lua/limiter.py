@@ -23,7 +23,8 @@ from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
 from .limits.decision import Decision
-from .limits.limit import Limit, Options, wait_us
+from .limits.limit import Limit
+from .limits.options import Options, wait_us
 from .limits.rate import LimitError, Rate
 from .rules.callsite import known_call_sites
 from .rules.provider import current

@@ -17,7 +17,7 @@ from django.core.signals import setting_changed
 from django.utils.functional import cached_property
 
 from ..limits import algorithms
-from ..limits.limit import POLICIES, Policy
+from ..limits.options import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import find
 

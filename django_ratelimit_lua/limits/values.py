@@ -16,12 +16,13 @@ class Choice(Generic[T]):
     """One of a few values."""
 
     values: Sequence[T]
+    right: str = "choose one of"
 
     def __call__(self, value: Any) -> T:
         for right in self.values:
             if right == value:
                 return right
-        raise ValueError(f"choose one of: {', '.join(map(str, self.values))}")
+        raise ValueError(f"{self.right}: {', '.join(map(str, self.values))}")
 
 
 @dataclass(frozen=True, slots=True)

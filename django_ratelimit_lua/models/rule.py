@@ -11,7 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..limits.algorithms import ALGORITHMS
-from ..limits.limit import OPTIONS, POLICIES
+from ..limits.options import OPTIONS, POLICIES
 from ..rules.callsite import AUDIENCES
 from ..rules.describe import reading
 from ..rules.rule import FIELDS, MODES, Rule, RuleError, compile_rule

@@ -15,7 +15,7 @@ from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
 from ..limits.algorithms import SYNONYMS
-from ..limits.limit import OPTIONS
+from ..limits.options import OPTIONS
 from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change

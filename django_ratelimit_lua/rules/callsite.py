@@ -16,7 +16,8 @@ from ..conf.callables import lazily
 from ..identity.keys import Key, KeyLike, compile_key
 from ..limits import calendar
 from ..limits.call import MOST_COST, whole_cost
-from ..limits.limit import OPTIONS, Limit, Options, unknown_option
+from ..limits.limit import Limit
+from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import ACCEPTED, SECOND, LimitError, Rate
 
 ALL: None = None
@@ -133,9 +134,7 @@ class LimitTemplate:
         cost_after: Outcome | None = None,
     ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
-        for option in options:
-            if option not in OPTIONS:
-                raise unknown_option("@ratelimit", option, (*ARGUMENTS, *OPTIONS))
+        refuse_unknown("@ratelimit", options, (*ARGUMENTS, *OPTIONS))
         if not key:
             raise LimitError("A rate limit needs a key: whom to count, such as key='ip'")
         if group is not None and (not isinstance(group, str) or not group):

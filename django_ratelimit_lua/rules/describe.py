@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 
 Declared = Mapping[str, Any]
@@ -79,14 +80,7 @@ def _sentence(given: Declared) -> str:
         parts.append(_("no limits"))
     elif given.get("rate") is not None:
         parts.append(_("%(rate)s per %(whom)s") % {"rate": rate_words(given["rate"]), "whom": whom(given.get("key"))})
-    if given.get("burst"):
-        parts.append(_("bursts of %(burst)s") % given)
-    if given.get("max_wait"):
-        parts.append(_("waits up to %(max_wait)s s") % given)
-    if given.get("lease"):
-        parts.append(_("up to %(lease)s taken ahead") % given)
-    if given.get("split"):
-        parts.append(_("split among processes"))
+    parts += [_(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)]
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()
     ]

@@ -15,7 +15,7 @@ from ..conf import conf
 from ..identity.keys import Key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
-from ..limits.limit import OPTIONS
+from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from .callsite import ALL, AUDIENCES, LimitTemplate
 from .paths import path_matches
@@ -195,7 +195,6 @@ class _Reader:
             self._check_plain_key(key)
             if isinstance(cost, bool) or not isinstance(cost, int):
                 self.fail("cost", f"cost is {cost!r}; write a whole number from 0 to {MOST_COST}")
-        self.flag("count_denied")
         if not key and group != name:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
         options: Any = {option: given[option] for option in OPTIONS if option in given}

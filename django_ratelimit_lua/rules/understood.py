@@ -21,13 +21,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..limits.call import Revision
-from ..limits.limit import OPTIONS
+from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from .rule import FIELDS, Rule, RuleError, compile_rule
 
 FORMAT = 1
 """The shape of what is published. Raised only where versions that know the one before could not read it."""
-CHOICES = ("mode", "algorithm", "audience", "align", "split", "on_store_error")
+CHOICES = ("mode", "audience", *(option for option, row in OPTIONS.items() if row.names))
 """Words whose values a newer version may have more of."""
 WHERE = "Rules of the admin"
 

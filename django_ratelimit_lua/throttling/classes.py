@@ -24,7 +24,8 @@ from ..identity.wrapped import plain
 from ..limits.algorithms import LONGEST_LOG
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
-from ..limits.limit import OPTIONS, Limit, Options, unknown_option
+from ..limits.limit import Limit
+from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
 from ..rules.callsite import LimitTemplate, known_call_sites, method_name
 from ..rules.ruleset import Ruleset
@@ -74,9 +75,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for option in cls.options:
-            if option not in OPTIONS:
-                raise unknown_option(f"Throttle {cls.__name__}", option, OPTIONS)
+        refuse_unknown(f"Throttle {cls.__name__}", cls.options)
         if isinstance(cls.scope, str):
             known_call_sites.add(cls.scope)
 

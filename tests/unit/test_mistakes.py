@@ -23,7 +23,8 @@ from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.limits.limit import OPTIONS, Limit
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 

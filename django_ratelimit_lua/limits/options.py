@@ -1,0 +1,208 @@
+"""The options of a limit: a table with one row for each, which call sites, rules, admin and documentation go by."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypedDict, get_args
+
+from . import algorithms, calendar
+from .rate import SECOND, LimitError, Rate
+from .values import Choice, Number, Whole
+
+Align = Literal["clock", "day", "week", "month"]
+Policy = Literal["open", "closed", "local"]
+Split = Literal["equal", "weighted"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+_LONGEST_WAIT = Rate.LONGEST_US // SECOND
+_is_wait = Number(_LONGEST_WAIT, "number of seconds", f" to {_LONGEST_WAIT}")
+
+
+def _(text: str) -> str:
+    """Mark a text that the admin translates where it is shown."""
+    return text
+
+
+def wait_us(seconds: float | timedelta, what: str) -> int:
+    """A wait in microseconds. Raises `LimitError` for what is no time from 0 to ten years."""
+    try:
+        return round(_seconds(seconds) * SECOND)
+    except ValueError as error:
+        raise LimitError(f"{what} is {seconds!r}: {error}") from None
+
+
+def _seconds(value: Any) -> float:
+    return _is_wait(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def _flag(value: Any) -> bool:
+    if value not in (True, False):
+        raise ValueError("write true or false")
+    return bool(value)
+
+
+def _algorithm(value: Any) -> str:
+    return algorithms.find(value).name
+
+
+def _time_zone(value: Any) -> str:
+    return calendar.zone(value).key
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: what an option is where nobody says it, the check that reads it, and what it means.
+
+    - `check` returns the value as the package uses it, or raises `ValueError` that says what would be right;
+    - `doc`: for the documentation, in reStructuredText; `label`, `help`: for the admin; `names`: what the values of a
+      choice are called there; `words`: what a rule's sentence says of it;
+    - `excludes`: options that contradict it, and why;
+    - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
+    """
+
+    default: Any
+    check: Callable[[Any], Any]
+    doc: str
+    label: str = ""
+    help: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    words: str = ""
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    is_general: bool = False
+
+
+_needs_redis = {
+    "max_wait": "it is decided without asking Redis, which max_wait needs",
+    "count_denied": "it is decided without asking Redis, which count_denied needs",
+}
+
+
+# fmt: off
+class Options(TypedDict, total=False):
+    """The options of a `Limit`, by name: for each its type, and its row of the table."""
+
+    algorithm: Annotated[str, Option(
+        "sliding_window", _algorithm,
+        "how units are counted: ``token_bucket`` (= ``gcra``), ``leaky_bucket``, ``fixed_window``, ``sliding_window`` "
+        "or ``sliding_log``; on views and of a ``RateLimiter``, ``RATELIMIT_ALGORITHM`` unless told",
+        label=_("algorithm"), help=_("Empty: what the settings say."), is_general=True,
+        names={
+            "token_bucket": _("token bucket: a steady rate, with bursts"),
+            "leaky_bucket": _("leaky bucket: evenly spaced, the others wait"),
+            "fixed_window": _("fixed window: so many in each window"),
+            "sliding_window": _("sliding window: never more in any such time"),
+            "sliding_log": _("sliding log: the same, exact to the microsecond"),
+        },
+    )]
+    burst: Annotated[int | None, Option(
+        None, Whole(1, Rate.MOST_UNITS), "units that a bucket holds when full; the rate's limit unless told",
+        label=_("burst"), help=_("Token bucket: how many may go at once. Empty: as many as the limit."),
+        words=_("bursts of %(burst)s"),
+    )]
+    queue: Annotated[int | None, Option(
+        None, Whole(0, Rate.MOST_UNITS),
+        "units that may wait behind the one being served; one less than the rate's limit unless told, which does not "
+        "bound ``acquire``",
+        label=_("queue"), help=_("Leaky bucket: how many may wait. Empty: one less than the limit."),
+    )]
+    segments: Annotated[int | None, Option(
+        None, Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
+        "in how many parts a window forgets, each at once; 10 unless told",
+        label=_("segments"), help=_("Sliding window: in how many parts it forgets. Empty: 10."),
+    )]
+    align: Annotated[Align | None, Option(
+        None, Choice(get_args(Align), "choose None or one of"),
+        'when windows begin: with the first hit unless told, at multiples of the period since 1970 UTC (``"clock"``), '
+        'or with each ``"day"``, ``"week"`` (Monday) or ``"month"`` in ``time_zone``',
+        label=_("windows begin"), help=_("Fixed window: empty: with the first request."),
+        names={
+            "clock": _("with the clock"), "day": _("with each day"), "week": _("with each week (Monday)"),
+            "month": _("with each month"),
+        },
+    )]
+    time_zone: Annotated[str, Option(
+        "UTC", _time_zone, "of days, weeks and months; an IANA name",
+        label=_("time zone"), help=_("Of days, weeks and months. Empty: UTC."),
+    )]
+    max_wait: Annotated[float | None, Option(
+        None, _seconds,
+        "seconds that a hit may be reserved ahead, instead of being refused; none unless told, of a leaky bucket any "
+        "(on views, ``RATELIMIT_MAX_WAIT``)",
+        label=_("longest wait"), help=_("Seconds that a request is held, instead of refused, if it could go by then."),
+        words=_("waits up to %(max_wait)s s"),
+    )]
+    count_denied: Annotated[bool, Option(
+        False, _flag, "refused hits count too, so that whoever hammers at a closed door keeps it closed",
+        label=_("refused requests count too"), help=_("Who goes on knocking stays outside."),
+        excludes={"max_wait": "a hit is refused or waits"},
+    )]
+    mode: Annotated[Literal["enforce", "shadow"], Option(
+        "enforce", Choice(("enforce", "shadow")), '``"shadow"`` counts and decides, but never refuses', is_general=True,
+    )]
+    on_store_error: Annotated[Policy | None, Option(
+        None, Choice(POLICIES),
+        'what a hit is told when Redis cannot be asked: ``"open"``, ``"closed"`` or ``"local"``; '
+        "``RATELIMIT_ON_STORE_ERROR`` unless told",
+        label=_("when Redis cannot be asked"), help=_("Empty: what the settings say."), is_general=True,
+        names={"open": _("let requests through"), "closed": _("refuse requests"), "local": _("each process its share")},
+    )]
+    lease: Annotated[int | None, Option(
+        None, Whole(1, Rate.MOST_UNITS),
+        "units that a process may take at once, to spend them without asking; how many it takes depends on how fast it "
+        "spends, and on how many are left, see :doc:`hot-keys`",
+        label=_("taken ahead"),
+        help=_(
+            "Token bucket, fixed window: units that a process may take at once and spend without asking, "
+            "for keys that are hit very often. Edits then hold within a second."
+        ),
+        words=_("up to %(lease)s taken ahead"),
+        excludes=_needs_redis,
+    )]
+    split: Annotated[Split | None, Option(
+        None, Choice(get_args(Split), "choose None or one of"),
+        'each process has its part of the limit and asks nobody: ``"equal"`` parts, or ``"weighted"`` ones by '
+        "``RATELIMIT_INSTANCE_WEIGHT``, see :doc:`hot-keys`",
+        label=_("split"), help=_("Each process has its part of the limit and asks nobody. Empty: one count for all."),
+        names={"equal": _("in equal parts"), "weighted": _("by the weights of the processes")},
+        words=_("split among processes"),
+        excludes={"lease": "one count is shared, or none", **_needs_redis},
+    )]
+# fmt: on
+
+
+OPTIONS: Mapping[str, Option] = {name: row.__metadata__[0] for name, row in Options.__annotations__.items()}
+
+
+def refuse_unknown(where: str, given: Iterable[str], accepted: Iterable[str] = OPTIONS) -> None:
+    """Raises `LimitError` for an option that nobody knows: names it, what may have been meant, and what there is."""
+    accepted = tuple(accepted)
+    for option in given:
+        if option not in accepted:
+            meant = get_close_matches(option, accepted, n=1)
+            hint = f"; did you mean {meant[0]!r}?" if meant else "."
+            raise LimitError(f"{where}: unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option)
+
+
+def read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option by name, as it is given or by default. Raises `LimitError` that names option and `where`."""
+    refuse_unknown(where, given)
+    values: dict[str, Any] = {}
+    for name, row in OPTIONS.items():
+        value = given.get(name)
+        if value is None or value == row.default:
+            values[name] = row.default
+            continue
+        if not row.is_general and name not in (taken := algorithms.find(values["algorithm"]).options):
+            takes = ", ".join(sorted(taken))
+            raise LimitError(f"{where}: {values['algorithm']} has no option {name!r}; it takes {takes}", name)
+        try:
+            values[name] = row.check(value)
+        except LimitError:
+            raise
+        except ValueError as error:
+            raise LimitError(f"{where}: {name} is {value!r}: {error}", name) from None
+    for name, row in OPTIONS.items():
+        for other, why in row.excludes.items():
+            if values[name] and values[other]:
+                raise LimitError(f"{where}: {name} and {other} contradict each other: {why}", name)
+    return values
