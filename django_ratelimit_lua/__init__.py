@@ -6,8 +6,8 @@ from .limiter import RateLimiter
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.rate import Rate
-from .rules.callsite import ALL, UNSAFE
 from .rules.exempt import ratelimit_exempt
+from .rules.methods import ALL, UNSAFE
 from .version import __version__ as __version__
 
 __all__ = [

@@ -21,7 +21,8 @@ from .models import RateLimitRevision
 from .publishing.publish import primary, published_at, values_by_key
 from .publishing.triggers import migration_problem
 from .rules import provider
-from .rules.callsite import LimitTemplate, group_of, method_name
+from .rules.callsite import group_of
+from .rules.methods import method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
@@ -93,7 +94,7 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
     if MIDDLEWARE not in middleware:
         hint = f"Add '{MIDDLEWARE}' to MIDDLEWARE."
         return [Warning("RATELIMIT_RULES has rules, but nothing applies them.", hint=hint, id=UNUSED_RULES)]
-    needs_user = [rule.name for rule in rules if rule.site and rule.mode != "off" and rule.site.needs_user]
+    needs_user = [rule.name for rule in rules if rule.mode != "off" and rule.needs_user]
     if needs_user and AUTHENTICATION not in middleware:
         hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
         return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]
@@ -101,7 +102,7 @@ def check_rules(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _by_session(rules: Sequence[Rule]) -> list[CheckMessage]:
-    names = ", ".join(rule.name for rule in rules if rule.site and rule.mode != "off" and rule.site.key.needs_session)
+    names = ", ".join(rule.name for rule in rules if rule.mode != "off" and rule.needs_session)
     return _no_session(f"Rules: {names}") if names else []
 
 
@@ -122,7 +123,7 @@ def _by_user(rules: Sequence[Rule]) -> list[CheckMessage]:
     return [
         _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
         for rule in rules
-        if rule.site is not None and rule.mode != "off" and rule.site.lumps_strangers
+        if rule.mode != "off" and rule.lumps_strangers
     ]
 
 
@@ -140,11 +141,11 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
         return []
     found: dict[tuple[str, str], list[CheckMessage]] = {}
     for view in _views(get_resolver().url_patterns):
-        for sites, is_open in _limited(view):
+        for rules, is_open in _limited(view):
             name = f"@ratelimit on {group_of(view)}"
-            if is_open and any(site.lumps_strangers for site in sites):
+            if is_open and any(rule.lumps_strangers for rule in rules):
                 found[name, "user"] = [_one_for_all(name, "or put login_required around it")]
-            if any(site.key.needs_session for site in sites):
+            if any(rule.needs_session for rule in rules):
                 found[name, "session"] = _no_session(name)
     return [message for messages in found.values() for message in messages]
 
@@ -157,7 +158,7 @@ def _views(patterns: Sequence[Any]) -> Iterator[Any]:
             yield pattern.callback
 
 
-def _limited(view: Any) -> Iterator[tuple[Sequence[LimitTemplate], bool]]:
+def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     cls = getattr(view, "view_class", None)
     methods = [] if cls is None else [getattr(cls, name, None) for name in ("dispatch", *cls.http_method_names)]
@@ -173,7 +174,7 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[LimitTemplate], bool]]:
         if stack is not None:
             is_inside = is_closed and not hasattr(stack.checker, "login_url")
             is_method = function is not view and function.__name__ != "dispatch"
-            yield stack.sites, not (is_for_users or is_inside or (is_gated and is_method))
+            yield stack.rules, not (is_for_users or is_inside or (is_gated and is_method))
 
 
 @register(Tags.caches)

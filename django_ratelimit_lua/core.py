@@ -11,7 +11,9 @@ from django.http import HttpRequest
 
 from .conf import conf
 from .identity.keys import KeyLike
-from .rules.callsite import ALL, UNSAFE, LimitTemplate, RateLike, group_of
+from .rules.callsite import call_site, group_of
+from .rules.methods import ALL, UNSAFE
+from .rules.template import RateLike
 from .web.drivers import run
 from .web.plan import steps
 
@@ -78,8 +80,8 @@ def get_usage(
         raise TypeError(f"get_usage and is_ratelimited need the request first, not {request!r}")
     if not conf.ENABLE or rate is None:
         return None
-    site = LimitTemplate.compiled(group, key, rate, method, 1, {})
-    decision = run(steps(request, [site], group or group_of(fn), "hit" if increment else "peek"), request)
+    rule = call_site(group, key, rate, method, 1, {})
+    decision = run(steps(request, [rule], group or group_of(fn), "hit" if increment else "peek"), request)
     if not decision.limits:
         return None
     state = decision.limits[0]

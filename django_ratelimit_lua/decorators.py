@@ -15,7 +15,10 @@ from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .identity.keys import KeyLike
 from .limits.options import Options
 from .limits.rate import LimitError
-from .rules.callsite import ALL, UNSAFE, CostLike, LimitTemplate, Outcome, RateLike, group_of, known_call_sites
+from .rules.callsite import call_site, group_of, known_call_sites
+from .rules.methods import ALL, UNSAFE
+from .rules.rule import Outcome, Rule
+from .rules.template import CostLike, RateLike
 from .web.charges import PlannedCharge
 from .web.drivers import arun, run
 from .web.plan import steps
@@ -31,7 +34,7 @@ class _Stack:
 
     checker: Callable[..., Any]
     view: Callable[..., Any]
-    sites: tuple[LimitTemplate, ...]
+    rules: tuple[Rule, ...]
 
 
 class _Ratelimit:
@@ -77,13 +80,13 @@ class _Ratelimit:
         cost_after: Outcome | None = None,
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
-        site = LimitTemplate.compiled(
-            group, key, rate, method, cost, options, block,
-            count_if=count_if, reset_if=reset_if, cost_after=cost_after,
+        rule = call_site(
+            group, key, rate, method, cost, options,
+            block=block, count_if=count_if, reset_if=reset_if, cost_after=cost_after,
         )  # fmt: skip
 
         def decorate(view: View) -> View:
-            return cast(View, _checked(view, site))
+            return cast(View, _checked(view, rule))
 
         return decorate
 
@@ -121,26 +124,26 @@ def _on_method(view: Callable[..., Any]) -> LimitError:
     )
 
 
-def _checked(view: Callable[..., Any], site: LimitTemplate) -> Callable[..., Any]:
+def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so
     # what is found only counts where it was put.)
     _check_function(view)
     below = getattr(view, "_ratelimits", None)
-    sites: tuple[LimitTemplate, ...] = (site,)
+    rules: tuple[Rule, ...] = (rule,)
     checked = view
     if isinstance(below, _Stack) and below.checker is view:
-        checked, sites = below.view, (site, *below.sites)
+        checked, rules = below.view, (rule, *below.rules)
     group = group_of(checked)
     known_call_sites.add(group)
-    blocks = any(site.block for site in sites)
-    settles = any(site.settles for site in sites)
+    blocks = any(rule.block for rule in rules)
+    settles = any(rule.settles for rule in rules)
 
     @functools.wraps(view)
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(request, "META"):
             raise _on_method(view)
         kept: list[PlannedCharge] = []
-        decision = attach_decision(request, run(steps(request, sites, group, kept=kept), request))
+        decision = attach_decision(request, run(steps(request, rules, group, kept=kept), request))
         if blocks and not decision:
             return refused_response(request, decision)
         if blocks and decision.wait > 0:
@@ -161,7 +164,7 @@ def _checked(view: Callable[..., Any], site: LimitTemplate) -> Callable[..., Any
         if not hasattr(request, "META"):
             raise _on_method(view)
         kept: list[PlannedCharge] = []
-        decision = attach_decision(request, await arun(steps(request, sites, group, kept=kept), request))
+        decision = attach_decision(request, await arun(steps(request, rules, group, kept=kept), request))
         if blocks and not decision:
             return await arefused_response(request, decision)
         if blocks and decision.wait > 0:
@@ -187,5 +190,5 @@ def _checked(view: Callable[..., Any], site: LimitTemplate) -> Callable[..., Any
         return add_ratelimit_headers(request, outcome)
 
     wrapper: Any = achecker if _is_async(checked) else checker
-    wrapper._ratelimits = _Stack(wrapper, checked, sites)
+    wrapper._ratelimits = _Stack(wrapper, checked, rules)
     return cast(Callable[..., Any], wrapper)

@@ -103,11 +103,11 @@ class RateLimiter:
     def _limits_by(self, ruleset: Ruleset | None) -> tuple[Limit, ...]:
         """The limits, or those of the rule that takes their place."""
         rule = ruleset.by_name.get(self.name) if ruleset is not None else None
-        if rule is None or rule.group != self.name or rule.site is None:
+        if rule is None or rule.group != self.name or rule.template is None:
             return self.limits
         if rule.mode == "off":
             return ()
-        return tuple(rule.site.limit(self.name, rate) for rate in rule.site.rates if isinstance(rate, Rate))
+        return tuple(rule.template.limit(self.name, rate) for rate in rule.template.rates if isinstance(rate, Rate))
 
     def _tallied(self, decision: Decision) -> Decision:
         """Note what a rule refused, or would have."""

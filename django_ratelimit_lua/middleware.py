@@ -13,8 +13,8 @@ from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity.routes import was_foreseen
 from .limits.decision import Decision
-from .rules.callsite import LimitTemplate
 from .rules.exempt import is_exempt
+from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
 from .web.charges import PlannedCharge, counted
 from .web.drivers import arun, run
@@ -28,7 +28,7 @@ from .web.responses import (
 )
 from .web.settlement import give_back
 
-_Choose = Callable[[HttpRequest, Ruleset], list[LimitTemplate] | None]
+_Choose = Callable[[HttpRequest, Ruleset], list[Rule] | None]
 
 
 class RateLimitMiddleware:
@@ -132,21 +132,19 @@ def _steps(request: HttpRequest, choose: _Choose, kept: list[PlannedCharge]) -> 
     return steps(request, lambda ruleset: choose(request, ruleset), "", kept=kept, everywhere=True)
 
 
-def _sites(request: HttpRequest, ruleset: Ruleset) -> list[LimitTemplate] | None:
-    """The limits of the rules for a request; None if a rule exempts it."""
+def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
+    """The rules for a request; None if one exempts it."""
     rules = ruleset.matching(request)
-    if any(rule.site is None for rule in rules):
-        return None
-    return [rule.site for rule in rules if rule.site is not None]
+    return None if any(rule.template is None for rule in rules) else rules
 
 
-def _now(request: HttpRequest, ruleset: Ruleset) -> list[LimitTemplate] | None:
-    """The limits that can be decided now: all, or those that do not need a user or session not known yet."""
-    sites = _sites(request, ruleset)
-    if sites is None or (hasattr(request, "user") and hasattr(request, "session")):
-        return sites
-    now = [site for site in sites if not _needs_more(site, request)]
-    vars(request)["_ratelimit_waits"] = len(now) < len(sites)
+def _now(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
+    """The rules that can be decided now: all, or those that do not need a user or session not known yet."""
+    rules = _matching(request, ruleset)
+    if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
+        return rules
+    now = [rule for rule in rules if not _needs_more(rule, request)]
+    vars(request)["_ratelimit_waits"] = len(now) < len(rules)
     return now
 
 
@@ -155,21 +153,21 @@ def _waits(request: HttpRequest) -> bool:
     return waits or not was_foreseen(request)
 
 
-def _later(request: HttpRequest, ruleset: Ruleset) -> list[LimitTemplate] | None:
-    """The limits that had to wait until user and session were known.
+def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
+    """The rules that had to wait until user and session were known.
 
     All, where Django found another view than was foreseen, as a later middleware chose another URLconf or language:
     rules for that one were not asked yet, and identities that are of the route were others.
     """
-    sites = _sites(request, ruleset)
-    if not sites or was_foreseen(request):
-        return sites and [site for site in sites if site.needs_user or site.key.needs_session]
-    counted(request).difference_update(str(site.group) for site in sites if site.key.needs_route)
-    return sites
+    rules = _matching(request, ruleset)
+    if not rules or was_foreseen(request):
+        return rules and [rule for rule in rules if rule.needs_user or rule.needs_session]
+    counted(request).difference_update(rule.name for rule in rules if rule.needs_route)
+    return rules
 
 
-def _needs_more(site: LimitTemplate, request: HttpRequest) -> bool:
-    """Whether a middleware further inside has yet to find what a site needs."""
-    return (site.needs_user and not hasattr(request, "user")) or (
-        site.key.needs_session and not hasattr(request, "session")
+def _needs_more(rule: Rule, request: HttpRequest) -> bool:
+    """Whether a middleware further inside has yet to find what a rule needs."""
+    return (rule.needs_user and not hasattr(request, "user")) or (
+        rule.needs_session and not hasattr(request, "session")
     )

@@ -39,10 +39,10 @@ def previewed(posted: Any) -> dict[str, Any]:
     if problems or rule.limit is None or not rule.period:
         return {"problems": problems or [_("Say how much, and this shows what it does.")]}
     try:
-        site = compile_rule({**rule.declared(), "id": 0}, plain=True).site
-        assert site is not None
-        assert isinstance(site.rates[0], Rate)
-        limit = site.limit("preview", site.rates[0])
+        template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
+        assert template is not None
+        assert isinstance(template.rates[0], Rate)
+        limit = template.limit("preview", template.rates[0])
         burst = sent.cleaned_data["preview_burst"]
         burst = min(2 * limit.rate.limit, 1000) if burst is None else burst
         flow = sent.cleaned_data["preview_flow"]

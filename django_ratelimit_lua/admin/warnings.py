@@ -9,7 +9,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError
-from ..rules.callsite import known_call_sites, lumps_strangers
+from ..rules.callsite import known_call_sites
+from ..rules.rule import lumps_strangers
 
 
 def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -237,10 +237,10 @@ class RateLimitOverride(RateFields, AuditedModel):
             return {"limit": _("Another limit needs a number.")}
         try:
             rate = Rate.parse(self.rate)
-            site = self.rule.compiled([]).site if self.rule is not None else None
-            for own in site.rates if site is not None else ():
-                if site is not None and isinstance(own, Rate):
-                    site.limit("rule", own).at(rate, self.burst)
+            template = self.rule.compiled([]).template if self.rule is not None else None
+            for own in template.rates if template is not None else ():
+                if template is not None and isinstance(own, Rate):
+                    template.limit("rule", own).at(rate, self.burst)
         except LimitError as error:
             return {"burst" if error.field == "burst" else "limit": str(error)}
         except RuleError as error:

@@ -12,9 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..limits.algorithms import ALGORITHMS
 from ..limits.options import OPTIONS, POLICIES
-from ..rules.callsite import AUDIENCES
 from ..rules.describe import reading
-from ..rules.rule import FIELDS, MODES, Rule, RuleError, compile_rule
+from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
 from .rate_fields import RateFields, named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,7 +22,7 @@ from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
 from ..models import RateLimitOverride
-from ..rules.callsite import LimitTemplate, group_of
+from ..rules.callsite import group_of
 from ..rules.describe import reading
 from ..rules.exempt import is_exempt
 from ..rules.overrides import KnownOverrides, Override, override_cache
@@ -102,16 +102,16 @@ def explain(request: HttpRequest) -> Explanation:
     exempt: list[str] = []
     problems: dict[str, str] = {}
 
-    def of_rules(ruleset: Ruleset) -> list[LimitTemplate] | None:
+    def of_rules(ruleset: Ruleset) -> list[Rule] | None:
         matching = ruleset.matching(request)
         exempt[:] = ["the view"] if is_exempt(request) else []
-        exempt.extend(rule.name for rule in matching if rule.site is None)
-        return None if exempt else [rule.site for rule in matching if rule.site is not None]
+        exempt.extend(rule.name for rule in matching if rule.template is None)
+        return None if exempt else matching
 
-    def of_view(ruleset: Ruleset) -> list[LimitTemplate]:
-        counted = {rule for _, rule in met}
-        sites: Sequence[LimitTemplate] = ruleset.for_sites(stack.sites, group, request) if stack is not None else ()
-        return [site for site in sites if (site.group or group) not in counted]
+    def of_view(ruleset: Ruleset) -> list[Rule]:
+        counted = {name for _, name in met}
+        rules = ruleset.for_call_sites(stack.rules, group, request) if stack is not None else ()
+        return [rule for rule in rules if rule.name_at(group) not in counted]
 
     met: list[tuple[ExplainedLimit, str]] = []
     decision, block = _decide(request, of_rules, "", met, problems, everywhere=True)
@@ -125,7 +125,7 @@ def explain(request: HttpRequest) -> Explanation:
 
 def _decide(
     request: HttpRequest,
-    choose: Callable[[Ruleset], list[LimitTemplate] | None],
+    choose: Callable[[Ruleset], list[Rule] | None],
     group: str,
     met: list[tuple[ExplainedLimit, str]],
     problems: dict[str, str],
@@ -135,13 +135,13 @@ def _decide(
     that it is counted under."""
     planned: list[PlannedCharge] = []
 
-    def on_error(site: LimitTemplate, name: str, error: Exception) -> None:
+    def on_error(name: str, error: Exception) -> None:
         problems[name] = f"{name}: {type(error).__name__}: {error}"
 
     def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
-        sites = choose(ruleset)
-        planned[:] = [] if sites is None else (yield from plan_charges(request, sites, group, None, on_error))
-        return None if sites is None else list(planned)
+        chosen = choose(ruleset)
+        planned[:] = [] if chosen is None else (yield from plan_charges(request, chosen, group, None, on_error))
+        return None if chosen is None else list(planned)
 
     decided_about: list[PlannedCharge] = []
     decision = run(decided(request, build, "peek", kept=decided_about, everywhere=everywhere), request)
@@ -164,8 +164,8 @@ def _explained(
 ) -> ExplainedLimit:
     rule = ruleset.by_name.get(planned.name)
     override = known.strongest_for(rule.pk if rule is not None else None, now_us())
-    limit, site = planned.charge.limit, planned.site
-    code = {"rate": str(limit.rate), "key": site.key.name.split("+") if site is not None else "", "group": planned.name}
+    limit, key = planned.charge.limit, planned.rule.key if planned.rule is not None else None
+    code = {"rate": str(limit.rate), "key": key.name.split("+") if key is not None else "", "group": planned.name}
     is_skipped = override is not None and override.rate is not None and override.limit(limit) is limit
     return ExplainedLimit(
         limit.name,

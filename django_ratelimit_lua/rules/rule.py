@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -17,8 +18,9 @@ from ..identity.routes import resolved
 from ..limits.call import MOST_COST
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
-from .callsite import ALL, AUDIENCES, LimitTemplate
+from .methods import ALL, parse_methods
 from .paths import path_matches
+from .template import LimitTemplate
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
@@ -33,8 +35,11 @@ UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """What no database takes."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """What breaks a line, or cannot be seen."""
-CALLERS_KEY = Key("", lambda group, request, user: None)
-"""Stands in a rule that leaves it to the call site whom to count."""
+EVERYONE = "everyone"
+AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
+
+Outcome = Callable[[HttpRequest, Any], Any]
+"""Called with the request and its response, or the exception that was raised instead of one; may be `async`."""
 
 
 class RuleError(ImproperlyConfigured):
@@ -47,21 +52,34 @@ class RuleError(ImproperlyConfigured):
         self.problem = problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """When a limit applies: `paths` (prefixes or globs; none: every path), `route` (a URL pattern's name, with its
-    namespaces), `group` (only at call sites of that group), and what its `site` says of methods and audience. A rule
-    without a site exempts. `given` is how it was declared; `problems`, what of that had to be left out."""
+    """When a limit applies, and what comes of it. A call site is a rule too, one without a name.
 
-    name: str
-    paths: tuple[str, ...]
-    route: str | None
-    site: LimitTemplate | None
+    - `template`: how much, and for whom; None: whatever the rule applies to is exempt;
+    - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its namespaces; `group`: only
+      at call sites of that name; `methods` (None: all) and `audience`: whose requests;
+    - `block`, `count_if`, `reset_if`, `cost_after`: as a call site says, see `ratelimit`;
+    - `replaces`: the call sites in whose place it stands;
+    - `given`: how it was declared; `problems`: what of that had to be left out.
+    """
+
+    name: str = ""
+    template: LimitTemplate | None
+    paths: tuple[str, ...] = ()
+    route: str | None = None
     group: str | None = None
+    methods: frozenset[str] | None = None
+    audience: tuple[str, ...] = (EVERYONE,)
     mode: str = "enforce"
     order: int = 0
     message: str = ""
     pk: int | None = None
+    block: bool = True
+    count_if: Outcome | None = None
+    reset_if: Outcome | None = None
+    cost_after: Outcome | None = None
+    replaces: tuple[Rule, ...] = ()
     given: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
 
@@ -70,47 +88,94 @@ class Rule:
         """Where it was declared."""
         return "settings" if self.pk is None else "admin"
 
+    @property
+    def settles(self) -> bool:
+        """Whether something is left to do when the outcome is known."""
+        return self.count_if is not None or self.reset_if is not None or self.cost_after is not None
+
+    @property
+    def key(self) -> Key | None:
+        """Whom it counts; None where a call site says, or nobody is counted."""
+        return None if self.template is None else self.template.key
+
+    @property
+    def needs_user(self) -> bool:
+        """Whether it can only be decided when the user is known."""
+        if self.template is None:
+            return False
+        of_key = self.template.key is not None and self.template.key.needs_user
+        return of_key or bool(self.template.tiers) or EVERYONE not in self.audience
+
+    @property
+    def needs_session(self) -> bool:
+        """Whether it can only be decided when the session is known."""
+        return self.key is not None and self.key.needs_session
+
+    @property
+    def needs_route(self) -> bool:
+        """Whether whom it counts depends on the route."""
+        return self.key is not None and self.key.needs_route
+
+    @property
+    def lumps_strangers(self) -> bool:
+        """Whether it meets people who are not logged in, and counts them as one."""
+        return self.key is not None and lumps_strangers(self.key, self.audience)
+
     def matches_path(self, path: str) -> bool:
         """Whether a path is one of its own."""
         # A path that is too long for a glob to decide about is limited, and not exempt.
-        is_limit = self.site is not None
+        is_limit = self.template is not None
         return not self.paths or any(path_matches(pattern, path, is_limit) for pattern in self.paths)
 
     def matches_route(self, request: HttpRequest) -> bool:
         """Whether the request's route is its own."""
-        if self.route is None and (self.site is None or not self.site.key.needs_route):
+        if self.route is None and not self.needs_route:
             return True
         match = resolved(request)
         return self.route is None or (match is not None and match.view_name == self.route)
 
-    def applies_to(self, request: HttpRequest) -> bool:
+    def matches(self, request: HttpRequest) -> bool:
         """Whether path and route are its own."""
         return self.matches_path(request.path_info) and self.matches_route(request)
 
-    def instead_of(self, sites: Sequence[LimitTemplate]) -> LimitTemplate | None:
-        """What call sites are told by a rule of their name: the rule's numbers, and what only a call site can know.
+    def matches_method(self, request: HttpRequest) -> bool:
+        """Whether the request's method is one of those to be counted."""
+        return self.methods is None or request.method in self.methods
 
-        Where several have that name, the key and the outcome are those of the first.
-        """
-        if self.site is None or self.mode == "off":
-            return None
-        site = sites[0]
-        key = site.key if self.site.key is CALLERS_KEY else self.site.key
-        methods = self.site.methods
-        if methods is None and all(one.methods is not None for one in sites):
-            methods = frozenset(method for one in sites for method in one.methods or ())
-        names_cost = self.given is not None and self.given.get("cost") is not None
+    def name_at(self, group: str) -> str:
+        """What its limits are named by; `group`: what those of a call site without a group are named by."""
+        return self.name or self.group or group
+
+    def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
+        """This rule with what only call sites of its name can know. Where several have that name, the key and the
+        outcome are those of the first."""
+        first, template = call_sites[0], self.template
+        methods = self.methods
+        if methods is None and all(one.methods is not None for one in call_sites):
+            methods = frozenset(method for one in call_sites for method in one.methods or ())
+        if template is not None and first.template is not None:
+            cost = first.template.cost if template.cost is None else template.cost
+            template = replace(template, key=template.key or first.template.key, cost=cost)
         return replace(
-            self.site,
-            key=key,
-            methods=methods,
-            cost=self.site.cost if names_cost else site.cost,
-            block=site.block,
-            count_if=site.count_if,
-            reset_if=site.reset_if,
-            cost_after=site.cost_after,
-            instead_of=tuple(sites),
-        )
+            self, template=template, methods=methods, block=first.block, count_if=first.count_if,
+            reset_if=first.reset_if, cost_after=first.cost_after, replaces=tuple(call_sites),
+        )  # fmt: skip
+
+    def limit_names(self) -> list[str]:
+        """The names of the limits that its constant rates become."""
+        if self.template is None:
+            return []
+        return [self.template.limit(self.name, rate).name for rate in self.template.rates if isinstance(rate, Rate)]
+
+
+def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
+    """Whether all who are not logged in share one count because the key goes by a user that they are not.
+
+    >>> from django_ratelimit_lua.identity.keys import compile_key
+    >>> lumps_strangers(compile_key("user"), ["everyone"]), lumps_strangers(compile_key("user_or_ip"), ["everyone"])
+    (True, False)
+    """
+    return key.needs_user and key.lumps_strangers and not {EVERYONE, "anonymous"}.isdisjoint(audience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +191,14 @@ class _Reader:
 
     def fail(self, field: str, problem: str) -> NoReturn:
         raise RuleError(self.where, field, problem)
+
+    @contextmanager
+    def blaming(self, field: str, *, is_certain: bool = False) -> Iterator[None]:
+        """What is raised within is wrong with that field, unless the error names another."""
+        try:
+            yield
+        except (ValueError, TypeError, ArithmeticError) as error:
+            self.fail(field if is_certain else getattr(error, "field", "") or field, str(error))
 
     def check_texts(self) -> None:
         """Raises for text that no database takes, or that is not what it looks like."""
@@ -188,12 +261,12 @@ class _Reader:
         except LimitError as error:
             self.fail(field, str(error))
 
-    def site(self, name: str, group: str | None) -> LimitTemplate:
+    def template(self, name: str, group: str | None) -> LimitTemplate:
         given = self.given
-        key, cost = given.get("key"), 1 if given.get("cost") is None else given["cost"]
+        key, cost = given.get("key"), given.get("cost")
         if self.plain:
             self._check_plain_key(key)
-            if isinstance(cost, bool) or not isinstance(cost, int):
+            if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
                 self.fail("cost", f"cost is {cost!r}; write a whole number from 0 to {MOST_COST}")
         if not key and group != name:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
@@ -203,32 +276,28 @@ class _Reader:
         if not self.strict and options.get("lease") and (options.get("algorithm") or conf.ALGORITHM) == "leaky_bucket":
             del options["lease"]
             self.left_out.append(f"{self.where}: a leaky bucket has no lease: each hit is asked for")
-        audience = self.audience()
 
-        def compiled(rate: Any, options: Any, field: str = "rate") -> LimitTemplate:
-            try:
-                site = LimitTemplate.compiled(
-                    name, key or CALLERS_KEY, rate, given.get("method", ALL), cost, options,
-                    rule=True, audience=audience,
-                )  # fmt: skip
-                for constant in site.rates:
-                    if isinstance(constant, Rate):
-                        site.limit(name, constant)
-            except (ValueError, TypeError, ArithmeticError) as error:
-                # Of a tier, nothing but its numbers can be wrong.
-                self.fail(field if field == "tiers" else getattr(error, "field", "") or field, str(error))
-            return site
+        def compiled(rate: Any, options: Any) -> LimitTemplate:
+            template = LimitTemplate.compiled(name, key, rate, cost, options)
+            for constant in template.rates:
+                if isinstance(constant, Rate):
+                    template.limit(name, constant)
+            return template
 
-        return replace(
-            compiled(self.rate("rate", given["rate"]), options),
-            tiers=self._tiers(lambda rate, burst: compiled(rate, {**options, **burst}, "tiers")),
-        )
+        def tier(rate: Rate, burst: dict[str, Any]) -> LimitTemplate:
+            with self.blaming("tiers", is_certain=True):  # Of a tier, nothing but its numbers can be wrong.
+                return compiled(rate, {**options, **burst})
+
+        rate = self.rate("rate", given["rate"])
+        with self.blaming("rate"):
+            template = compiled(rate, options)
+        return replace(template, tiers=self._tiers(tier))
 
     def check_unused(self) -> None:
         """What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere."""
         self.audience()
         self._check_plain_key(self.given.get("key"))
-        self._tiers(lambda rate, burst: LimitTemplate(CALLERS_KEY, (rate,), None, 1, {}))
+        self._tiers(lambda rate, burst: LimitTemplate(None, (rate,)))
 
     def _check_plain_key(self, value: Any) -> None:
         """Where it is one line of text, and code has no place."""
@@ -250,10 +319,10 @@ class _Reader:
         tiers: dict[str, LimitTemplate] = {}
         for tier in value or ():
             try:
-                group, site = self._tier(tier, compiled)
+                group, template = self._tier(tier, compiled)
                 if group in tiers:
                     self.fail("tiers", f"two tiers are for one group, {group!r}")
-                tiers[group] = site
+                tiers[group] = template
             except RuleError as error:
                 if self.strict:
                     raise
@@ -272,10 +341,10 @@ class _Reader:
         return str(tier["group"]), compiled(rate, burst)
 
 
-def _favour(site: LimitTemplate) -> tuple[float, int]:
-    rate = site.rates[0]
+def _favour(template: LimitTemplate) -> tuple[float, int]:
+    rate = template.rates[0]
     assert isinstance(rate, Rate)
-    return rate.limit / rate.period_us, site.options.get("burst") or rate.limit
+    return rate.limit / rate.period_us, template.options.get("burst") or rate.limit
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -303,7 +372,7 @@ def compile_rule(
     force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
-    >>> rule.paths, rule.site.key.name
+    >>> rule.paths, rule.key.name
     (('/api/',), 'ip')
     """
     if not isinstance(given, Mapping):
@@ -326,7 +395,8 @@ def compile_rule(
         reader.fail("order", f"order is {order!r}; write a whole number")
     paths, route = reader.paths(), reader.text("route", "the name of a URL pattern, such as 'shop:detail'")
     group = reader.text("group", "the group of a decorator or the scope of a throttle")
-    site = None
+    template, methods = None, None
+    audience: tuple[str, ...] = (EVERYONE,)
     description = given.get("description")
     if description is not None and not isinstance(description, str):
         reader.fail("description", f"description is {description!r}; write text")
@@ -338,13 +408,12 @@ def compile_rule(
     elif given.get("rate") is None:
         reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
     else:
-        site = reader.site(name, group)
+        template = reader.template(name, group)
+        audience = reader.audience()
+        with reader.blaming("method"):
+            methods = parse_methods(given.get("method", ALL))
     message = reader.text("message", "a sentence for who is refused") or ""
-    return Rule(name, paths, route, site, group, mode, order, message, given.get("id"), given, tuple(reader.left_out))
-
-
-def limit_names(rule: Rule) -> list[str]:
-    """The names of the limits that a rule's constant rates become."""
-    if rule.site is None:
-        return []
-    return [rule.site.limit(rule.name, rate).name for rate in rule.site.rates if isinstance(rate, Rate)]
+    return Rule(
+        name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
+        mode=mode, order=order, message=message, pk=given.get("id"), given=given, problems=tuple(reader.left_out),
+    )  # fmt: skip

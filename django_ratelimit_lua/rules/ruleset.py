@@ -12,11 +12,10 @@ from django.utils.functional import cached_property
 from ..conf import conf
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
-from .callsite import LimitTemplate
 from .overrides import is_kind
 from .path_index import Index
 from .problems import problems
-from .rule import Rule, compile_rule, limit_names
+from .rule import Rule, compile_rule
 from .understood import read_rule, row_of, shaped
 
 EVERY_RULE = ""
@@ -150,13 +149,13 @@ class Ruleset:
     def _beside(self) -> Mapping[str, Sequence[Rule]]:
         beside: dict[str, list[Rule]] = {}
         for rule in self.rules:
-            if rule.group not in (None, rule.name) and rule.mode != "off":
+            if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
                 beside.setdefault(str(rule.group), []).append(rule)
         return beside
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:
-        return {name: rule for rule in self.rules for name in limit_names(rule)}
+        return {name: rule for rule in self.rules for name in rule.limit_names()}
 
     def rule_of(self, limit_name: str) -> Rule | None:
         """The rule that a limit comes from, by its name."""
@@ -170,32 +169,30 @@ class Ruleset:
         """The rules for a request, in their order; those for call sites are not among them."""
         return [rule for rule in self._index.at(request.path_info) if rule.matches_route(request)]
 
-    def replacement_for(self, name: str, request: HttpRequest) -> Rule | None:
-        """The rule that takes the place of what a call site of that name says."""
+    def replacement_for(self, name: str, call_sites: Sequence[Rule], request: HttpRequest) -> list[Rule] | None:
+        """What takes the place of call sites of that name, if a rule does: that rule, or nothing."""
         rule = self.by_name.get(name)
-        if rule is None or rule.group not in (None, name) or not rule.applies_to(request):
+        if rule is None or rule.group not in (None, name) or not rule.matches(request):
             return None
-        return rule
+        return [] if rule.template is None or rule.mode == "off" else [rule.in_place_of(call_sites)]
 
     def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
         """The rules for call sites of that group, beside what they say themselves."""
-        return [rule for rule in self._beside.get(name, ()) if rule.applies_to(request)]
+        return [rule for rule in self._beside.get(name, ()) if rule.matches(request)]
 
-    def for_sites(self, sites: Sequence[LimitTemplate], group: str, request: HttpRequest) -> Sequence[LimitTemplate]:
-        """What a call site is decided by: rules of its name take its place, rules for its group stand beside it."""
-        if not any(self.knows(site.group or group) for site in sites):
-            return sites
-        chosen: list[LimitTemplate] = []
+    def for_call_sites(self, call_sites: Sequence[Rule], group: str, request: HttpRequest) -> Sequence[Rule]:
+        """What call sites are decided by: rules of their names take their place, rules for their group stand beside."""
+        if not any(self.knows(one.name_at(group)) for one in call_sites):
+            return call_sites
+        chosen: list[Rule] = []
         met: set[str] = set()
-        for site in sites:
-            name = site.group or group
-            rule = self.replacement_for(name, request)
-            if rule is None:
-                chosen.append(site)
-            elif name not in met:
-                instead = rule.instead_of([one for one in sites if (one.group or group) == name])
-                chosen += [instead] if instead else []
+        for call_site in call_sites:
+            name = call_site.name_at(group)
+            namesakes = [one for one in call_sites if one.name_at(group) == name]
+            replacement = self.replacement_for(name, namesakes, request)
+            if replacement is None:
+                chosen.append(call_site)
             if name not in met:
-                chosen += [rule.site for rule in self.additional_for(name, request) if rule.site is not None]
+                chosen += [*(replacement or ()), *self.additional_for(name, request)]
             met.add(name)
         return chosen

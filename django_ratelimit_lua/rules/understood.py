@@ -81,9 +81,9 @@ def _without_unknown(given: Mapping[str, Any], problem: RuleError) -> Rule | Non
 
 def _may_be_widened(rule: Rule) -> bool:
     """Whether no harm comes of a rule that holds for more requests than it was meant for."""
-    if rule.site is None or rule.mode == "off" or not (rule.paths or rule.route or rule.group):
+    if rule.template is None or rule.mode == "off" or not (rule.paths or rule.route or rule.group):
         return False
-    return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.site.rates)
+    return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)
 
 
 def shaped(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

@@ -27,8 +27,11 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import LimitTemplate, known_call_sites, method_name
+from ..rules.callsite import known_call_sites
+from ..rules.methods import method_name
+from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
+from ..rules.template import LimitTemplate
 from ..web.charges import PlannedCharge, plan_charges
 from ..web.headers import add_headers
 from ..web.responses import refusal_message
@@ -176,15 +179,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         own = [] if charge is None else [PlannedCharge(charge, self.name)]
         if self.key is None or not ruleset.knows(self.name):
             return own
-        rule = ruleset.replacement_for(self.name, plain(request))
-        found = own if rule is None else []
-        sites = [rule.site for rule in ruleset.additional_for(self.name, plain(request)) if rule.site is not None]
-        if rule is not None:
-            identity = str(self.key)
-            key = Key(self.name, lambda group, request, user: identity)
-            instead = rule.instead_of([LimitTemplate(key, (), None, self.get_cost(request, view), {})])
-            sites = ([instead] if instead is not None else []) + sites
-        return found + (yield from plan_charges(plain(request), sites, self.name))
+        identity, cost = str(self.key), self.get_cost(request, view) if charge is None else charge.cost
+        key = Key(self.name, lambda group, request, user: identity)
+        call_site = Rule(template=LimitTemplate(key, (), cost))
+        replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
+        rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]
+        return (own if replacement is None else []) + (yield from plan_charges(plain(request), rules, self.name))
 
     def _limit(self, request: Any) -> Limit:
         name = self.name
@@ -301,9 +301,9 @@ class RuleThrottle(SimpleRateThrottle):
     def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
         """What the rules that apply to the request want counted."""
         rules = ruleset.matching(plain(request))
-        if any(rule.site is None for rule in rules):
+        if any(rule.template is None for rule in rules):
             return []
-        return (yield from plan_charges(plain(request), [rule.site for rule in rules if rule.site is not None], ""))
+        return (yield from plan_charges(plain(request), rules, ""))
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:

@@ -21,21 +21,26 @@ from ..identity.wrapped import kept_on
 from ..limits.call import Charge, whole_cost
 from ..limits.limit import Limit
 from ..limits.rate import Rate
-from ..rules.callsite import LimitTemplate
 from ..rules.problems import problems
+from ..rules.rule import Rule
+from ..rules.template import LimitTemplate
 from ..stats.refusals import FAILED, refusal_counter
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCharge:
-    """What a call site or a rule wants counted: under which name, for which site, by which rule if any, and for whom
-    the answer is."""
+    """What a rule wants counted (a call site's has no name; None: a throttle's own), under which name, and for whom the
+    answer is."""
 
     charge: Charge
     name: str
-    site: LimitTemplate | None = None
-    rule: str | None = None
+    rule: Rule | None = None
     owner: object = None
+
+    @property
+    def rule_name(self) -> str | None:
+        """The rule's name; None where the code says it all."""
+        return self.rule.name or None if self.rule is not None else None
 
 
 class WantsUser:
@@ -58,17 +63,17 @@ WANTS_SESSION = WantsSession()
 
 
 Taken = set[tuple[bytes, bytes]]
-OnError = Callable[[LimitTemplate, str, Exception], None]
+OnError = Callable[[str, Exception], None]
 
 
 def plan_charges(
     request: HttpRequest,
-    sites: Sequence[LimitTemplate],
+    rules: Sequence[Rule],
     group: str,
     taken: Taken | None = None,
     on_error: OnError | None = None,
 ) -> Generator[Any, Any, list[PlannedCharge]]:
-    """What sites want counted for a request.
+    """What rules want counted for a request, those of call sites among them.
 
     A rule that cannot be applied to this request is left out, loudly: the call sites whose place it takes stand again.
     What is wrong with a call site raises, as its developer has to know. `taken`: the counters that others of the same
@@ -76,23 +81,23 @@ def plan_charges(
     """
     wanted: list[PlannedCharge] = []
     taken = set() if taken is None else taken
-    mixed = len({site.block for site in sites}) > 1
-    waiting = list(reversed(sites))
+    mixed = len({rule.block for rule in rules}) > 1
+    waiting = list(reversed(rules))
     while waiting:
-        site = waiting.pop()
-        name = site.group or group
+        rule = waiting.pop()
+        name = rule.name_at(group)
         try:
-            wanted += yield from _wanted_by_one(request, site, name, mixed, taken)
+            wanted += yield from _wanted_by_one(request, rule, name, mixed, taken)
         except REFUSED:
             raise
         except Exception as error:
             if on_error is not None:
-                on_error(site, name, error)
-            elif site.rule:
+                on_error(name, error)
+            elif rule.name:
                 _left_out(name, error)
             else:
                 raise
-            waiting += reversed(site.instead_of)
+            waiting += reversed(rule.replaces)
     return wanted
 
 
@@ -106,28 +111,32 @@ def _left_out(name: str, error: Exception) -> None:
 
 
 def _wanted_by_one(
-    request: HttpRequest, site: LimitTemplate, name: str, mixed: bool, taken: Taken
+    request: HttpRequest, rule: Rule, name: str, mixed: bool, taken: Taken
 ) -> Generator[Any, Any, list[PlannedCharge]]:
-    if not site.applies_to(request) or name in counted(request):
+    template = rule.template
+    if template is None or not rule.matches_method(request) or name in counted(request):
         return []
-    if not (yield from _is_about(site, request)):
+    if not (yield from _is_about(rule, request)):
         return []
-    numbers = yield from _tier(site, request)
+    numbers = yield from _tier(template, request)
     rates = [rate for rate in (yield from _rates(numbers, name, request)) if rate is not None]
     if not rates:
         return []
-    cost = (yield from called(site.cost, name, request)) if callable(site.cost) else site.cost
-    cost = whole_cost(cost, f"{name}: cost is")
-    user = (yield from _user()) if site.key.needs_user else None
-    if site.key.needs_session:
+    cost = 1 if template.cost is None else template.cost
+    if callable(cost):
+        cost = whole_cost((yield from called(cost, name, request)), f"{name}: cost is")
+    key = template.key
+    assert key is not None  # Only call sites apply a rule without one, and put theirs in.
+    user = (yield from _user()) if key.needs_user else None
+    if key.needs_session:
         yield WANTS_SESSION
-    who = digest((yield from called(site.key.read, name, request, user)))
+    who = digest((yield from called(key.read, name, request, user)))
     wanted: list[PlannedCharge] = []
     for rate in rates:
         charge = Charge(_limit(numbers, name, rate, who, taken), who, cost)
-        if mixed and not site.block:
+        if mixed and not rule.block:
             charge = replace(charge, limit=charge.limit.advising())
-        wanted.append(PlannedCharge(charge, name, site, name if site.rule else None))
+        wanted.append(PlannedCharge(charge, name, rule))
     return wanted
 
 
@@ -147,9 +156,9 @@ def called(function: Callable[..., Any], *arguments: Any) -> Generator[Any, Any,
     return value
 
 
-def _rates(site: LimitTemplate, group: str, request: HttpRequest) -> Generator[Any, Any, list[Rate | None]]:
+def _rates(template: LimitTemplate, group: str, request: HttpRequest) -> Generator[Any, Any, list[Rate | None]]:
     rates: list[Rate | None] = []
-    for rate in site.rates:
+    for rate in template.rates:
         if callable(rate):
             rate = yield from called(rate, group, request)
             rate = None if rate is None else Rate.parse(rate)
@@ -157,36 +166,36 @@ def _rates(site: LimitTemplate, group: str, request: HttpRequest) -> Generator[A
     return rates
 
 
-def _is_about(site: LimitTemplate, request: HttpRequest) -> Generator[Any, Any, bool]:
-    """Whether the request's user is of the site's audience."""
-    if "everyone" in site.audience:
+def _is_about(rule: Rule, request: HttpRequest) -> Generator[Any, Any, bool]:
+    """Whether the request's user is of the rule's audience."""
+    if "everyone" in rule.audience:
         return True
     user = yield from _user()
     if not user.is_authenticated:
-        return "anonymous" in site.audience
-    if "authenticated" in site.audience or ("staff" in site.audience and user.is_staff):
+        return "anonymous" in rule.audience
+    if "authenticated" in rule.audience or ("staff" in rule.audience and user.is_staff):
         return True
-    wanted = {one.removeprefix("group:") for one in site.audience if one.startswith("group:")}
+    wanted = {one.removeprefix("group:") for one in rule.audience if one.startswith("group:")}
     return bool(wanted) and not wanted.isdisjoint((yield WantsGroups(user)))
 
 
-def _tier(site: LimitTemplate, request: HttpRequest) -> Generator[Any, Any, LimitTemplate]:
-    """The numbers for the user's most favourable tier, or the site's own."""
-    if site.tiers:
+def _tier(template: LimitTemplate, request: HttpRequest) -> Generator[Any, Any, LimitTemplate]:
+    """The numbers for the user's most favourable tier, or the template's own."""
+    if template.tiers:
         user = yield from _user()
         if user.is_authenticated:
             groups = yield WantsGroups(user)
-            return next((tier for name, tier in site.tiers if name in groups), site)
-    return site
+            return next((tier for name, tier in template.tiers if name in groups), template)
+    return template
 
 
-def _limit(site: LimitTemplate, group: str, rate: Rate, who: bytes, taken: Taken) -> Limit:
-    """The site's limit for a rate, under a name that no other of this call has for the same identity."""
+def _limit(template: LimitTemplate, name: str, rate: Rate, who: bytes, taken: Taken) -> Limit:
+    """The template's limit for a rate, under a name that no other of this call has for the same identity."""
     ordinal = 1
-    limit = site.limit(group, rate)
+    limit = template.limit(name, rate)
     while (who, limit.key_part) in taken:
         ordinal += 1
-        limit = site.limit(group, rate, ordinal)
+        limit = template.limit(name, rate, ordinal)
     taken.add((who, limit.key_part))
     return limit
 

@@ -17,9 +17,9 @@ from ..engine.decide import FENCED_ATTEMPTS, build_call
 from ..limits.call import Call, Operation, Revision, StaleRules
 from ..limits.decision import Decision
 from ..limits.rate import SECOND
-from ..rules.callsite import LimitTemplate
 from ..rules.overrides import SubjectRef, override_cache
 from ..rules.provider import is_due, verified
+from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..signals import limit_exceeded
 from ..stats.refusals import refusal_counter
@@ -49,13 +49,13 @@ class Exceeded:
 
 
 Steps = Generator[Any, Any, Decision]
-Choose = Callable[[Ruleset], Sequence[LimitTemplate] | None]
+Choose = Callable[[Ruleset], Sequence[Rule] | None]
 Build = Callable[[Ruleset], Generator[Any, Any, list[PlannedCharge] | None]]
 
 
 def steps(
     request: HttpRequest,
-    choose: Choose | Sequence[LimitTemplate],
+    choose: Choose | Sequence[Rule],
     group: str,
     operation: Operation = "hit",
     kept: list[PlannedCharge] | None = None,
@@ -63,18 +63,18 @@ def steps(
 ) -> Steps:
     """Decide what applies to a request in one call.
 
-    `choose` is what call sites say, to which rules may have more to say; or it says itself which sites apply by the
-    rules in force (None: the request is exempt). Yields an awaitable, or `WANTS_USER`, or another step, or the `Call`;
+    `choose` is what call sites say, to which rules may have more to say; or it says itself which rules apply of those
+    in force (None: the request is exempt). Yields an awaitable, or `WANTS_USER`, or another step, or the `Call`;
     is sent what came of it; returns the decision. A name that was already counted for this request is not counted
     again. What was decided about, in the order of the decision's limits, is left in `kept`. With `everywhere`, those
     who are blocked whatever rule there is are refused even where no rule applies.
     """
 
     def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
-        sites = choose(ruleset) if callable(choose) else ruleset.for_sites(choose, group, request)
-        if sites is None:
+        rules = choose(ruleset) if callable(choose) else ruleset.for_call_sites(choose, group, request)
+        if rules is None:
             return None
-        return (yield from plan_charges(request, sites, group))
+        return (yield from plan_charges(request, rules, group))
 
     return decided(request, build, operation, kept=kept, everywhere=everywhere)
 
@@ -154,20 +154,20 @@ def _finished(
         kept += wanted
     if operation != "hit":
         return decision
-    rules = [one.name for one in wanted if one.rule is not None]
+    rules = [one.rule_name for one in wanted if one.rule_name is not None]
     if rules:
         counted(request).update(rules)
     if decision.source != "fallback" and not all(state.allowed for state in decision.limits):
         for one, state in zip(wanted, decision.limits, strict=False):
             if state.allowed:
                 continue
-            if one.rule is not None:
-                refusal_counter.add(one.rule, state.mode)
+            if one.rule_name is not None:
+                refusal_counter.add(one.rule_name, state.mode)
             if limit_exceeded.receivers:
                 yield Exceeded(
                     {
                         "limit": state.name,
-                        "rule": one.rule,
+                        "rule": one.rule_name,
                         "identity": one.charge.digest.decode(),
                         "mode": state.mode,
                         "decision": decision,

@@ -43,21 +43,21 @@ def settle(request: HttpRequest, outcome: Any, kept: Sequence[PlannedCharge], de
     back, more, clear = [], [], []
     charged: set[tuple[bytes, bytes]] = kept_on(request).setdefault("_ratelimit_charged", set())
     for one, state in zip(kept, decision.limits, strict=False):
-        site, charge = one.site, one.charge
-        if site is None:
+        rule, charge = one.rule, one.charge
+        if rule is None:
             continue
-        if site.reset_if is not None and (yield from called(site.reset_if, request, outcome)):
+        if rule.reset_if is not None and (yield from called(rule.reset_if, request, outcome)):
             clear.append(charge)
             continue
-        if site.cost_after is not None:
-            cost = whole_cost((yield from called(site.cost_after, request, outcome)), "cost_after gave")
+        if rule.cost_after is not None:
+            cost = whole_cost((yield from called(rule.cost_after, request, outcome)), "cost_after gave")
             # Once for each request, however often it goes through the view.
             counter = (charge.digest, charge.limit.key_part)
             if cost and counter not in charged:
                 charged.add(counter)
                 more.append(replace(charge, cost=cost))
         taken = state.allowed and charge.cost > 0
-        if taken and site.count_if is not None and not (yield from called(site.count_if, request, outcome)):
+        if taken and rule.count_if is not None and not (yield from called(rule.count_if, request, outcome)):
             back.append((charge, state.counted_at))
     for call in refunds(decision, back):  # noqa: UP028
         yield call

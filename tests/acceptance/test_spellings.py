@@ -186,8 +186,8 @@ def test_an_override_about_nothing_is_refused() -> None:
 def test_rules_may_say_exact(key: Any) -> None:
     """In the settings, in the admin and in YAML."""
     rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
-    assert rule.site is not None
-    assert rule.site.key.name == (key if isinstance(key, str) else "+".join(key))
+    assert rule.key is not None
+    assert rule.key.name == (key if isinstance(key, str) else "+".join(key))
 
 
 SPELLINGS = [

@@ -142,7 +142,7 @@ def test_a_tier_with_words_that_are_not_known_is_left_out(published: Published, 
         "good", tiers=[{"group": "staff", "rate": "9/h", "colour": "red"}, {"group": "x", "rate": "8/h"}]
     )
     assert get("/good", 3) == [200, 200, 429]
-    assert [name for name, _ in provider.load().by_name["good"].site.tiers] == ["x"]
+    assert [name for name, _ in provider.load().by_name["good"].template.tiers] == ["x"]
     assert "a tier, which is left out" in caplog.text
 
 

@@ -1,0 +1,59 @@
+"""The HTTP methods that a rule or a call site names."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from ..limits.rate import LimitError
+
+ALL: None = None
+UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
+
+METHODS = frozenset({
+    "ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "CONNECT", "COPY", "DELETE", "GET", "HEAD", "LABEL",
+    "LINK", "LOCK", "MERGE", "MKACTIVITY", "MKCALENDAR", "MKCOL", "MKREDIRECTREF", "MKWORKSPACE", "MOVE", "OPTIONS",
+    "ORDERPATCH", "PATCH", "POST", "PROPFIND", "PROPPATCH", "PURGE", "PUT", "QUERY", "REBIND", "REPORT", "SEARCH",
+    "TRACE", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
+})  # fmt: skip
+"""Those that IANA registers, and PURGE. Any other is taken for a misspelt one, which would limit nothing and say
+nothing."""
+
+
+def method_name(name: object) -> str:
+    """An HTTP method by its name, in capitals. Raises `LimitError` for what is none.
+
+    >>> method_name("get")
+    'GET'
+    >>> method_name("PSOT")
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is no HTTP method; did you mean 'POST'? Known are ACL, ...
+    """
+    upper = name.upper() if isinstance(name, str) else ""
+    if upper in METHODS:
+        return upper
+    meant = get_close_matches(upper, METHODS, n=1)
+    hint = f"; did you mean {meant[0]!r}?" if meant else "."
+    raise LimitError(f"{name!r} is no HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method")
+
+
+def parse_methods(method: Any) -> frozenset[str] | None:
+    """The methods to be counted; None: all. Who counts GET counts HEAD, which runs the same view."""
+    if method is ALL:
+        return None
+    names = [method] if isinstance(method, str) else method
+    if not isinstance(names, (list, tuple, set, frozenset)) or not names:
+        raise LimitError(f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names", "method")
+    methods = frozenset(map(method_name, names))
+    return methods | _implied(methods)
+
+
+def methods_label(methods: frozenset[str] | None) -> str:
+    """The methods in the name of a limit. A limit on GET is on HEAD too; its name says GET, as it did when it was not,
+    so that it keeps its count."""
+    return "*" if methods is None else ",".join(sorted(methods - _implied(methods)))
+
+
+def _implied(methods: frozenset[str]) -> frozenset[str]:
+    return frozenset({"HEAD"}) if "GET" in methods else frozenset()

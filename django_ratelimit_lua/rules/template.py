@@ -1,0 +1,99 @@
+"""A limit as it is written down: how much, and for whom. It becomes limits where its rates and algorithm are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.http import HttpRequest
+
+from ..conf import conf
+from ..conf.callables import lazily
+from ..identity.keys import Key, KeyLike, compile_key
+from ..limits import calendar
+from ..limits.call import MOST_COST, whole_cost
+from ..limits.limit import Limit
+from ..limits.options import Options
+from ..limits.rate import ACCEPTED, SECOND, LimitError, Rate
+
+RateFunction = Callable[[str, HttpRequest], Any]
+RateLike = str | tuple[int, float] | Rate | RateFunction | None
+CostFunction = Callable[[str, HttpRequest], Any]
+CostLike = int | str | CostFunction
+
+
+def compile_rate(rate: RateLike) -> Rate | RateFunction | None:
+    """A constant rate, parsed; or what has to be called for one. Raises `LimitError`."""
+    if rate is None or callable(rate):
+        return rate
+    if isinstance(rate, str) and "/" not in rate and "." in rate:
+        return lazily(rate, "Rate")
+    return Rate.parse(rate)
+
+
+def compile_cost(cost: CostLike) -> int | CostFunction:
+    """A constant cost, or what has to be called for one. Raises `LimitError`."""
+    if callable(cost):
+        return cost
+    if isinstance(cost, str):
+        if "." in cost:
+            return lazily(cost, "Cost")
+    elif isinstance(cost, int):
+        return whole_cost(cost, "Cost")
+    right = f"must be a whole number from 0 to {MOST_COST}, a callable (group, request) or its dotted path"
+    raise LimitError(f"Cost {cost!r}: {right}", "cost")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTemplate:
+    """How much, and for whom.
+
+    - `key`: whom to count, and `cost`: the units a request takes; None: what the call site says in whose place a rule
+      stands (if it says nothing of the cost, 1);
+    - `rates`: units per time, or functions that are called for them; `options`: of each limit;
+    - `tiers`: what stands in its place for the members of Django groups, the most favourable first;
+    - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and the rate
+      is no part of the name, so that a changed rate keeps the count.
+    """
+
+    key: Key | None
+    rates: tuple[Rate | RateFunction | None, ...]
+    cost: int | CostFunction | None = None
+    options: Options = field(default_factory=Options)
+    label: str = ""
+    tiers: tuple[tuple[str, LimitTemplate], ...] = ()
+    _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def compiled(
+        cls, name: str, key: KeyLike | None, rate: Any, cost: CostLike | None, options: Options
+    ) -> LimitTemplate:
+        """Raises `LimitError` for whatever is wrong with it."""
+        rates = tuple(map(compile_rate, rate)) if isinstance(rate, list) else (compile_rate(rate),)
+        if not rates:
+            raise LimitError(f"rate is an empty list; {ACCEPTED}")
+        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), options)
+        # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
+        with_default: Options = {"algorithm": conf.ALGORITHM, **options}
+        nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
+        for one in rates:
+            Limit(name, one if isinstance(one, Rate) else Rate(1, nominal), **with_default)
+        return template
+
+    def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
+        """The limit that keeps one rate; of several that would be named alike in one call, the one of that ordinal."""
+        algorithm = self.options.get("algorithm") or conf.ALGORITHM
+        known = (name, rate, ordinal, algorithm)
+        limit = self._limits.get(known)
+        if limit is None:
+            if len(self._limits) >= 1000:
+                self._limits.clear()
+            if self.label:
+                name = f"{name}:{self.label}:{rate}"
+            elif len(self.rates) > 1:
+                name = f"{name}:{rate}"
+            options: Options = {**self.options, "algorithm": algorithm}
+            limit = Limit(f"{name}*{ordinal}" if ordinal > 1 else name, rate, **options)
+            self._limits[known] = limit
+        return limit
