@@ -44,9 +44,9 @@ def pytest_runtestloop() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs alone comes last, file by file, so that no worker waits for long."""
+    """What takes minutes comes first, and files with what runs alone come last, so that no worker waits for long."""
     alone = {item.path for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: item.path in alone)
+    items.sort(key=lambda item: (item.path in alone, not item.get_closest_marker("faults")))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
