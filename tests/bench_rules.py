@@ -19,9 +19,9 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.paths import Glob
+from django_ratelimit_lua.rules.paths import PathPattern
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.rules.understood import snapshot_in
+from django_ratelimit_lua.rules.snapshot import parse_snapshot
 
 RULES, OVERRIDES = 1000, 100_000
 ROUNDS, REQUESTS = 11, 300
@@ -109,12 +109,12 @@ def _edits() -> None:
     before = Ruleset((), {"rules": declared})
 
     def first() -> None:
-        Ruleset((), snapshot_in(text)).prepare()
+        Ruleset((), parse_snapshot(text)).prepare()
 
     def edit() -> None:
         Ruleset((), {"rules": edited}, before=before).prepare()
 
-    whole, parsed, changed = _best(first, 3), _best(functools.partial(snapshot_in, text)), _best(edit)
+    whole, parsed, changed = _best(first, 3), _best(functools.partial(parse_snapshot, text)), _best(edit)
     print(f"{'10,000 rules':38}{'ms':>9}{'x':>7}")
     for name, seconds in (("read for the first time", whole), ("the text alone", parsed), ("an edit of one", changed)):
         print(f"{name:38}{seconds * 1000:9.1f}{seconds / whole:7.3f}")
@@ -130,7 +130,7 @@ def _globs() -> None:
     }
     print(f"{'the worst globs':38}{'ms':>9}")
     for name, (pattern, path) in patterns.items():
-        print(f"{name:38}{_best(functools.partial(Glob(pattern).matches, path)) * 1000:9.2f}")
+        print(f"{name:38}{_best(functools.partial(PathPattern(pattern).matches, path)) * 1000:9.2f}")
     print("aim: low milliseconds\n")
 
 

@@ -36,7 +36,7 @@ from ..process.forks import start_thread
 from ..rules import provider
 from ..rules.overrides import Override, is_field, record
 from ..rules.ruleset import EVERY_RULE
-from ..rules.understood import FORMAT
+from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store
 from .cleanup import ended, sweep
 

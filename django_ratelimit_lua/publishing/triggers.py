@@ -19,7 +19,7 @@ from ..process.forks import renew_after_fork, start_thread
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
-from ..rules.ruleset import revision_of
+from ..rules.snapshot import revision_of
 from ..signals import rules_changed
 from ..store import get_store
 from .publish import (

@@ -1,76 +1,111 @@
-"""Paths as rules name them: a prefix, or a glob."""
+"""Paths as rules name them, and which of many rules a path may meet."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..process.bounded_map import BoundedMap
+
+if TYPE_CHECKING:
+    from .rule import Rule
 
 LONGEST = 10_000
 """Characters of a path that a glob looks at."""
+_REMEMBERED, _REMEMBERED_BYTES = 4096, 4 * 2**20
+_LONGEST_REMEMBERED = 300
+"""Characters of a path that an index remembers; longer ones are looked up each time."""
 
 
-class Glob:
-    """`*` is any text without a slash, `**` any text at all; everything else is itself. The whole path must match.
+class PathPattern:
+    """A prefix; or, where it has a star, a glob for the whole path: `*` is any text without a slash, `**` any text at
+    all, everything else is itself.
 
-    Matching keeps every possible position in the bits of one number, so it takes one step for each character of the
-    path: no backtracking, whatever the pattern (Thompson, 1968, "Regular expression search algorithm"). After `LONGEST`
-    characters the answer is `undecided`, unless nothing could match any more.
+    Matching a glob keeps every possible position in the bits of one number, so it takes one step for each character of
+    the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular expression search algorithm"). After
+    `LONGEST` characters the answer is `undecided`, unless nothing could match any more.
 
-    >>> [Glob("/api/*/items").matches(path) for path in ("/api/v1/items", "/api/v1/x/items", "/api/v1/items/")]
+    >>> PathPattern("/api/").matches("/api/v1")
+    True
+    >>> [PathPattern("/api/*/items").matches(path) for path in ("/api/v1/items", "/api/v1/x/items", "/api/v1/items/")]
     [True, False, False]
-    >>> Glob("/files/**.pdf").matches("/files/2026/11/report.pdf")
+    >>> PathPattern("/files/**.pdf").matches("/files/2026/11/report.pdf")
     True
     """
 
     def __init__(self, pattern: str) -> None:
-        self.prefix = pattern.partition("*")[0]
-        self._suffix = pattern.rpartition("*")[2]
+        self.prefix, self._is_glob, _ = pattern.partition("*")
+        self._suffix = pattern.rpartition("*")[2] if self._is_glob else ""
         self._letters: dict[str, int] = {}
         self._within = self._across = 0
-        bit = 1
-        parts = iter(range(len(pattern)))
-        for at in parts:
-            if pattern[at] != "*":
-                self._letters[pattern[at]] = self._letters.get(pattern[at], 0) | bit
+        bit, place = 1, 0
+        while place < len(pattern):
+            stars = len(pattern) - place - len(pattern[place:].lstrip("*"))
+            if not stars:
+                self._letters[pattern[place]] = self._letters.get(pattern[place], 0) | bit
+            elif stars == 1:
+                self._within |= bit
             else:
-                stars = len(pattern) - at - len(pattern[at:].lstrip("*"))
-                for _ in range(stars - 1):
-                    next(parts)
-                if stars == 1:
-                    self._within |= bit
-                else:
-                    self._across |= bit
+                self._across |= bit
+            place += stars or 1
             bit <<= 1
         self._end = bit
 
     def matches(self, path: str, undecided: bool = True) -> bool:
-        """Whether the whole path is as the pattern says."""
+        """Whether the path is as the pattern says."""
         if not path.startswith(self.prefix) or not path.endswith(self._suffix):
             return False
+        if not self._is_glob:
+            return True
         stars = self._within | self._across
-        at = self._skip(1, stars)
+        positions = self._skip(1, stars)
         for letter in path[:LONGEST]:
-            stay = at & (self._across if letter == "/" else stars)
-            at = self._skip(stay | (at & self._letters.get(letter, 0)) << 1, stars)
-            if not at:
+            stay = positions & (self._across if letter == "/" else stars)
+            positions = self._skip(stay | (positions & self._letters.get(letter, 0)) << 1, stars)
+            if not positions:
                 return False
-        return bool(at & self._end) if len(path) <= LONGEST else undecided
+        return bool(positions & self._end) if len(path) <= LONGEST else undecided
 
     @staticmethod
-    def _skip(at: int, stars: int) -> int:
-        return at | (at & stars) << 1
+    def _skip(positions: int, stars: int) -> int:
+        return positions | (positions & stars) << 1
 
 
 @lru_cache(maxsize=4096)
-def compiled(pattern: str) -> Glob | None:
-    """The glob of a pattern, or None for a plain prefix."""
-    return Glob(pattern) if "*" in pattern else None
+def path_pattern(text: str) -> PathPattern:
+    """The pattern that is written so."""
+    return PathPattern(text)
 
 
-def path_matches(pattern: str, path: str, undecided: bool = True) -> bool:
-    """Whether a path begins with a prefix, or is as a glob says; see `Glob`.
+class PathIndex:
+    """Rules by the text that their paths begin with, so that a path only meets those that begin like it.
 
-    >>> path_matches("/api/", "/api/v1"), path_matches("/api/*", "/api/v1/x")
-    (True, False)
+    The rules of a path that was asked for before are remembered, for a bounded number of short paths.
     """
-    glob = compiled(pattern)
-    return path.startswith(pattern) if glob is None else glob.matches(path, undecided)
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._by_prefix: dict[str, list[int]] = {}
+        for place, rule in enumerate(rules):
+            for pattern in rule.paths or ("",):
+                # What every path of it begins with; a pattern is only compiled for a path that does.
+                self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
+        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
+            _REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules)
+        )
+
+    def matching(self, path: str) -> tuple[Rule, ...]:
+        """The rules whose paths this is one of, in their order."""
+        rules = self._remembered.get(path)
+        if rules is None:
+            places: set[int] = set()
+            for length in self._lengths:
+                if length > len(path):
+                    break
+                places.update(self._by_prefix.get(path[:length], ()))
+            rules = tuple(self._rules[place] for place in sorted(places) if self._rules[place].matches_path(path))
+            if len(path) <= _LONGEST_REMEMBERED:
+                self._remembered.put(path, rules)
+        return rules

@@ -22,8 +22,8 @@ from ..process.forks import renew_after_fork, start_thread
 from ..store import PATIENCE, Patience, get_store
 from .overrides import override_cache
 from .problems import problems
-from .ruleset import Ruleset, revision_of, settings_rules
-from .understood import UnreadableError, snapshot_in
+from .ruleset import Ruleset, settings_rules
+from .snapshot import UnreadableError, parse_snapshot, revision_of
 
 logger = logging.getLogger("django_ratelimit_lua")
 REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
@@ -343,7 +343,7 @@ def _fetch_at(key: bytes, patience: Patience) -> _Fetched:
     global _unread
     written, text, owner = get_store().execute(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
     try:
-        snapshot = snapshot_in(text or b"{}")
+        snapshot = parse_snapshot(text or b"{}")
         return _Fetched(key, snapshot, revision_of(snapshot), None, str(snapshot.get("database", "")))
     except UnreadableError as error:
         unread = error

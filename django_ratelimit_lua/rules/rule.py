@@ -19,7 +19,7 @@ from ..limits.call import MOST_COST
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from .methods import ALL, parse_methods
-from .paths import path_matches
+from .paths import path_pattern
 from .template import LimitTemplate
 
 FIELDS = (
@@ -125,7 +125,7 @@ class Rule:
         """Whether a path is one of its own."""
         # A path that is too long for a glob to decide about is limited, and not exempt.
         is_limit = self.template is not None
-        return not self.paths or any(path_matches(pattern, path, is_limit) for pattern in self.paths)
+        return not self.paths or any(path_pattern(text).matches(path, is_limit) for text in self.paths)
 
     def matches_route(self, request: HttpRequest) -> bool:
         """Whether the request's route is its own."""

@@ -11,12 +11,11 @@ from django.utils.functional import cached_property
 
 from ..conf import conf
 from ..identity import key_id, secrets_by_id
-from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
-from .path_index import Index
+from .paths import PathIndex
 from .problems import problems
 from .rule import Rule, compile_rule
-from .understood import read_rule, row_of, shaped
+from .snapshot import read_rule, revision_of, row_of, valid_parts
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -47,12 +46,6 @@ class _Read(NamedTuple):
     problems: Sequence[str]
 
 
-def revision_of(snapshot: Mapping[str, Any]) -> Revision:
-    """The revision of a snapshot. Raises `ValueError` where that is none."""
-    revision = snapshot.get("revision")
-    return NO_RULES if revision is None else Revision.read(str(revision).encode())
-
-
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
@@ -61,8 +54,8 @@ class Ruleset:
 
     - `revision`: counts the changes, with a random tag; 0: there never was one;
     - `database`: the id of the database they are of;
-    - `rules`: as declared, each with the `id` of its row. What is made of those that are not understood as a whole,
-      `understood` says, and the log;
+    - `rules`: as declared, each with the `id` of its row. What is made of those that are not understood as a whole, see
+      `rules.snapshot`, and the log;
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
@@ -80,7 +73,7 @@ class Ruleset:
         before: Ruleset | None = None,
     ) -> None:
         self.fence = fence
-        parts, problems_met = shaped(snapshot or {}, {} if before is None else before.snapshot)
+        parts, problems_met = valid_parts(snapshot or {}, {} if before is None else before.snapshot)
         self.snapshot: Mapping[str, Any] = parts
         self.problems: list[str] = problems_met
         self.revision = revision_of(self.snapshot)
@@ -142,8 +135,8 @@ class Ruleset:
         _ = self._index, self._beside
 
     @cached_property
-    def _index(self) -> Index:
-        return Index([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
+    def _index(self) -> PathIndex:
+        return PathIndex([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
 
     @cached_property
     def _beside(self) -> Mapping[str, Sequence[Rule]]:
@@ -167,7 +160,7 @@ class Ruleset:
 
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
-        return [rule for rule in self._index.at(request.path_info) if rule.matches_route(request)]
+        return [rule for rule in self._index.matching(request.path_info) if rule.matches_route(request)]
 
     def replacement_for(self, name: str, call_sites: Sequence[Rule], request: HttpRequest) -> list[Rule] | None:
         """What takes the place of call sites of that name, if a rule does: that rule, or nothing."""

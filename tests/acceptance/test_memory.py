@@ -84,7 +84,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(found, "most", BOUND // STRIPES)
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.MOST", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.MOST_CROWDS", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.rules.path_index._REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
     monkeypatch.setattr(KnownNames, "MOST", max(BOUND, len(known_call_sites)))

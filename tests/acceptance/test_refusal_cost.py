@@ -22,7 +22,7 @@ from django_ratelimit_lua.identity.forwarded import parse_address
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules.paths import LONGEST as LONGEST_PATH
-from django_ratelimit_lua.rules.paths import Glob
+from django_ratelimit_lua.rules.paths import PathPattern
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from django_ratelimit_lua.web.responses import too_many_requests
@@ -250,7 +250,7 @@ def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt() -> None:
     assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == ["limit", "one segment"]
     assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == ["limit"]
     assert rules.matching(rf.get("/a/b/" + "x" * 60_000)) == [], "its end is seen, however long it is"
-    assert Glob("/a**").matches("/a" + "x" * 60_000)
+    assert PathPattern("/a**").matches("/a" + "x" * 60_000)
 
 
 def test_an_address_is_no_longer_than_addresses_are() -> None:

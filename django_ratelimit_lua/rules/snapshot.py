@@ -1,4 +1,4 @@
-"""What is made of published rules that this version of the package does not understand as a whole.
+"""Rules as they are published: read as far as this version of the package understands them.
 
 While a new version is rolled out, the older one has to live with what the newer publishes; and rows are also written by
 hand. No request may fail of that, and no limit may be lifted by it:
@@ -10,7 +10,7 @@ hand. No request may fail of that, and no limit may be lifted by it:
   where it applies would do harm beyond what was meant, and one with an unknown key counts nobody. Of these, and of
   rules that are wrong, what was understood last goes on; where this process has understood none, they are left out.
 
-A snapshot of a higher `FORMAT`, or one that is none, is not read at all: see `current`.
+A snapshot of a higher `FORMAT`, or one that is none, is not read at all: see `rules.provider`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..limits.call import Revision
+from ..limits.call import NO_RULES, Revision
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from .rule import FIELDS, Rule, RuleError, compile_rule
@@ -86,7 +86,13 @@ def _may_be_widened(rule: Rule) -> bool:
     return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)
 
 
-def shaped(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def revision_of(snapshot: Mapping[str, Any]) -> Revision:
+    """The revision of a snapshot. Raises `ValueError` where that is none."""
+    revision = snapshot.get("revision")
+    return NO_RULES if revision is None else Revision.read(str(revision).encode())
+
+
+def valid_parts(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """A snapshot whose parts have the shape they must have, and what is wrong with it. Of a part that has not, the one
     of the snapshot `before` goes on."""
     parts = dict(snapshot)
@@ -100,7 +106,7 @@ def shaped(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any],
     return parts, problems
 
 
-def snapshot_in(text: bytes) -> Mapping[str, Any]:
+def parse_snapshot(text: bytes) -> Mapping[str, Any]:
     """The snapshot that is written so. Raises `UnreadableError`."""
     try:
         snapshot = json.loads(text)
