@@ -15,6 +15,8 @@ from sphinx.application import Sphinx  # noqa: E402
 from sphinx.util.docutils import SphinxDirective  # noqa: E402
 
 from django_ratelimit_lua.conf import SETTINGS  # noqa: E402
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
+from django_ratelimit_lua.limits.options import OPTIONS  # noqa: E402
 from django_ratelimit_lua.version import __version__  # noqa: E402
 
 project = "django_ratelimit_lua"
@@ -39,14 +41,24 @@ def settings_rows() -> list[tuple[str, ...]]:
     return rows
 
 
+def option_rows() -> list[tuple[str, ...]]:
+    """The options of a limit: name, algorithms that take it, and meaning."""
+    rows = [("Option", "Of", "Meaning")]
+    for name, row in OPTIONS.items():
+        takers = [f"``{algorithm.name}``" for algorithm in ALGORITHMS.values() if name in algorithm.options]
+        everyone = row.is_general or len(takers) == len(ALGORITHMS)
+        rows.append((f"``{name}``", "every limit" if everyone else ", ".join(takers), row.doc))
+    return rows
+
+
 class TableOf(SphinxDirective):
-    """`.. table-of:: settings`: a table of the package's own, so that the page cannot say anything else."""
+    """`.. table-of:: settings` or `options`: a table of the package's own."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         lines = [".. list-table::", "   :header-rows: 1", "   :widths: 34 20 46", ""]
-        for row in {"settings": settings_rows}[self.arguments[0]]():
+        for row in {"settings": settings_rows, "options": option_rows}[self.arguments[0]]():
             lines += ["   * - " + row[0], *("     - " + cell for cell in row[1:])]
         return self.parse_text_to_nodes("\n".join(lines))
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
+from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..operations.simulate import simulate
@@ -15,9 +16,9 @@ from .forms import PreviewForm, RuleForm
 from .plot import plot
 
 NUMBERS = (
-    "limit", "period", "unit", "burst", "algorithm", "cost", "queue", "segments", "max_wait", "align", "time_zone",
-    "count_denied", "exempt",
-)  # fmt: skip
+    *("limit", "period", "unit", "cost", "exempt"),
+    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
+)
 """The fields of a rule that a preview goes by."""
 
 

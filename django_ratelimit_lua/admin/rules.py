@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
+from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
 from ..publishing.publish import primary, publish
@@ -30,6 +31,8 @@ from .history import restore, versions
 from .inspector import may_inspect
 from .preview import previewed
 
+_PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone")
+"""Options that have their places in the form; the others follow them."""
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow"), "off": gettext_lazy("Switch off")}
 
 
@@ -95,7 +98,7 @@ class RuleAdmin(ActingAdmin):
                 "classes": ("collapse",),
                 "fields": (
                     "message", "group", "order", ("max_wait", "queue", "segments"), ("align", "time_zone"),
-                    "count_denied", "on_store_error", "lease", "split",
+                    *(option for option in OPTIONS if option not in _PLACED),
                 ),
             },
         ),

@@ -31,9 +31,7 @@ class Limit:
     ...
     django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option 'burst'; it takes ...
 
-    Arguments: a name, a rate (see `Rate.parse`), and the options of the table `limits.options.OPTIONS`.
-
-    Raises `LimitError`.
+    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`. Raises `LimitError`.
     """
 
     name: str

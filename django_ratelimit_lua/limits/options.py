@@ -15,12 +15,19 @@ Policy = Literal["open", "closed", "local"]
 Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _LONGEST_WAIT = Rate.LONGEST_US // SECOND
-_is_wait = Number(_LONGEST_WAIT, "number of seconds", f" to {_LONGEST_WAIT}")
 
 
 def _(text: str) -> str:
     """Mark a text that the admin translates where it is shown."""
     return text
+
+
+class _Seconds(Number):
+    def __call__(self, value: Any) -> float:
+        return super().__call__(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+_seconds = _Seconds(_LONGEST_WAIT, "number of seconds", f" to {_LONGEST_WAIT}")
 
 
 def wait_us(seconds: float | timedelta, what: str) -> int:
@@ -29,10 +36,6 @@ def wait_us(seconds: float | timedelta, what: str) -> int:
         return round(_seconds(seconds) * SECOND)
     except ValueError as error:
         raise LimitError(f"{what} is {seconds!r}: {error}") from None
-
-
-def _seconds(value: Any) -> float:
-    return _is_wait(value.total_seconds() if isinstance(value, timedelta) else value)
 
 
 def _flag(value: Any) -> bool:

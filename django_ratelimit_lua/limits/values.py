@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
 Check = Callable[[Any], T]
@@ -46,6 +46,7 @@ class Whole:
 class Number:
     """A number from 0, or above it, to `most`."""
 
+    least: ClassVar[float] = 0
     most: float
     what: str = "number"
     note: str = ""

@@ -10,7 +10,9 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
+from ..limits.values import Number, Whole
 from ..rules.rule import UNWRITABLE
 
 MOST = Rate.MOST_UNITS
@@ -18,21 +20,23 @@ _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("who is not logged in"), "authenticated": _("who is logged in"),
     "staff": _("staff"), "groups": _("members of the groups below"),
-    "open": _("let requests through"), "closed": _("refuse requests"), "local": _("each process its share"),
-    "clock": _("with the clock"), "day": _("with each day"),
-    "week": _("with each week (Monday)"), "month": _("with each month"),
-    "equal": _("in equal parts"), "weighted": _("by the weights of the processes"),
-    "token_bucket": _("token bucket: a steady rate, with bursts"),
-    "leaky_bucket": _("leaky bucket: evenly spaced, the others wait"),
-    "fixed_window": _("fixed window: so many in each window"),
-    "sliding_window": _("sliding window: never more in any such time"),
-    "sliding_log": _("sliding log: the same, exact to the microsecond"),
 }  # fmt: skip
 
 
 def named(values: Any) -> list[tuple[str, Any]]:
     """Choices, with the names they have for people."""
     return [(value, _NAMES[value]) for value in values]
+
+
+def column(option: str) -> dict[str, Any]:
+    """What a field takes from the row of the option that it keeps: label, help, choices and bounds."""
+    row = OPTIONS[option]
+    arguments: dict[str, Any] = {"verbose_name": _(row.label), "help_text": _(row.help)}
+    if row.names:
+        arguments["choices"] = [(value, _(name)) for value, name in row.names.items()]
+    if isinstance(row.check, (Whole, Number)):
+        arguments["validators"] = [MinValueValidator(row.check.least), MaxValueValidator(row.check.most)]
+    return arguments
 
 
 class RateFields(models.Model):
@@ -52,10 +56,7 @@ class RateFields(models.Model):
     )
     period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
     unit = models.CharField(_("time"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
-    burst = models.BigIntegerField(
-        _("burst"), null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(MOST)],
-        help_text=_("Token bucket: how many may go at once. Empty: as many as the limit."),
-    )  # fmt: skip
+    burst = models.BigIntegerField(null=True, blank=True, **column("burst"))
 
     class Meta:
         abstract = True

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..limits.algorithms import ALGORITHMS
-from ..limits.options import OPTIONS, POLICIES
+from ..limits.options import OPTIONS
 from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .rate_fields import RateFields, named
+from .rate_fields import RateFields, column, named
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -71,51 +70,20 @@ class RateLimitRule(RateFields, AuditedModel):
             "Empty: as the call site of this name counts."
         ),
     )  # fmt: skip
-    algorithm = models.CharField(
-        _("algorithm"), max_length=16, blank=True, choices=named(ALGORITHMS),
-        help_text=_("Empty: what the settings say."),
-    )  # fmt: skip
     cost = models.BigIntegerField(
         _("cost"), null=True, blank=True, validators=[MinValueValidator(0)],
         help_text=_("Units that a request takes. Empty: 1, or what the call site says."),
     )  # fmt: skip
-    queue = models.BigIntegerField(
-        _("queue"), null=True, blank=True, validators=[MinValueValidator(0)],
-        help_text=_("Leaky bucket: how many may wait. Empty: one less than the limit."),
-    )  # fmt: skip
-    segments = models.PositiveIntegerField(
-        _("segments"), null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(1000)],
-        help_text=_("Sliding window: in how many parts it forgets. Empty: 10."),
-    )  # fmt: skip
-    max_wait = models.FloatField(
-        _("longest wait"), null=True, blank=True, validators=[MinValueValidator(0)],
-        help_text=_("Seconds that a request is held, instead of refused, if it could go by then."),
-    )  # fmt: skip
-    align = models.CharField(
-        _("windows begin"), max_length=8, blank=True, choices=named(("clock", "day", "week", "month")),
-        help_text=_("Fixed window: empty: with the first request."),
-    )  # fmt: skip
-    time_zone = models.CharField(
-        _("time zone"), max_length=64, blank=True, help_text=_("Of days, weeks and months. Empty: UTC.")
-    )
-    count_denied = models.BooleanField(
-        _("refused requests count too"), default=False, help_text=_("Who goes on knocking stays outside.")
-    )
-    on_store_error = models.CharField(
-        _("when Redis cannot be asked"), max_length=8, blank=True, choices=named(POLICIES),
-        help_text=_("Empty: what the settings say."),
-    )  # fmt: skip
-    lease = models.BigIntegerField(
-        _("taken ahead"), null=True, blank=True, validators=[MinValueValidator(1)],
-        help_text=_(
-            "Token bucket, fixed window: units that a process may take at once and spend without asking, "
-            "for keys that are hit very often. Edits then hold within a second."
-        ),
-    )  # fmt: skip
-    split = models.CharField(
-        _("split"), max_length=8, blank=True, choices=named(("equal", "weighted")),
-        help_text=_("Each process has its part of the limit and asks nobody. Empty: one count for all."),
-    )  # fmt: skip
+    algorithm = models.CharField(max_length=16, blank=True, **column("algorithm"))
+    queue = models.BigIntegerField(null=True, blank=True, **column("queue"))
+    segments = models.PositiveIntegerField(null=True, blank=True, **column("segments"))
+    max_wait = models.FloatField(null=True, blank=True, **column("max_wait"))
+    align = models.CharField(max_length=8, blank=True, **column("align"))
+    time_zone = models.CharField(max_length=64, blank=True, **column("time_zone"))
+    count_denied = models.BooleanField(default=False, **column("count_denied"))
+    on_store_error = models.CharField(max_length=8, blank=True, **column("on_store_error"))
+    lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
+    split = models.CharField(max_length=8, blank=True, **column("split"))
     message = models.CharField(
         _("message"), max_length=300, blank=True, help_text=_("What who is refused gets to read.")
     )
@@ -229,5 +197,5 @@ def _upper(names: Sequence[str]) -> list[str]:
     return [name.upper() for name in names]
 
 
-_ZEROS = ("cost", "queue", "max_wait")
+_ZEROS = ("cost", *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0))
 _FORM_FIELDS = {"rate": "limit", "method": "methods", "tiers": "__all__"}
