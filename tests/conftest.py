@@ -14,7 +14,7 @@ import pytest
 import redis
 from coverage import Coverage
 
-from django_ratelimit_lua.engine.fallback.limiter import fallback_limiter
+from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider

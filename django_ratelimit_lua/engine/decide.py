@@ -16,11 +16,10 @@ from ..limits.decision import Decision
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
 from ..store import Patience, get_store
+from .counters import counters
 from .deny_cache import deny_cache
-from .fallback.limiter import fallback_limiter
-from .fallback.policy import fallback, give_back, is_local, share_of, unlimited
-from .heartbeat import heartbeat
-from .leases import Steps, decide_here, has_local_limits, leases, may_have_more
+from .fallback import Steps, fallback_limiter
+from .leases import decide_here, has_local_limits, leases, may_have_more
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
@@ -103,26 +102,23 @@ async def adecide(call: Call, patience: Patience | None = None) -> Decision:
 def _deciding(call: Call) -> Steps:
     """The calls that have to be made for a decision; usually it is the one, or none."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
-        return unlimited(call)
+        return Decision(True, granted=call.units)
     known = _known(call)
     if known is not None:
         return known
     begun = deny_cache.begin()
-    share = share_of(call)
-    if share is not None and not fallback_limiter.decide(share, to_be_told=False):
-        return fallback(call)
+    steps = decide_here(call) if has_local_limits(call) else _ask(call)
+    if fallback_limiter.is_recovering:
+        steps = fallback_limiter.decide_by_both(call, steps)
     try:
-        decision = (yield from decide_here(call)) if has_local_limits(call) else (yield call)
-    except StaleRules:
-        give_back(share)
-        raise
+        decision = yield from steps
     except StoreError:
-        give_back(share)
-        fallback_limiter.on_store_down()
-        return fallback(call)
-    if not decision.allowed:
-        give_back(share)
+        return fallback_limiter.decide(call)
     return _noted(call, decision, begun)
+
+
+def _ask(call: Call) -> Steps:
+    return (yield call)
 
 
 def _known(call: Call) -> Decision | None:
@@ -139,11 +135,8 @@ def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision
         deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not may_have_more(call):
         deny_cache.note(call, decision, begun)
-    if decision.source != "redis":
-        return decision
-    if conf.ON_STORE_ERROR == "local" or any(map(is_local, call.charges)):
-        heartbeat.start()
-        fallback_limiter.remember_usage(call, decision.limits)
+    if decision.source == "redis":
+        fallback_limiter.remember(call, decision)
     return decision
 
 
@@ -218,5 +211,5 @@ async def aforget(call: Call, *, strict: bool = False) -> None:
 def _forget_here(call: Call) -> None:
     digests = {charge.digest for charge in call.charges}
     leases.drop(digests)
-    fallback_limiter.forget(call)
+    counters.forget(call)
     deny_cache.forget(digests)

@@ -9,9 +9,11 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from ..conf import conf
 from ..limits import program
+from ..limits.limit import Limit
 from ..process.forks import renew_after_fork, start_thread
 from ..store import Patience, get_store, last_patience
 
@@ -32,6 +34,7 @@ class ProcessShare:
     before: float
     own: float
     of: float
+    is_generous: ClassVar[bool] = False
 
     @property
     def fraction(self) -> float:
@@ -43,6 +46,10 @@ class ProcessShare:
         of = Fraction(self.of)
         # The sum as the next one's `before` was made, so that nothing is between them.
         return int(whole * Fraction(self.before + self.own) / of) - int(whole * Fraction(self.before) / of)
+
+    def speed(self, limit: int) -> float:
+        """This part of so many units per period."""
+        return limit * self.fraction
 
 
 class Heartbeat:
@@ -75,6 +82,12 @@ class Heartbeat:
                     self._started = False
                     return
                 atexit.register(self.goodbye)
+
+    def part_of(self, limit: Limit) -> ProcessShare | None:
+        """This process's part of a limit that is split; None: it is not split, or the part is not known yet."""
+        if limit.split is None:
+            return None
+        return self.weighted if limit.split == "weighted" else self.equal
 
     def beat(self) -> int:
         """Say so once; returns how many there are. Raises `StoreError`."""

@@ -146,6 +146,11 @@ class Call:
         return limit.max_wait_us
 
     @property
+    def units(self) -> int:
+        """The units that are granted if it is allowed: a hit's."""
+        return max([charge.cost for charge in self.charges], default=0) if self.operation == "hit" else 0
+
+    @property
     def revision_number(self) -> int:
         """The number of the rules revision the caller goes by; 0: it goes by none."""
         return 0 if self.revision is None else self.revision.number

@@ -1,7 +1,7 @@
 """The one map for what a process remembers of requests: bounded in entries and in bytes, whoever asks for what.
 
-Only for what may be forgotten at any time, because it can be asked for or made again; what may not, is in `local/`.
-Keys are digests, or short: a map never keeps what somebody sent as a whole.
+Only for what may be forgotten at any time, because it can be asked for or made again; what may not is in
+`engine/counters`. Keys are digests, or short: a map never keeps what somebody sent as a whole.
 """
 
 from __future__ import annotations

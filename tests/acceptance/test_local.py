@@ -16,7 +16,8 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.fallback.limiter import fallback_limiter
+from django_ratelimit_lua.engine.counters import counters
+from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.rules.provider import start_fresh
@@ -69,7 +70,7 @@ def test_a_share_begins_with_what_redis_said_last(own: Server) -> None:
 
 def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was admitted meanwhile; the next outage begins with what it says then, or with the share's own."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 0.0)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.0)
     limiter = RateLimiter("x", "100/h")
     own.stop()
     assert admitted(limiter, 5) == 5
@@ -87,7 +88,7 @@ def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.Mo
 
 def test_until_the_others_are_back_too_each_goes_by_both(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses costs no share."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 1.0)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 1.0)
     limiter, small = RateLimiter("x", "100/h"), RateLimiter("small", ["2/h", "80/h"])
 
     async def ahit() -> Any:
@@ -192,8 +193,8 @@ def test_no_history_of_outages_admits_more_than_the_limit(
     """One process, whose Redis is silent, full or a replica, for long or for a moment, also while it is being told."""
     monkeypatch.setattr(heartbeat, "count", 1)
     settings.RATELIMIT_TIMEOUT = 0.05
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.BACK_SECONDS", 0.1)
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.TELL_SECONDS", 0.02)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.1)
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.TELL_SECONDS", 0.02)
     monkeypatch.setattr("django_ratelimit_lua.store.server.STEADY_SECONDS", 0.05)
     monkeypatch.setattr("django_ratelimit_lua.store.breaker.FIRST_PAUSE", 0.02)
     limiter, dice, total = RateLimiter("x", "10/h", algorithm=algorithm), random.Random(algorithm), [0] * 40
@@ -227,7 +228,7 @@ def test_no_history_of_outages_admits_more_than_the_limit(
             traffic(20)
         traffic(400)
         assert max(total) <= 10
-        until(lambda: get_store().is_paused or not fallback_limiter._owes, "everything is told", 10)
+        until(lambda: get_store().is_paused or not counters.is_owing, "everything is told", 10)
         until(lambda: limiter.peek("somebody").source == "redis", "it is back")
         assert all(limiter.peek(str(who)).limits[0].used >= units for who, units in enumerate(total))
         assert sum(total) > 200

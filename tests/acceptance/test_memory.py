@@ -22,9 +22,8 @@ import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
+from django_ratelimit_lua.engine.counters import Moments, counters
 from django_ratelimit_lua.engine.deny_cache import deny_cache
-from django_ratelimit_lua.engine.fallback.counters import Moments
-from django_ratelimit_lua.engine.fallback.limiter import STRIPES, fallback_limiter
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
@@ -58,7 +57,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def forget() -> None:
         deny_cache.clear()
-        fallback_limiter.clear()
+        counters.clear()
         leases.drop()
         limiters.clear()
         override_cache._known.clear()
@@ -78,12 +77,10 @@ def odd(number: int) -> str:
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that has a bound has a small one, so that it is soon met."""
     for _, found in kept():
-        if isinstance(found, BoundedMap):
+        if isinstance(found, (BoundedMap, Moments)):
             monkeypatch.setattr(found, "most", BOUND)
-        elif isinstance(found, Moments):
-            monkeypatch.setattr(found, "most", BOUND // STRIPES)
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.MOST", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.limiter.MOST_CROWDS", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST_CROWDS", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))

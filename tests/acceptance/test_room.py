@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine.fallback.counters import FULL_SECONDS, Bucket, Moments, Window
-from django_ratelimit_lua.engine.fallback.limiter import MOST, STRIPES, FallbackLimiter, fallback_limiter
-from django_ratelimit_lua.engine.fallback.shares import OutageShare, SplitShare
+from django_ratelimit_lua.engine.counters import (
+    CROWDS_OF_A_LIMIT,
+    FULL_SECONDS,
+    MOST,
+    Bucket,
+    Counters,
+    Moments,
+    OutageShare,
+    Window,
+    counters,
+)
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
@@ -23,7 +31,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 
-WHOLE = SplitShare(ProcessShare(0, 1, 1))
+WHOLE = ProcessShare(0, 1, 1)
 MORE = MOST + 4000
 """Than there is room for."""
 
@@ -33,9 +41,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and has counted nothing."""
     monkeypatch.setattr(heartbeat, "count", 1)
     monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
-    fallback_limiter.clear()
+    counters.clear()
     yield
-    fallback_limiter.clear()
+    counters.clear()
 
 
 class Clock:
@@ -46,7 +54,7 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
-def hits(here: FallbackLimiter, limit: Limit, who: object, times: int = 1) -> int:
+def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:
     call = Call([Charge(limit, digest(str(who)))])
     return sum(here.decide(call).allowed for _ in range(times))
 
@@ -57,7 +65,7 @@ def test_nobody_gets_more_by_sending_others(algorithm: str, split: Any, monkeypa
     """With 14,000 other identities in between, one still gets its hundred, and not one more; in parts and in shares."""
     Clock(monkeypatch)  # It stands still, so that nothing flows back.
     limit = Limit("x", "100/h", algorithm=algorithm, split=split)
-    here = FallbackLimiter()
+    here = Counters()
     admitted, number = 0, 0
     for burst in (60, 60, 60, 60):
         for _ in range(MORE // 4):
@@ -83,7 +91,7 @@ def test_a_crowd_through_the_front_door() -> None:
 def test_who_is_not_counted_any_more_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Identities whose periods are over are forgotten for as many others, each with all of its own."""
     clock = Clock(monkeypatch)
-    limit, here = Limit("x", "2/s", algorithm="sliding_log", split="equal"), FallbackLimiter()
+    limit, here = Limit("x", "2/s", algorithm="sliding_log", split="equal"), Counters()
     for wave in range(3):
         clock.now += 2
         admitted = [hits(here, limit, f"{wave} {number}", 3) for number in range(MOST * 3 // 4)]
@@ -93,7 +101,7 @@ def test_who_is_not_counted_any_more_makes_room(monkeypatch: pytest.MonkeyPatch)
 def test_a_crowd_is_over_when_its_period_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was refused for lack of room has all of its own when the others do not count any more."""
     clock = Clock(monkeypatch)
-    limit, here = Limit("x", "5/m", algorithm="fixed_window", split="equal"), FallbackLimiter()
+    limit, here = Limit("x", "5/m", algorithm="fixed_window", split="equal"), Counters()
     for number in range(MOST + 5000):
         hits(here, limit, number)
     assert hits(here, limit, "late") == 0
@@ -105,12 +113,12 @@ def test_a_crowd_is_over_when_its_period_is(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_there_is_room_for_a_thousand_crowds_and_none_for_more() -> None:
     """Whoever is of yet another limit then is refused, and told to come back in a moment; shadow refuses nobody."""
-    here = FallbackLimiter()
+    here = Counters()
     for number in range(MOST + 4000):
         hits(here, Limit(f"limit {number}", "5/h", split="equal"), number)
     decisions = [
         here.decide(Call([Charge(Limit(f"more {number}", "5/h", split="equal"), digest(number))]))
-        for number in range(STRIPES * 4)
+        for number in range(CROWDS_OF_A_LIMIT * 4)
     ]
     assert {(decision.allowed, decision.retry_after) for decision in decisions} == {(False, FULL_SECONDS)}
     shadow = Limit("shadow", "5/h", split="equal", mode="shadow")
@@ -119,12 +127,12 @@ def test_there_is_room_for_a_thousand_crowds_and_none_for_more() -> None:
 
 def test_looking_and_giving_back_take_no_place_and_give_nobody_elses() -> None:
     """A peek, a refund or a hit that is refused leaves nothing behind; nobody gives back what a crowd has counted."""
-    limit, here = Limit("x", "3/h", split="equal"), FallbackLimiter()
+    limit, here = Limit("x", "3/h", split="equal"), Counters()
     for number in range(1000):
         here.decide(Call([Charge(limit, digest(number))], "peek"))
         here.decide(Call([Charge(limit, digest(number))], "refund"))
         here.decide(Call([Charge(Limit("none", "0/h", split="equal"), digest(number))]))
-    assert not any(list(stripe.kept()) for stripe in here._stripes)
+    assert not here._apart
     for number in range(2 * MOST):
         hits(here, limit, number)
     late = [f"late {number}" for number in range(100)]
@@ -132,7 +140,7 @@ def test_looking_and_giving_back_take_no_place_and_give_nobody_elses() -> None:
     for who in late:
         here.decide(Call([Charge(limit, digest(who), 2)], "refund"))
     assert sum(hits(here, limit, who) for who in late) == 0
-    assert before <= 3 * STRIPES
+    assert before <= 3 * CROWDS_OF_A_LIMIT
 
 
 def test_an_outage_with_many_identities_forgets_nobody(settings: Any) -> None:
@@ -150,7 +158,7 @@ def test_an_edited_limit_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) 
     """More or fewer units, longer or shorter periods: nobody begins anew, nor waits longer than the new limit says."""
     clock = Clock(monkeypatch)
     for algorithm in ("fixed_window", "sliding_window", "sliding_log", "token_bucket"):
-        here = FallbackLimiter()
+        here = Counters()
         assert hits(here, Limit("x", "10/h", algorithm=algorithm, split="equal"), "ada", 20) == 10
         edited = Limit("x", "12/h", algorithm=algorithm, split="equal")
         assert hits(here, edited, "ada", 20) == 2, algorithm
@@ -235,7 +243,7 @@ def test_a_decision_costs_the_same_whatever_is_counted() -> None:
     """One of 10,000 units takes no longer than one of ten, give or take what a machine is busy with."""
     shares: dict[int, float] = {}
     for units in (10, 10_000):
-        limit, here = Limit("x", "100000/h", algorithm="sliding_log", split="equal"), FallbackLimiter()
+        limit, here = Limit("x", "100000/h", algorithm="sliding_log", split="equal"), Counters()
         call = Call([Charge(limit, digest("x"))])
         for _ in range(units):
             here.decide(call)
@@ -251,7 +259,7 @@ def test_a_decision_costs_the_same_whatever_is_counted() -> None:
 
 def test_threads_take_exactly_what_there_is() -> None:
     """Of limits of several identities, taken in any order by eight threads: all or nothing, and each exactly."""
-    here = FallbackLimiter()
+    here = Counters()
     limits = [Limit(f"limit {number}", "400/h", split="equal") for number in range(3)]
     whom = [digest(f"who {number}") for number in range(8)]
     admitted: list[tuple[int, int]] = []
@@ -302,10 +310,10 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
     those would have used who kept theirs; of a leaky bucket, or where runs were put together, never less. When all is
     given back, nothing is used, but for turns of a leaky bucket that others were behind."""
     limit = Limit("x", f"{size}/16s", algorithm=algorithm, split="equal")
-    here, kept_only = FallbackLimiter(), FallbackLimiter()
+    here, kept_only = Counters(), Counters()
     taken: list[list[Any]] = []
 
-    def ask(local: FallbackLimiter, operation: Any, cost: int, hit_at: int | None = None) -> LimitState:
+    def ask(local: Counters, operation: Any, cost: int, hit_at: int | None = None) -> LimitState:
         call = Call([Charge(limit, b"x" * 32, cost)], operation, hit_at=hit_at)
         return local.decide(call).limits[0]
 

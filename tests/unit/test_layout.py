@@ -85,7 +85,7 @@ def test_imports_only_go_down(path: Path) -> None:
     ids=["forks", "bounded maps", "caches without a bound, or with a lock that outlives a fork"],
 )
 def test_what_a_process_keeps_has_one_place(what: str, where: set[str]) -> None:
-    """One module hears of forks, and one kind of map forgets (and what may not be forgotten is in `local`)."""
+    """One module hears of forks, and one kind of map forgets (what may not be forgotten is in `engine/counters`)."""
     assert {room_of(path) for path in PACKAGE.rglob("*.py") if re.search(what, path.read_text())} <= where
 
 

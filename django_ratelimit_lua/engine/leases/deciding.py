@@ -14,14 +14,13 @@ from ...exceptions import StoreError
 from ...limits.call import Call, Charge
 from ...limits.decision import Decision, LimitState, Source
 from ...store.freshness import fence
+from ..counters import counters
 from ..deny_cache import deny_cache
-from ..fallback.limiter import fallback_limiter
-from ..fallback.shares import part_of
+from ..fallback import Steps
 from ..heartbeat import heartbeat
 from .pool import Pool
 from .pools import leases
 
-Steps = Generator[Call, Decision, Decision]
 ATTEMPTS = 3
 """How often a hit is decided again because a batch came in that it was refused for."""
 
@@ -64,9 +63,7 @@ class _Here:
             for charge, state in zip(self.splits.charges, self.split.limits, strict=True):
                 back = (self.split.granted if self.call.partial else charge.cost) - keep
                 if state.counted_at and back > 0:
-                    fallback_limiter.decide(
-                        replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at)
-                    )
+                    counters.decide(replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at))
 
 
 def decide_here(call: Call) -> Steps:
@@ -137,12 +134,12 @@ def _by_parts(call: Call, here: _Here) -> Generator[Call, Decision, None]:
     if not places or call.now is not None:  # A clock of the caller's own is not this process's.
         return
     heartbeat.start()
-    if any(part_of(call.charges[place].limit) is None for place in places):
+    if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
         return  # Not known in the first moments of a process: until then it is one count, in Redis.
     if len(places) == len(call.charges):
         yield from fence.verify(call, _asked, needed=False)
     here.splits = replace(call, charges=[call.charges[place] for place in places])
-    here.split = fallback_limiter.decide(here.splits)
+    here.split = counters.decide(here.splits)
     here.states.update(zip(places, here.split.limits, strict=True))
 
 

@@ -1,0 +1,203 @@
+"""What a decision is when Redis cannot be asked: by each limit's policy.
+
+"local": of N units that P processes share, each admits N / P, rounded up, and at least `RATELIMIT_LOCAL_FLOOR`. So
+together they admit at most N + P - 1 units where one Redis admits N, or P times the floor if that is more. A share
+begins with what Redis said last of the identity, if that is remembered. One hit that costs more than a share, but no
+more than the limit, is admitted where nothing else is counted. What this process has admitted stays in its share as
+long as the limit counts it: also in the next outage, and whatever Redis was told.
+
+When Redis is back, a thread tells it what was admitted meanwhile and counts still. Until that was answered, and for a
+moment, until the other processes have told as well, each goes by both: by Redis, and by its share.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from threading import Lock
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.call import Call, Charge, Operation
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
+from ..process.forks import renew_after_fork, start_thread
+from ..signals import store_up
+from ..store import Patience, get_store
+from .counters import Counter, counters
+from .heartbeat import heartbeat
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+Steps = Generator[Call, Decision, Decision]
+"""Yields the calls that have to be made for a decision, and is sent theirs."""
+RETRY_WHEN_CLOSED = 1.0
+"""Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""
+BACK_SECONDS = 1.5
+"""Within which all processes come back when Redis does: their breakers try at least so often."""
+TELL_SECONDS = 0.2
+"""Between two attempts to tell Redis what was admitted without it, a quarter more or less by chance."""
+MOST_ERRORS = 10
+"""Errors that Redis answers in one such attempt: it is full, say. The next one begins with others."""
+
+
+class FallbackLimiter:
+    """Decides while Redis cannot be asked (`decide`), and just after (`decide_by_both`).
+
+    `is_recovering`: whether Redis may not know yet, of some identity, what was admitted without it.
+    """
+
+    def __init__(self) -> None:
+        self.is_recovering = False
+        self._back_at = float("-inf")
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._is_telling = False
+
+    def decide(self, call: Call) -> Decision:
+        """The decision about a call that Redis could not be asked for."""
+        self._wait_for_others()
+        return self._by_policies(call)
+
+    def decide_by_both(self, call: Call, steps: Steps) -> Steps:
+        """The decision that `steps` come to, which ask Redis; unless this process's share is used up already."""
+        share = self._share_of(call)
+        if share is None:
+            return (yield from steps)
+        if not counters.decide(share):
+            return self._by_policies(call)
+        is_taken = False
+        try:
+            decision = yield from steps
+            is_taken = decision.allowed
+        finally:
+            if not is_taken:
+                counters.decide(replace(share, operation="refund"))
+        return decision
+
+    def remember(self, call: Call, decision: Decision) -> None:
+        """Remember what Redis said, so that a share begins with it."""
+        if conf.ON_STORE_ERROR == "local" or any(charge.limit.on_store_error == "local" for charge in call.charges):
+            heartbeat.start()
+            counters.remember(call, decision.limits)
+
+    def on_store_up(self, **kwargs: object) -> None:
+        """Redis answers again."""
+        self._wait_for_others()
+        if counters.is_owing:
+            self._start_telling()
+
+    def clear(self) -> None:
+        """Begin with nothing."""
+        counters.clear()
+        self._back_at = float("-inf")
+
+    def _wait_for_others(self) -> None:
+        with self._lock:
+            self._back_at = time.monotonic() + BACK_SECONDS
+            self.is_recovering = True
+
+    def _share_of(self, call: Call) -> Call | None:
+        """What of a hit goes by this process's share as well."""
+        is_waiting = time.monotonic() < self._back_at
+        if not is_waiting and not counters.is_owing:
+            with self._lock:
+                self.is_recovering = time.monotonic() < self._back_at
+            return None
+        if call.operation != "hit" or call.partial or call.now is not None or get_store().is_paused:
+            return None
+        charges = [charge for charge in call.charges if _policy(charge.limit) == "local" and not charge.limit.is_hot]
+        return replace(call, charges=charges) if charges and (is_waiting or counters.owes_any(call)) else None
+
+    def _by_policies(self, call: Call) -> Decision:
+        others = [_state_by_policy(charge) for charge in call.charges]
+        others_allow = all(state is None or state.allowed or not state.enforced for state in others)
+        local = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
+        own = counters.decide(replace(call, charges=local), others_allow, is_owed=True)
+        if counters.is_owing:
+            self._start_telling()
+        shares = iter(own.limits)
+        states = tuple([next(shares) if state is None else state for state in others])
+        allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")
+        granted = (own.granted if local else call.units) if allowed and call.operation == "hit" else 0
+        return Decision(allowed, states, granted, own.wait if allowed else 0.0, source="fallback")
+
+    def _start_telling(self) -> None:
+        with self._lock:  # Where no thread can be started, whoever is admitted next tries again.
+            self._is_telling = self._is_telling or start_thread(self._tell_until_known, "ratelimit-local") is not None
+
+    def _tell_until_known(self) -> None:
+        # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
+        while True:
+            time.sleep(TELL_SECONDS * random.uniform(0.75, 1.25))
+            try:
+                if not get_store().is_paused:
+                    self._tell()
+            except Exception:  # Whoever is admitted next begins anew.
+                logger.exception("Redis cannot be told what was admitted without it")
+                self._is_telling = False
+                return
+            with self._lock:
+                if not counters.is_owing:
+                    self._is_telling = False
+                    return
+
+    def _tell(self) -> None:
+        """Tell Redis of everybody it is to be told of."""
+        owing, store = counters.owing(), get_store(background=True)
+        random.shuffle(owing)  # One whose answer is an error, again and again, is not always before the others.
+        answers, errors = False, 0
+        for counter in owing:
+            try:
+                if not answers:  # A silent Redis might count, when it wakes up, what it was sent while it was silent.
+                    store.decide(_told(counter, "peek", 1), Patience(conf.TIMEOUT))
+                    answers = True
+                _tell_of(counter)
+            except StoreError as error:
+                counters.is_owing = True
+                errors += 1
+                if not error.was_answered or errors >= MOST_ERRORS:
+                    return
+
+
+def _tell_of(counter: Counter) -> None:
+    units = counters.begin_telling(counter)
+    try:
+        if units:
+            call = _told(counter, "charge", units)
+            counters.told(counter, units, call, get_store(background=True).decide(call).limits)
+    finally:
+        counter.is_being_told = False
+
+
+def _told(counter: Counter, operation: Operation, units: int) -> Call:
+    assert counter.key is not None
+    prefix, digest, _ = counter.key
+    now = time.time_ns() // 1000 if conf.CLOCK == "client" else None
+    return Call([Charge(counter.limit, digest, units)], operation, prefix, now)
+
+
+def _policy(limit: Limit) -> str:
+    return limit.on_store_error or conf.ON_STORE_ERROR
+
+
+def _state_by_policy(charge: Charge) -> LimitState | None:
+    """What an open or a closed limit says; None: it goes by this process's share."""
+    limit, policy = charge.limit, _policy(charge.limit)
+    if policy == "local":
+        return None
+    is_open = policy == "open"
+    return LimitState.of(
+        limit, allowed=is_open or limit.mode == "shadow", used=0, remaining=limit.rate.limit if is_open else 0,
+        retry_after=0.0 if is_open else RETRY_WHEN_CLOSED, reset_after=0.0,
+    )  # fmt: skip
+
+
+fallback_limiter = FallbackLimiter()
+store_up.connect(fallback_limiter.on_store_up, dispatch_uid="django_ratelimit_lua.engine.fallback")
