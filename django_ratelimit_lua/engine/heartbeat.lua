@@ -1,29 +1,39 @@
 --[[
-Notes that a process is alive, and tells how many are, and where this one stands among them.
+Notes that a process is alive, and tells how many are, by weight, and where this one stands among them. What it costs
+grows with the logarithm of the processes, and with the number of different weights.
 
 KEYS[1]         a sorted set: processes by the moment they were last heard of
-ARGV[1]         the process, as its weight, a colon and its name; empty: only tell
-ARGV[2]         seconds after which one that is not heard of is no more
-ARGV[3]         1: the process says goodbye
-returns         how many there are, and how many of them are before this one by name; and as text, the weights of those
-                before it, its own, and that of all
+KEYS[2]         a sorted set: the same processes by weight, those of one weight by name
+ARGV[1]         the process's name
+ARGV[2]         its weight
+ARGV[3]         seconds after which one that is not heard of is no more
+ARGV[4]         1: the process says goodbye
+returns         how many processes are before this one (-1: it has said goodbye), and for each weight, the least first: as
+                text, and how many have it
 ]]
 
-local seconds = redis.call('TIME')
-local now, lifetime = tonumber(seconds[1]), tonumber(ARGV[2])
-if ARGV[3] == '1' then
-  redis.call('ZREM', KEYS[1], ARGV[1])
-elseif ARGV[1] ~= '' then
+local now, lifetime = tonumber(redis.call('TIME')[1]), tonumber(ARGV[3])
+local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - lifetime)
+if ARGV[4] == '1' then gone[#gone + 1] = ARGV[1] end
+for _, process in ipairs(gone) do
+  redis.call('ZREM', KEYS[1], process)
+  redis.call('ZREM', KEYS[2], process)
+end
+if ARGV[4] ~= '1' then
   redis.call('ZADD', KEYS[1], now, ARGV[1])
+  redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+  if redis.call('ZCARD', KEYS[2]) > redis.call('ZCARD', KEYS[1]) then -- The first was evicted: all say so anew.
+    redis.call('DEL', KEYS[2])
+    redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+  end
+  redis.call('EXPIRE', KEYS[1], 2 * lifetime)
+  redis.call('EXPIRE', KEYS[2], 2 * lifetime)
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - lifetime)
-redis.call('EXPIRE', KEYS[1], 2 * lifetime)
-local alive = redis.call('ZRANGE', KEYS[1], 0, -1)
-table.sort(alive)
-local rank, before, own, all = 0, 0, 0, 0
-for _, one in ipairs(alive) do
-  local weight = tonumber(string.match(one, '^[^:]+')) or 1
-  if one == ARGV[1] then own = weight elseif own == 0 then rank, before = rank + 1, before + weight end
-  all = all + weight
+local answer = {redis.call('ZRANK', KEYS[2], ARGV[1]) or -1}
+local weight = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
+while weight do
+  answer[#answer + 1] = weight
+  answer[#answer + 1] = redis.call('ZCOUNT', KEYS[2], weight, weight)
+  weight = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. weight, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 end
-return {#alive, rank, string.format('%.17g', before), string.format('%.17g', own), string.format('%.17g', all)}
+return answer

@@ -9,7 +9,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..conf import conf
 from ..limits import program
@@ -31,15 +31,15 @@ class ProcessShare:
     [33, 33, 34]
     """
 
-    before: float
-    own: float
-    of: float
+    before: float | Fraction
+    own: float | Fraction
+    of: float | Fraction
     is_generous: ClassVar[bool] = False
 
     @property
     def fraction(self) -> float:
         """The part as a number from 0 to 1."""
-        return self.own / self.of
+        return float(self.own / self.of)
 
     def units(self, whole: int) -> int:
         """This part of so many units. All parts together are the whole."""
@@ -92,10 +92,17 @@ class Heartbeat:
     def beat(self) -> int:
         """Say so once; returns how many there are. Raises `StoreError`."""
         self._is_listed = True
-        count, rank, before, own, of = self._say(b"0")
-        self.count = max(1, int(count))
-        self.equal = ProcessShare(int(rank), 1, self.count)
-        self.weighted = ProcessShare(float(before), float(own), float(of))
+        own = conf.INSTANCE_WEIGHT
+        rank, *weights = self._say(own)
+        # Exact numbers, so that there is nothing between the parts of two processes.
+        by_weight = {Fraction(float(weight)): count for weight, count in zip(weights[::2], weights[1::2], strict=True)}
+        lighter = {weight: count for weight, count in by_weight.items() if weight < own}
+        before = sum(weight * count for weight, count in lighter.items())
+        before += (rank - sum(lighter.values())) * Fraction(own)
+        self.count = max(1, sum(by_weight.values()))
+        self.equal = ProcessShare(rank, 1, self.count)
+        whole = sum(weight * count for weight, count in by_weight.items())
+        self.weighted = ProcessShare(before, Fraction(own), whole)
         return self.count
 
     def goodbye(self) -> None:
@@ -103,13 +110,12 @@ class Heartbeat:
         self._started = False
         if self._is_listed:  # A child that never said a word ends without one.
             with suppress(Exception):
-                self._say(b"1", last_patience())
+                self._say(0, last_patience(), is_goodbye=True)
 
-    def _say(self, is_goodbye: bytes, patience: Patience | None = None) -> list[bytes]:
-        key = conf.CACHE_PREFIX + b"{rules}:instances"
-        name = f"{conf.INSTANCE_WEIGHT:.17g}:{self._id}".encode()
-        arguments = (b"EVAL", SCRIPT, b"1", key, name, b"%d" % LIFETIME, is_goodbye)
-        reply: list[bytes] = get_store(background=True).execute(*arguments, patience=patience)
+    def _say(self, weight: float, patience: Patience | None = None, *, is_goodbye: bool = False) -> list[Any]:
+        keys = [conf.CACHE_PREFIX + key for key in (b"{rules}:processes", b"{rules}:process-weights")]
+        values = (self._id.encode(), f"{weight:.17g}".encode(), b"%d" % LIFETIME, b"%d" % is_goodbye)
+        reply: list[Any] = get_store(background=True).execute(b"EVAL", SCRIPT, b"2", *keys, *values, patience=patience)
         return reply
 
     def _beat(self) -> None:
