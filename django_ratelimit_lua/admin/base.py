@@ -66,7 +66,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Actions, on rows."""
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if not all(is_key(self.opts.pk, key) for key in chosen):
-            messages.error(request, _("What was selected is not in the list. Nothing was changed."))
+            messages.error(request, _("The selection is not in the list. Nothing was changed."))
             return HttpResponseRedirect(request.get_full_path())
         return super().response_action(request, queryset, *args, **kwargs)
 
@@ -96,6 +96,6 @@ def _told(request: HttpRequest, response: Any) -> Any:
         if problems.place:
             messages.warning(
                 request,
-                _("Another site keeps its rules under the same prefix. Give each site a RATELIMIT_CACHE_PREFIX."),
+                _("Another site uses the same prefix for its rules. Give each site its own RATELIMIT_CACHE_PREFIX."),
             )
     return response

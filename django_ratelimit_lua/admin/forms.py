@@ -44,14 +44,16 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
     methods = forms.MultipleChoiceField(
         label=_("Methods"), required=False, choices=methods,
-        widget=forms.CheckboxSelectMultiple, help_text=_("None chosen: all. GET counts HEAD too."),
+        widget=forms.CheckboxSelectMultiple, help_text=_("None selected: all methods. GET includes HEAD."),
     )  # fmt: skip
     groups = forms.MultipleChoiceField(
-        label=_("Groups"), required=False, widget=forms.CheckboxSelectMultiple, help_text=_("Where members are meant."),
+        label=_("Groups"), required=False, widget=forms.CheckboxSelectMultiple, help_text=_(
+            "For the audience “members of the groups below”."
+        ),
     )  # fmt: skip
     confirm = forms.BooleanField(
-        label=_("I mean it"), required=False,
-        help_text=_("Only needed where a rule would do something surprising: the messages say what."),
+        label=_("Confirm"), required=False,
+        help_text=_("Only needed if a warning asks for it."),
     )  # fmt: skip
 
     class Meta:
@@ -89,12 +91,12 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         if "path" not in self.fields:
             return given
         if given.get("audience") == "groups" and not given.get("groups"):
-            self.add_error("groups", _("Choose at least one group."))
+            self.add_error("groups", _("Select at least one group."))
         if given.get("limit") is None and not given.get("exempt"):
-            self.add_error("limit", _("A rule needs a limit, unless it says that there are no limits."))
+            self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
         if not given.get("confirm"):
             for field, problem in surprises(given):
-                self.add_error(field, ValidationError([problem, _("If that is meant, tick “I mean it” below.")]))
+                self.add_error(field, ValidationError([problem, _("If this is intended, tick “Confirm” below.")]))
         return given
 
 
@@ -151,10 +153,10 @@ class TierForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 DURATIONS = {
-    "3600": _("for an hour"),
-    "86400": _("for a day"),
-    "604800": _("for a week"),
-    "": _("until the time below, or for good"),
+    "3600": _("for 1 hour"),
+    "86400": _("for 1 day"),
+    "604800": _("for 1 week"),
+    "": _("until the end time below, or without end"),
 }
 
 
@@ -164,9 +166,9 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
     value = forms.CharField(
         label=_("Value"), required=False, strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "off"}, render_value=False),
-        help_text=_("Of the field above, such as the API key itself. Only a digest of it is kept."),
+        help_text=_("The value of the field, for example the API key itself. Only its digest is stored."),
     )  # fmt: skip
-    duration = forms.ChoiceField(label=_("How long"), required=False, choices=list(DURATIONS.items()))
+    duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
 
     class Meta:
         model = RateLimitOverride
@@ -179,7 +181,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
         if "burst" in self.fields:
-            self.fields["burst"].help_text = _("Of a token bucket. Empty: the rule's.")
+            self.fields["burst"].help_text = _("Only for token buckets. Empty: the burst of the rule.")
         for name in {"starts", "ends"} & set(self.fields):
             field = self.fields[name]
             for part, label in zip(getattr(field.widget, "widgets", ()), (_("date"), _("time")), strict=False):
@@ -193,7 +195,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
             self.instance.field = given["field"]
             self.instance.set_value(value)
         elif value:
-            self.add_error("field", _("Say of which field this is the value, such as header:X-API-Key."))
+            self.add_error("field", _("Enter the field that has this value, for example header:X-API-Key."))
         elif given.get("field") and given["field"] != self.initial.get("field"):
             self.instance.subject = ""
         if given.get("duration"):
@@ -206,7 +208,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def _not_oneself(self, network: str) -> None:
         if self.own_address is not None and covers(network, self.own_address):
-            self.add_error("network", _("This is the address you come from: you would lock yourself out."))
+            self.add_error("network", _("This includes your own address: you would lock yourself out."))
 
 
 def covers(network: str, address: str) -> bool:
@@ -230,9 +232,9 @@ UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
 class PreviewForm(forms.Form):
     """What is to be sent, to see what a rule does to it."""
 
-    preview_burst = forms.IntegerField(label=_("at once"), min_value=0, max_value=100_000, required=False)
-    preview_flow = forms.IntegerField(label=_("then"), min_value=0, max_value=1_000_000, required=False)
-    preview_unit = forms.ChoiceField(label=_("a"), choices=list(UNITS.items()), required=False)
+    preview_burst = forms.IntegerField(label=_("Requests at once"), min_value=0, max_value=100_000, required=False)
+    preview_flow = forms.IntegerField(label=_("then, steadily"), min_value=0, max_value=1_000_000, required=False)
+    preview_unit = forms.ChoiceField(label=_("per"), choices=list(UNITS.items()), required=False)
 
 
 class InspectForm(forms.Form):
@@ -241,7 +243,7 @@ class InspectForm(forms.Form):
     user = forms.CharField(label=_("User"), required=False, help_text=_("Name or primary key. Empty: not logged in."))
     address = forms.GenericIPAddressField(label=_("Address"), required=False)
     header = forms.CharField(
-        label=_("Header"), required=False, help_text=_("NAME: value, such as X-API-Key: …"),
+        label=_("Header"), required=False, help_text=_("NAME: value, for example X-API-Key: …"),
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )  # fmt: skip
     path = forms.CharField(label=_("Path"), initial="/", max_length=2000)
@@ -252,7 +254,7 @@ class InspectForm(forms.Form):
         header: str = self.cleaned_data["header"]
         name, colon, _value = header.partition(":")
         if header and (not colon or not name.strip()):
-            raise ValidationError(_("Write NAME: value."))
+            raise ValidationError(_("Enter NAME: value."))
         return header
 
     def clean_path(self) -> str:

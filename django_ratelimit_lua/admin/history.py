@@ -34,7 +34,7 @@ def restore(change: RateLimitChange) -> RateLimitRule:
     made, tiers = build_rule(given or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
         if RateLimitRule.objects.filter(name=made.name).exclude(pk=change.object_id or 0).exists():
-            problem = _("another rule has that name by now; rename or delete it first")
+            problem = _("another rule has this name now; rename or delete it first")
             raise RuleError(repr(made.name), "name", str(problem))
         return save_rule(made, tiers, change.object_id)
 

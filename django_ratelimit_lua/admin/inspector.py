@@ -63,7 +63,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         given = form.cleaned_data
         user = find_user(given["user"]) if given["user"] else None
         if given["user"] and user is None:
-            form.add_error("user", _("Nobody has that name or primary key."))
+            form.add_error("user", _("No user has this name or primary key."))
             return
         name, _colon, value = given["header"].partition(":")
         headers = {name.strip(): value.strip()} if name else {}
@@ -78,7 +78,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 self._act(request, action, target, explain(imagined), given, user)
         found = explain(imagined)
         if found.decision.source == "fallback":
-            messages.warning(request, _("Redis cannot be asked: what is used is not known."))
+            messages.warning(request, _("Redis is unavailable: the counts are not known."))
         context["found"] = found
         context["subjects"] = [
             (kind, label)
@@ -105,21 +105,21 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if target:
             override.rule = RateLimitRule.objects.filter(name=target).first()
             if override.rule is None:  # Without a rule, it would be for all of them.
-                messages.error(request, _("No rule of the admin is called “%(name)s”.") % {"name": target})
+                messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
                 return
         if subject == "user" and user is not None:
             override.user = user
         elif subject == "address" and given["address"]:
             override.network = given["address"]
             if action == "block" and covers(override.network, own_address(request) or ""):
-                messages.error(request, _("This is the address you come from: you would lock yourself out."))
+                messages.error(request, _("This includes your own address: you would lock yourself out."))
                 return
         elif subject == "header" and given["header"]:
             name, _colon, value = given["header"].partition(":")
             override.field = f"header:{name.strip()}"
             override.set_value(value.strip())
         else:
-            messages.error(request, _("Say who it is: fill in a user, an address or a header."))
+            messages.error(request, _("Enter who it is: a user, an address or a header."))
             return
         try:
             override.full_clean(exclude=["subject", "kind"])
@@ -136,7 +136,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     def _reset(self, request: HttpRequest, found: Explanation, target: str) -> None:
         try:
             if found.decision.source == "fallback":
-                raise StoreError(_("Redis cannot be asked"))
+                raise StoreError(_("Redis is unavailable"))
             names = reset(found, {target} if target else None)
         except StoreError as error:
             messages.error(request, _("Nothing was reset: %s") % error)
@@ -151,5 +151,5 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             if met.name in names and met.rule is not None and met.rule.pk:
                 rule = RateLimitRule.objects.filter(pk=met.rule.pk).first()
                 if rule is not None:
-                    self.log_change(request, rule, _("Reset an identity in the inspector."))
-        messages.success(request, _("Forgotten what was counted under %(names)s.") % {"names": ", ".join(names) or "—"})
+                    self.log_change(request, rule, _("Reset counts in the inspector."))
+        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(names) or "—"})

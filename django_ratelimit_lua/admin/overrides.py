@@ -26,12 +26,12 @@ from .inspector import Inspector
 class ActiveFilter(admin.SimpleListFilter):
     """In force, or not."""
 
-    title = gettext_lazy("in force")
+    title = gettext_lazy("active")
     parameter_name = "active"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """Two choices."""
-        return [("yes", _("in force")), ("no", _("ended or not begun"))]
+        return [("yes", _("active")), ("no", _("ended or not started"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """What was chosen."""
@@ -58,7 +58,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     """Overrides."""
 
     form = OverrideForm
-    list_display = ("whom", "says", "rule", "state", "ends", "reason", "created_by")
+    list_display = ("whom", "effect_summary", "rule", "state", "ends", "reason", "created_by")
     list_filter = (ActiveFilter, "effect", "rule")
     list_select_related = ("rule", "user")
     search_fields = ("network", "label", "reason", "field", "rule__name")
@@ -67,9 +67,9 @@ class OverrideAdmin(Inspector, ActingAdmin):
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
-        (gettext_lazy("Who: one of these"), {"fields": ("user", "network", ("field", "value"), "label")}),
-        (gettext_lazy("What"), {"fields": ("effect", ("limit", "period", "unit"), "burst", "rule")}),
-        (gettext_lazy("How long, and why"), {"fields": ("duration", ("starts", "ends"), "reason")}),
+        (gettext_lazy("Who (fill in one)"), {"fields": ("user", "network", ("field", "value"), "label")}),
+        (gettext_lazy("Effect"), {"fields": ("effect", ("limit", "period", "unit"), "burst", "rule")}),
+        (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created_at"),)}),
     )
 
@@ -89,19 +89,19 @@ class OverrideAdmin(Inspector, ActingAdmin):
         form = super().get_form(request, *args, **kwargs)
         return type(form.__name__, (form,), {"own_address": own_address(request)})
 
-    @admin.display(description=gettext_lazy("whom"))
+    @admin.display(description=gettext_lazy("who"))
     def whom(self, override: RateLimitOverride) -> str:
         """Whom it is about."""
         return override.whom()
 
-    @admin.display(description=gettext_lazy("says"))
-    def says(self, override: RateLimitOverride) -> str:
+    @admin.display(description=gettext_lazy("effect"))
+    def effect_summary(self, override: RateLimitOverride) -> str:
         """What it does."""
         if override.effect == override.Effects.LIMIT and override.rate:
             return rate_words(override.rate)
         return str(override.get_effect_display())
 
-    @admin.display(description=gettext_lazy("in force"), boolean=True)
+    @admin.display(description=gettext_lazy("active"), boolean=True)
     def state(self, override: RateLimitOverride) -> bool:
         """Whether it is in force."""
         return override.is_active()

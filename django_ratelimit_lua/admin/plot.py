@@ -74,13 +74,15 @@ def _unit(seconds: float) -> tuple[str, float]:
 def _words(seen: Simulation) -> str:
     parts: list[Any] = []
     if seen.burst:
-        parts.append(_("Of %(sent)d at once, %(granted)d go.") % {"sent": seen.burst, "granted": seen.burst_granted})
+        parts.append(
+            _("Of %(sent)d at once, %(granted)d are allowed.") % {"sent": seen.burst, "granted": seen.burst_granted}
+        )
     if seen.flow_sent:
         parts.append(
-            _("Of %(sent)d that come steadily after them, %(granted)d go.")
+            _("Of %(sent)d that follow steadily, %(granted)d are allowed.")
             % {"sent": seen.flow_sent, "granted": seen.flow_granted}
         )
     longest = max((one.wait for one in seen.sent if one.granted), default=0.0)
     if longest:
         parts.append(_("The longest wait is %(seconds).3g s.") % {"seconds": longest})
-    return " ".join(parts) or _("Nothing is sent.")
+    return " ".join(parts) or _("No requests.")

@@ -36,9 +36,9 @@ def previewed(posted: Any) -> dict[str, Any]:
     rule.name, rule.key = "preview", "ip"
     problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in NUMBERS]
     if rule.exempt and not problems:
-        return {"problems": [_("What the rule is about is exempt: every request goes, and this rule counts none.")]}
+        return {"problems": [_("The rule exempts requests: every request is allowed, and none is counted.")]}
     if problems or rule.limit is None or not rule.period:
-        return {"problems": problems or [_("Say how much, and this shows what it does.")]}
+        return {"problems": problems or [_("Enter a limit to see a preview.")]}
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
@@ -54,4 +54,4 @@ def previewed(posted: Any) -> dict[str, Any]:
     except RuleError as error:
         return {"problems": [error.problem]}
     except StoreError as error:
-        return {"problems": [_("Redis cannot be asked: %s") % error]}
+        return {"problems": [_("Redis is unavailable: %s") % error]}

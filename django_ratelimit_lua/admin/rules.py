@@ -33,7 +33,7 @@ from .preview import previewed
 
 _PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone")
 """Options that have their places in the form; the others follow them."""
-MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow"), "off": gettext_lazy("Switch off")}
+MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
 
 
 class TierInline(admin.TabularInline):  # type: ignore[type-arg]
@@ -43,16 +43,16 @@ class TierInline(admin.TabularInline):  # type: ignore[type-arg]
     form = TierForm
     formset = TierFormSet
     extra = 0
-    verbose_name_plural = gettext_lazy("tiers: other numbers for Django groups, the most favourable counts")
+    verbose_name_plural = gettext_lazy("tiers: other limits for Django groups; the most generous one applies")
 
 
-@admin.action(description=gettext_lazy("Enforce: refuse what is over the limit"), permissions=["change"])
+@admin.action(description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"])
 def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
     """Switch rules to enforce."""
     modeladmin.switch(request, queryset, "enforce")
 
 
-@admin.action(description=gettext_lazy("Shadow: count, never refuse"), permissions=["change"])
+@admin.action(description=gettext_lazy("Shadow mode: count, refuse nobody"), permissions=["change"])
 def shadow(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
     """Switch rules to shadow."""
     modeladmin.switch(request, queryset, "shadow")
@@ -75,25 +75,24 @@ class RuleAdmin(ActingAdmin):
     search_fields = ("name", "description", "path", "route", "key", "group")
     actions = (enforce, shadow, switch_off)
     save_on_top = True
-    readonly_fields = ("hangs_on_it",)
+    readonly_fields = ("dependents",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
     object_history_template = "admin/django_ratelimit_lua/history.html"
     fieldsets = (
-        (None, {"fields": (("name", "mode"), "description", "hangs_on_it")}),
+        (None, {"fields": (("name", "mode"), "description", "dependents")}),
         (
-            gettext_lazy("How much"),
+            gettext_lazy("Limit"),
             {
                 "description": gettext_lazy(
-                    "So many requests (or units, where a request costs more than one) per so much time: "
-                    "100 per 1 minute, 5 per 15 minutes."
+                    "For example 100 requests per 1 minute. If a request costs more than 1, the limit is in units."
                 ),
                 "fields": (("limit", "period", "unit"), "key", ("algorithm", "burst"), "cost"),
             },
         ),
-        (gettext_lazy("Where and for whom"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
+        (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
         (
-            gettext_lazy("Fine points"),
+            gettext_lazy("Advanced"),
             {
                 "classes": ("collapse",),
                 "fields": (
@@ -102,7 +101,7 @@ class RuleAdmin(ActingAdmin):
                 ),
             },
         ),
-        (gettext_lazy("Confirmation"), {"fields": ("confirm",)}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )  # fmt: skip
 
     class Media:
@@ -123,7 +122,7 @@ class RuleAdmin(ActingAdmin):
         rules: QuerySet[RateLimitRule] = super().get_queryset(request).prefetch_related("tiers")
         return rules
 
-    @admin.display(description=gettext_lazy("reads"))
+    @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
         """The rule in one sentence."""
         return rule.reading()
@@ -142,20 +141,20 @@ class RuleAdmin(ActingAdmin):
         """With how often each limit was exceeded."""
         counts: dict[str, dict[str, int]] = vars(request).get("_ratelimit_exceeded", {})
 
-        @admin.display(description=_("exceeded in 7 days"))
+        @admin.display(description=_("over the limit in 7 days"))
         def exceeded_in_days(rule: RateLimitRule) -> str:
             of = counts.get(rule.name, {})
             refused, would_be = of.get("enforce", 0), of.get("shadow", 0)
             parts = [_("%(number)d refused") % {"number": refused}] if refused else []
-            parts += [_("%(number)d would have been") % {"number": would_be}] if would_be else []
+            parts += [_("%(number)d would have been refused") % {"number": would_be}] if would_be else []
             failed = of.get(FAILED, 0)
-            parts += [_("%(number)d times not applicable: see the log") % {"number": failed}] if failed else []
+            parts += [_("%(number)d times not applied (see the log)") % {"number": failed}] if failed else []
             return ", ".join(parts) or "—"
 
         return (*self.list_display, exceeded_in_days)
 
-    @admin.display(description=gettext_lazy("what hangs on it"))
-    def hangs_on_it(self, rule: RateLimitRule) -> str:
+    @admin.display(description=gettext_lazy("used by"))
+    def dependents(self, rule: RateLimitRule) -> str:
         """Overrides and tiers that go when it goes."""
         if rule._state.adding:
             return "—"
@@ -173,7 +172,7 @@ class RuleAdmin(ActingAdmin):
             if rule.mode != mode:
                 rule.switch(mode)
                 self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
-        messages.success(request, _("%(mode)s: in force from the next request on.") % {"mode": MODES[mode]})
+        messages.success(request, _("%(mode)s: applies from the next request on.") % {"mode": MODES[mode]})
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None, **kwargs: Any) -> Any:
         """With the rules of the settings below, and what is published."""
@@ -188,7 +187,7 @@ class RuleAdmin(ActingAdmin):
             context["published"] = publish()
             vars(request)["_ratelimit_exceeded"] = refusal_counts()
         except StoreError as error:
-            messages.warning(request, _("Redis cannot be asked; changes are published as soon as it can: %s") % error)
+            messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
         return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,7 +246,5 @@ class RuleAdmin(ActingAdmin):
             messages.error(request, str(error))
             return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
         self.log_change(request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision})
-        messages.success(
-            request, _("“%(rule)s” is as it was: %(reading)s.") % {"rule": rule, "reading": rule.reading()}
-        )
+        messages.success(request, _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()})
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))

@@ -19,29 +19,30 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
     paths = [line.strip() for line in given.get("path", "").splitlines() if line.strip()]
     for path in paths:
         if path.strip("*") in ("", "/"):
-            found.append(("path", _("“%(path)s” is every request of the site.") % {"path": path}))
+            found.append(("path", _("“%(path)s” matches every request of the site.") % {"path": path}))
         elif path.startswith("*") and not path.startswith(("**", "*/")):
-            problem = _("“%(path)s” matches nothing: a path begins with a slash, which a single * does not match.")
+            problem = _("“%(path)s” matches nothing: a path begins with a slash, and a single * matches no slash.")
             found.append(("path", problem % {"path": path}))
         elif set(path) & set("?#"):
             problem = _("“%(path)s” matches nothing: a path ends where ? or # begins.")
             found.append(("path", problem % {"path": path}))
     if given.get("limit") == 0:
-        found.append(("limit", _("A limit of 0 refuses every request it is about.")))
+        found.append(("limit", _("A limit of 0 refuses every request that the rule applies to.")))
     if _is_one_for_all(given):
         problem = _(
-            "All who are not logged in would share one count. Count by user_or_ip, or choose “who is logged in”."
+            "All clients that are not logged in would share one count. Count by user_or_ip, or choose the audience "
+            "“logged in”."
         )
         found.append(("key", problem))
     if given.get("route") and given["route"] not in route_names():
-        found.append(("route", _("No URL pattern is called so, so the rule would match nothing.")))
+        found.append(("route", _("No URL pattern has this name: the rule would match nothing.")))
     if (
         given.get("name")
         and not given.get("exempt")
         and not (paths or given.get("route") or given.get("group"))
         and given["name"] not in known_call_sites
     ):
-        problem = _("The rule names no path and no route, and nothing in the code is called so: it would do nothing.")
+        problem = _("The rule has no path and no route, and no limit in the code has its name: it would do nothing.")
         found.append(("name", problem))
     return found
 

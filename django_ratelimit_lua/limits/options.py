@@ -88,55 +88,55 @@ class Options(TypedDict, total=False):
         "sliding_window", _algorithm,
         "how units are counted: ``token_bucket`` (= ``gcra``), ``leaky_bucket``, ``fixed_window``, ``sliding_window`` "
         "or ``sliding_log``; on views and of a ``RateLimiter``, ``RATELIMIT_ALGORITHM`` unless told",
-        label=_("algorithm"), help=_("Empty: what the settings say."), is_general=True,
+        label=_("algorithm"), help=_("Empty: as in the settings."), is_general=True,
         names={
-            "token_bucket": _("token bucket: a steady rate, with bursts"),
-            "leaky_bucket": _("leaky bucket: evenly spaced, the others wait"),
-            "fixed_window": _("fixed window: so many in each window"),
-            "sliding_window": _("sliding window: never more in any such time"),
+            "token_bucket": _("token bucket: a steady rate with bursts"),
+            "leaky_bucket": _("leaky bucket: evenly spaced, others wait"),
+            "fixed_window": _("fixed window: one count per window"),
+            "sliding_window": _("sliding window: never over the limit in any period"),
             "sliding_log": _("sliding log: the same, exact to the microsecond"),
         },
     )]
     burst: Annotated[int | None, Option(
         None, Whole(1, Rate.MOST_UNITS), "units that a bucket holds when full; the rate's limit unless told",
-        label=_("burst"), help=_("Token bucket: how many may go at once. Empty: as many as the limit."),
+        label=_("burst"), help=_("Token bucket: requests allowed at once. Empty: the limit."),
         words=_("bursts of %(burst)s"),
     )]
     queue: Annotated[int | None, Option(
         None, Whole(0, Rate.MOST_UNITS),
         "units that may wait behind the one being served; one less than the rate's limit unless told, which does not "
         "bound ``acquire``",
-        label=_("queue"), help=_("Leaky bucket: how many may wait. Empty: one less than the limit."),
+        label=_("queue"), help=_("Leaky bucket: how many requests may wait. Empty: the limit minus 1."),
     )]
     segments: Annotated[int | None, Option(
         None, Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
         "in how many parts a window forgets, each at once; 10 unless told",
-        label=_("segments"), help=_("Sliding window: in how many parts it forgets. Empty: 10."),
+        label=_("segments"), help=_("Sliding window: parts of the window that expire one by one. Empty: 10."),
     )]
     align: Annotated[Align | None, Option(
         None, Choice(get_args(Align), "choose None or one of"),
         'when windows begin: with the first hit unless told, at multiples of the period since 1970 UTC (``"clock"``), '
         'or with each ``"day"``, ``"week"`` (Monday) or ``"month"`` in ``time_zone``',
-        label=_("windows begin"), help=_("Fixed window: empty: with the first request."),
+        label=_("window starts"), help=_("For fixed windows. Empty: with the first request."),
         names={
-            "clock": _("with the clock"), "day": _("with each day"), "week": _("with each week (Monday)"),
-            "month": _("with each month"),
+            "clock": _("by the clock"), "day": _("each day"), "week": _("each week (Monday)"), "month": _("each month"),
         },
     )]
     time_zone: Annotated[str, Option(
         "UTC", _time_zone, "of days, weeks and months; an IANA name",
-        label=_("time zone"), help=_("Of days, weeks and months. Empty: UTC."),
+        label=_("time zone"), help=_("For days, weeks and months. Empty: UTC."),
     )]
     max_wait: Annotated[float | None, Option(
         None, _seconds,
         "seconds that a hit may be reserved ahead, instead of being refused; none unless told, of a leaky bucket any "
         "(on views, ``RATELIMIT_MAX_WAIT``)",
-        label=_("longest wait"), help=_("Seconds that a request is held, instead of refused, if it could go by then."),
+        label=_("longest wait"),
+        help=_("Seconds. A request waits instead of being refused if it can be allowed within this time."),
         words=_("waits up to %(max_wait)s s"),
     )]
     count_denied: Annotated[bool, Option(
         False, _flag, "refused hits count too, so that whoever hammers at a closed door keeps it closed",
-        label=_("refused requests count too"), help=_("Who goes on knocking stays outside."),
+        label=_("count refused requests"), help=_("A client that keeps trying stays refused."),
         excludes={"max_wait": "a hit is refused or waits"},
     )]
     mode: Annotated[Literal["enforce", "shadow"], Option(
@@ -146,17 +146,21 @@ class Options(TypedDict, total=False):
         None, Choice(POLICIES),
         'what a hit is told when Redis cannot be asked: ``"open"``, ``"closed"`` or ``"local"``; '
         "``RATELIMIT_ON_STORE_ERROR`` unless told",
-        label=_("when Redis cannot be asked"), help=_("Empty: what the settings say."), is_general=True,
-        names={"open": _("let requests through"), "closed": _("refuse requests"), "local": _("each process its share")},
+        label=_("fallback"), help=_("What happens while Redis is unavailable. Empty: as in the settings."),
+        names={
+            "open": _("allow requests"), "closed": _("refuse requests"),
+            "local": _("limit each process to its share"),
+        },
+        is_general=True,
     )]
     lease: Annotated[int | None, Option(
         None, Whole(1, Rate.MOST_UNITS),
         "units that a process may take at once, to spend them without asking; how many it takes depends on how fast it "
         "spends, and on how many are left, see :doc:`hot-keys`",
-        label=_("taken ahead"),
+        label=_("lease"),
         help=_(
-            "Token bucket, fixed window: units that a process may take at once and spend without asking, "
-            "for keys that are hit very often. Edits then hold within a second."
+            "Token bucket and fixed window: units that a process takes at once and spends without asking Redis, for "
+            "keys that are used very often."
         ),
         words=_("up to %(lease)s taken ahead"),
         excludes=_needs_redis,
@@ -165,8 +169,9 @@ class Options(TypedDict, total=False):
         None, Choice(get_args(Split), "choose None or one of"),
         'each process has its part of the limit and asks nobody: ``"equal"`` parts, or ``"weighted"`` ones by '
         "``RATELIMIT_INSTANCE_WEIGHT``, see :doc:`hot-keys`",
-        label=_("split"), help=_("Each process has its part of the limit and asks nobody. Empty: one count for all."),
-        names={"equal": _("in equal parts"), "weighted": _("by the weights of the processes")},
+        label=_("split"),
+        help=_("Each process enforces its share of the limit without asking Redis. Empty: one shared count."),
+        names={"equal": _("equal shares"), "weighted": _("shares by process weight")},
         words=_("split among processes"),
         excludes={"lease": "one count is shared, or none", **_needs_redis},
     )]

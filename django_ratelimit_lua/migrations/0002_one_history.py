@@ -53,7 +53,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='ratelimitchange',
             name='subjects',
-            field=models.TextField(blank=True, verbose_name='digests of whom it is about'),
+            field=models.TextField(blank=True, verbose_name='digests of the subjects'),
         ),
         migrations.RunPython(name_the_database, migrations.RunPython.noop, elidable=False),
     ]

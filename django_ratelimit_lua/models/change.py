@@ -56,7 +56,7 @@ class RateLimitRevision(models.Model):
 
     revision = models.BigIntegerField(_("revision"), default=0)
     tag = models.CharField(_("tag of the revision"), max_length=16, default=new_tag)
-    rebuilt = models.BigIntegerField(_("revision before which all overrides have to be published anew"), default=0)
+    rebuilt = models.BigIntegerField(_("revision before which all overrides must be published again"), default=0)
     rebuilt_tag = models.CharField(_("tag of that revision"), max_length=16, blank=True)
     database = models.CharField(_("id of the database"), max_length=32, default=new_database)
 
@@ -108,7 +108,7 @@ class RateLimitChange(models.Model):
         CREATED = "created", _("created")
         CHANGED = "changed", _("changed")
         DELETED = "deleted", _("deleted")
-        BULK = "bulk", _("many at once")
+        BULK = "bulk", _("bulk change")
         ENDED = "reset", _("reset")
 
     class Kind(models.TextChoices):
@@ -121,14 +121,14 @@ class RateLimitChange(models.Model):
     revision = models.BigIntegerField(_("revision"), db_index=True)
     tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)
     at = models.DateTimeField(_("when"), auto_now_add=True)
-    by = models.CharField(_("by whom"), max_length=254, blank=True)
-    kind = models.CharField(_("what"), max_length=10, choices=Kind.choices)
+    by = models.CharField(_("by"), max_length=254, blank=True)
+    kind = models.CharField(_("kind"), max_length=10, choices=Kind.choices)
     object_id = models.BigIntegerField(_("row"), null=True, db_index=True)
     name = models.CharField(_("name"), max_length=300)
     action = models.CharField(_("action"), max_length=10, choices=Action.choices)
     before = models.JSONField(_("before"), null=True)
     after = models.JSONField(_("after"), null=True)
-    subjects = models.TextField(_("digests of whom it is about"), blank=True)
+    subjects = models.TextField(_("digests of the subjects"), blank=True)
     digested_by = models.CharField(
         _("ids of the keys of these digests"), max_length=200, default=key_ids, editable=False
     )  # fmt: skip

@@ -61,24 +61,27 @@ class RateLimitOverride(RateFields, AuditedModel):
         settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", null=True, blank=True, verbose_name=_("user")
     )
     network = models.CharField(
-        _("address or network"), max_length=49, blank=True, help_text=_("Such as 203.0.113.9 or 2001:db8::/48.")
+        _("address or network"), max_length=49, blank=True, help_text=_("For example 203.0.113.9 or 2001:db8::/48.")
     )
     field = models.CharField(
         _("field"), max_length=200, blank=True,
-        help_text=_("Whose value says who it is: header:X-API-Key, post:username. The value is only kept as a digest."),
+        help_text=_(
+            "The field that identifies the client: header:X-API-Key, post:username. Only the digest of its value is "
+            "stored."
+        ),
     )  # fmt: skip
     label = models.CharField(
-        _("label"), max_length=200, blank=True, help_text=_("What to call them, where the value is not kept.")
+        _("label"), max_length=200, blank=True, help_text=_("A name for this client, because the value is not stored.")
     )
     kind = models.CharField(_("kind"), max_length=210, editable=False)
     subject = models.CharField(_("digest"), max_length=32, editable=False, db_index=True)
     digested_by = models.CharField(_("id of the key of the digest"), max_length=8, default=key_id, editable=False)
     effect = models.CharField(_("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT)
-    starts = models.DateTimeField(_("from"), null=True, blank=True, help_text=_("Empty: at once."))
-    ends = models.DateTimeField(_("until"), null=True, blank=True, help_text=_("Empty: for good."))
+    starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: now."))
+    ends = models.DateTimeField(_("ends"), null=True, blank=True, help_text=_("Empty: never."))
     reason = models.CharField(_("reason"), max_length=300, blank=True)
-    created_by = models.CharField(_("made by"), max_length=254, blank=True, editable=False)
-    created_at = models.DateTimeField(_("made"), auto_now_add=True)
+    created_by = models.CharField(_("created by"), max_length=254, blank=True, editable=False)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
 
     objects = OverrideQuerySet.as_manager()
 
@@ -204,16 +207,16 @@ class RateLimitOverride(RateFields, AuditedModel):
     def clean(self) -> None:
         """Raises `ValidationError` that names the field."""
         if sum((self.user_id is not None, bool(self.network), bool(self.field))) != 1:
-            raise ValidationError(_("Say whom it is about: a user, or an address or network, or the value of a field."))
+            raise ValidationError(_("Fill in exactly one: a user, an address or network, or a field and its value."))
         problems: dict[str, Any] = {}
         if self.network:
             try:
                 parse_network(self.network)
             except ValueError:
-                problems["network"] = _("Write an address or network, such as 203.0.113.9 or 203.0.113.0/24.")
+                problems["network"] = _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
         if self.field:
             if split_field(self.field) is None:
-                problems["field"] = _("Write one of %(kinds)s, a colon and a name, such as header:X-API-Key.") % {
+                problems["field"] = _("Enter one of %(kinds)s, a colon and a name, for example header:X-API-Key.") % {
                     "kinds": ", ".join(FIELD_KINDS)
                 }
             elif not self.subject:
@@ -223,18 +226,18 @@ class RateLimitOverride(RateFields, AuditedModel):
         for field in ("starts", "ends"):
             moment = getattr(self, field)
             if moment != within(moment):
-                problems[field] = _("Write a year from %(first)d to %(last)d, or leave it empty.") % {
+                problems[field] = _("Enter a year from %(first)d to %(last)d, or leave it empty.") % {
                     "first": FIRST_YEAR,
                     "last": LAST_YEAR,
                 }
         if not problems and self.starts is not None and self.ends is not None and self.starts >= self.ends:
-            problems["ends"] = _("It would end before it starts.")
+            problems["ends"] = _("The end is before the start.")
         if problems:
             raise ValidationError(problems)
 
     def _problems_of_numbers(self) -> dict[str, Any]:
         if self.rate is None:
-            return {"limit": _("Another limit needs a number.")}
+            return {"limit": _("Enter the other limit.")}
         try:
             rate = Rate.parse(self.rate)
             template = self.rule.compiled([]).template if self.rule is not None else None

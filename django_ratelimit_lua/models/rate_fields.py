@@ -17,8 +17,8 @@ from ..rules.rule import UNWRITABLE
 
 MOST = Rate.MOST_UNITS
 _NAMES = {
-    "enforce": _("enforce"), "shadow": _("shadow"), "off": _("off"),
-    "everyone": _("everyone"), "anonymous": _("who is not logged in"), "authenticated": _("who is logged in"),
+    "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
+    "everyone": _("everyone"), "anonymous": _("not logged in"), "authenticated": _("logged in"),
     "staff": _("staff"), "groups": _("members of the groups below"),
 }  # fmt: skip
 
@@ -55,7 +55,7 @@ class RateFields(models.Model):
         _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)]
     )
     period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
-    unit = models.CharField(_("time"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
+    unit = models.CharField(_("unit"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
     burst = models.BigIntegerField(null=True, blank=True, **column("burst"))
 
     class Meta:
@@ -71,7 +71,7 @@ class RateFields(models.Model):
         for field in self._meta.concrete_fields:
             value = getattr(self, field.attname)
             if field.name not in (exclude or ()) and isinstance(value, str) and UNWRITABLE.search(value):
-                problems.setdefault(field.name, []).append(ValidationError(_("Write text without control characters.")))
+                problems.setdefault(field.name, []).append(ValidationError(_("Enter text without control characters.")))
         if problems:
             raise ValidationError(problems)
 

@@ -28,51 +28,57 @@ class RateLimitRule(RateFields, AuditedModel):
     name = models.CharField(
         _("name"), max_length=200, unique=True,
         help_text=_(
-            "What the count is kept under. Named like a decorator's group, a DRF scope or a RateLimiter, the rule "
-            "takes the place of what the code says there. Another name starts counting afresh."
+            "The name of the count: a new name starts a new count. A rule with the name of a decorator's group, a DRF"
+            " scope or a RateLimiter replaces the limit in the code."
         ),
     )  # fmt: skip
-    description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why there is this rule."))
+    description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why this rule exists."))
     mode = models.CharField(
         _("mode"), max_length=8, choices=named(MODES), default="enforce",
-        help_text=_("Shadow: counted and decided, but nobody is refused; the list says how many would have been."),
+        help_text=_(
+            "Shadow mode counts but refuses nobody. The list of rules shows how many would have been refused."
+        ),
     )  # fmt: skip
     order = models.IntegerField(
-        _("order"), default=0, help_text=_("Rules are listed, and answer, from small to large.")
+        _("order"), default=0, help_text=_("Rules are listed and applied in this order, smallest first.")
     )
     exempt = models.BooleanField(
-        _("no limits here"), default=False, help_text=_("Requests of this path or route meet no rule at all.")
+        _("exempt"), default=False, help_text=_("No rule applies to requests of these paths or this route.")
     )
     path = models.TextField(
         _("paths"), blank=True,
         help_text=_(
-            "One in a line: a beginning such as /api/, or a pattern in which * is any text without a slash and ** any "
-            "text. A single / is every request. Empty: only where the code names a limit like this rule."
+            "One per line: a prefix such as /api/, or a pattern. In patterns, * is any text without a slash, and ** "
+            "is any text. A single / is every request. Empty: only where a limit in the code has the name of this "
+            "rule."
         ),
     )  # fmt: skip
     route = models.CharField(
-        _("route"), max_length=300, blank=True, help_text=_("The name of a URL pattern, such as shop:detail.")
+        _("route"), max_length=300, blank=True, help_text=_("The name of a URL pattern, for example shop:detail.")
     )
     group = models.CharField(
         _("call site"), max_length=200, blank=True,
-        help_text=_("The group of a decorator or the scope of a throttle beside whose limits this one is to stand."),
+        help_text=_(
+            "The group of a decorator or the scope of a throttle. This rule then applies in addition to the limits in"
+            " the code."
+        ),
     )  # fmt: skip
     methods = models.JSONField(
-        _("methods"), default=list, blank=True, help_text=_("None chosen: all. GET counts HEAD too.")
+        _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
-    audience = models.CharField(_("for whom"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
+    audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
     groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     key = models.CharField(
-        _("counted by"), max_length=300, blank=True,
+        _("count by"), max_length=300, blank=True,
         help_text=_(
-            "ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, "
-            "data:NAME or kwarg:NAME, or several joined by +. With exact: in front, a value counts letter by letter. "
-            "Empty: as the call site of this name counts."
+            "The key: ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, "
+            "json:NAME, data:NAME or kwarg:NAME. Join several with +. With exact: in front, a value is compared "
+            "letter by letter. Empty: the key of the call site with this name."
         ),
     )  # fmt: skip
     cost = models.BigIntegerField(
         _("cost"), null=True, blank=True, validators=[MinValueValidator(0)],
-        help_text=_("Units that a request takes. Empty: 1, or what the call site says."),
+        help_text=_("Units per request. Empty: 1, or the cost at the call site."),
     )  # fmt: skip
     algorithm = models.CharField(max_length=16, blank=True, **column("algorithm"))
     queue = models.BigIntegerField(null=True, blank=True, **column("queue"))
@@ -84,9 +90,7 @@ class RateLimitRule(RateFields, AuditedModel):
     on_store_error = models.CharField(max_length=8, blank=True, **column("on_store_error"))
     lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
     split = models.CharField(max_length=8, blank=True, **column("split"))
-    message = models.CharField(
-        _("message"), max_length=300, blank=True, help_text=_("What who is refused gets to read.")
-    )
+    message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
 
     to_check: Literal["all", "without tiers", "nothing"] = "all"
     """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
@@ -184,7 +188,7 @@ class RateLimitRule(RateFields, AuditedModel):
             value = getattr(self, field)
             names = value if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
             if names is None or len(set(names)) < len(names) or (field == "methods" and names != _upper(names)):
-                raise ValidationError({field: _("Write a list of names.")})
+                raise ValidationError({field: _("Enter a list of names.")})
         try:
             self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:

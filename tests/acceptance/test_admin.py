@@ -141,17 +141,17 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
         ({"key": ""}, "needs a key"),
         ({"limit": None}, "A rule needs a limit"),
         ({"limit": 0}, "A limit of 0 refuses every request"),
-        ({"path": "/"}, "is every request of the site"),
-        ({"path": "/ok\n**"}, "“**” is every request of the site"),
+        ({"path": "/"}, "matches every request of the site"),
+        ({"path": "/ok\n**"}, "“**” matches every request of the site"),
         ({"path": "*.php"}, "matches nothing: a path begins with a slash"),
         ({"path": "/search?q=x"}, "matches nothing: a path ends where"),
         ({"path": "ok"}, "write a prefix or glob that begins with /"),
         ({"path": "/" + "a*" * 600}, "of at most 1000 characters"),
-        ({"route": "nowhere"}, "No URL pattern is called so"),
+        ({"route": "nowhere"}, "No URL pattern has this name"),
         ({"path": "", "name": "nothing"}, "it would do nothing"),
-        ({"key": "user"}, "All who are not logged in would share one count"),
+        ({"key": "user"}, "All clients that are not logged in would share one count"),
         ({"key": "user + path", "audience": "anonymous"}, "Count by user_or_ip"),
-        ({"audience": "groups"}, "Choose at least one group"),
+        ({"audience": "groups"}, "Select at least one group"),
         ({"algorithm": "sliding_log", "burst": 5}, "no option &#x27;burst&#x27;"),
         ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "Unknown time zone"),
         ({"algorithm": "fixed_window", "align": "day"}, "names that period"),
@@ -209,7 +209,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     refusal_counter.flush()
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
-    assert "1 would have been" in page
+    assert "1 would have been refused" in page
     assert "Revision 1 is published" in page
     assert "no limits, on /admin/" in page
     row = {
@@ -237,16 +237,16 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     """Before it is saved, by the program that decides, and nothing stays counted."""
     form = given(path="/ok", key="ip", limit=60, unit="m", algorithm="token_bucket", burst=20)
     page = operator.post(f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"})
-    assert "Of 50 at once, 20 go. Of 90 that come steadily after them, 90 go." in page.content.decode()
+    assert "Of 50 at once, 20 are allowed. Of 90 that follow steadily, 90 are allowed." in page.content.decode()
     assert page.content.count(b"<polyline") == 2
     leaky = {**form, "algorithm": "leaky_bucket", "burst": "", "queue": 4, "preview_burst": 10, "preview_flow": 0}
     page = operator.post(f"{RULES}preview/", leaky).content.decode()
-    assert "Of 10 at once, 5 go." in page
+    assert "Of 10 at once, 5 are allowed." in page
     assert "The longest wait is 4 s." in page
     assert "no option" in operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
     assert "A rule needs a limit" in operator.post(f"{RULES}preview/", {**form, "limit": ""}).content.decode()
     huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
-    assert "Of 2000 at once, 2000 go." in operator.post(f"{RULES}preview/", huge).content.decode()
+    assert "Of 2000 at once, 2000 are allowed." in operator.post(f"{RULES}preview/", huge).content.decode()
     assert "at once" in operator.post(f"{RULES}preview/", {**form, "preview_burst": -1}).content.decode()
     assert [key for key in direct.keys(f"{prefix}*") if b"preview" in key] == []
     assert operator.get(f"{RULES}preview/").status_code == 403
@@ -261,7 +261,7 @@ def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client,
 
     def goes(**more: Any) -> int:
         page = operator.post(f"{RULES}preview/", {**form, **more}).content.decode()
-        found = re.search(r"Of 90 that come steadily after them, (\d+) go", page)
+        found = re.search(r"Of 90 that follow steadily, (\d+) are allowed", page)
         assert found is not None, page
         return int(found[1])
 
@@ -277,7 +277,7 @@ def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client,
     assert goes(count_denied="on") == granted
     assert goes() > granted or algorithm == "fixed_window"  # Whose next window is a fresh start for all.
     page = operator.post(f"{RULES}preview/", {**form, "exempt": "on"}).content.decode()
-    assert "is exempt: every request goes" in page
+    assert "every request is allowed, and none is counted" in page
     assert "polyline" not in page
 
 
@@ -322,18 +322,18 @@ def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> Non
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({}, "Say whom it is about"),
-        ({"network": "203.0.113.9", "field": "header:x", "value": "y"}, "Say whom it is about"),
-        ({"network": "nowhere"}, "Write an address or network"),
-        ({"field": "X-API-Key", "value": "x"}, "Write one of header"),
+        ({}, "Fill in exactly one"),
+        ({"network": "203.0.113.9", "field": "header:x", "value": "y"}, "Fill in exactly one"),
+        ({"network": "nowhere"}, "Enter an address or network"),
+        ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"field": "header:X-API-Key"}, "The value is missing"),
-        ({"value": "x"}, "Say of which field"),
-        ({"network": "203.0.113.9", "effect": "limit"}, "Another limit needs a number"),
+        ({"value": "x"}, "Enter the field that has this value"),
+        ({"network": "203.0.113.9", "effect": "limit"}, "Enter the other limit"),
         ({"network": f"{OPERATOR}/24"}, "you would lock yourself out"),
         ({"network": f"::ffff:{OPERATOR}"}, "you would lock yourself out"),
         ({"network": f"::ffff:{OPERATOR}/104"}, "you would lock yourself out"),
         ({"field": "post:username", "value": " \u3000"}, "The value is missing"),
-        ({"field": "exact:ip", "value": "x"}, "Write one of header"),
+        ({"field": "exact:ip", "value": "x"}, "Enter one of header"),
     ],
 )
 def test_an_override_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str, operator: Client) -> None:
@@ -349,7 +349,7 @@ def test_an_override_ends_after_it_begins_and_fits_its_rule(operator: Client) ->
     form = {"network": "203.0.113.9", "effect": "limit", "limit": 10**6, "period": 1, "unit": "m", "rule": rule.pk}
     assert "100000" in errors(operator.post(f"{OVERRIDES}add/", form)).replace(",", "")
     turned = {"starts_0": "2026-01-02", "starts_1": "00:00", "ends_0": "2026-01-01", "ends_1": "00:00"}
-    assert "before it starts" in errors(operator.post(f"{OVERRIDES}add/", {**form, "limit": 5, **turned}))
+    assert "before the start" in errors(operator.post(f"{OVERRIDES}add/", {**form, "limit": 5, **turned}))
 
 
 def test_the_form_finds_users_and_rules(operator: Client) -> None:
@@ -410,8 +410,8 @@ def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> N
     assert Client(headers={"x-api-key": "hush"}).get("/search").status_code == 429
     operator.post(url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"})
     assert RateLimitOverride.objects.filter(user__username="ada").exists()
-    assert "Nobody has that name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
-    assert "Write NAME: value" in operator.post(url, {**asked, "header": "key"}).content.decode()
+    assert "No user has this name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
+    assert "Enter NAME: value" in operator.post(url, {**asked, "header": "key"}).content.decode()
     assert "A path begins with /" in operator.post(url, {**asked, "path": "ok"}).content.decode()
     assert "Exempt by admin" in operator.post(url, {**asked, "path": "/admin/"}).content.decode()
     assert "No rule applies" in operator.post(url, {**asked, "path": "/nowhere"}).content.decode()
@@ -545,15 +545,15 @@ def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, mo
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.RATELIMIT_ON_STORE_ERROR = "open"
-    assert "Redis cannot be asked" in operator.get(RULES).content.decode()
+    assert "Redis is unavailable" in operator.get(RULES).content.decode()
     operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=4))
     rule.refresh_from_db()
     assert rule.limit == 4
     form = given(path="/ok", key="ip", limit=60)
-    assert "Redis cannot be asked" in operator.post(f"{RULES}preview/", form).content.decode()
+    assert "Redis is unavailable" in operator.post(f"{RULES}preview/", form).content.decode()
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
-    assert "Redis cannot be asked" in operator.post(url, asked).content.decode()
+    assert "Redis is unavailable" in operator.post(url, asked).content.decode()
     assert "Nothing was reset" in operator.post(url, {**asked, "action": "reset"}).content.decode()
 
 
@@ -570,7 +570,7 @@ def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix
     theirs = {"database": "another", "revision": f"99-{'0' * 16}"}
     direct.hset(f"{prefix}{{rules}}", mapping={**theirs, "rules": json.dumps(theirs)})
     saved = operator.post(url, {**form, "name": "third"}, follow=True)
-    assert "Another site keeps its rules under the same prefix" in saved.content.decode()
+    assert "Another site uses the same prefix" in saved.content.decode()
     assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
     assert health().problems[0].startswith("another site's rules are in the place of ours")
 

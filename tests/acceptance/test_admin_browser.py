@@ -99,7 +99,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
 
     browser.get(f"{demo}{RULES}add/")
     fill(browser, name="search", limit="3", unit="h", algorithm="token_bucket", preview_burst="10", preview_flow="0")
-    WebDriverWait(browser, 20).until(lambda page: "Of 10 at once, 3 go." in previewed(page))
+    WebDriverWait(browser, 20).until(lambda page: "Of 10 at once, 3 are allowed." in previewed(page))
     screenshot(browser, "admin-preview")
     press(browser, "[name=_save]")
     assert [status(search) for _ in range(4)] == [200, 200, 200, 429]
@@ -113,7 +113,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert "rate: 3/h → 5/h" in browser.find_element("css selector", ".ratelimit-history").text
     screenshot(browser, "admin-history")
     press(browser, ".ratelimit-history button")
-    assert "is as it was: 3 per hour" in browser.find_element("css selector", ".messagelist").text
+    assert "is restored: 3 per hour" in browser.find_element("css selector", ".messagelist").text
     assert status(search) == 429
 
     browser.get(f"{demo}{OVERRIDES}add/")
@@ -139,7 +139,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
 
     browser.get(f"{demo}{RULES}1/change/")
     press(browser, ".ratelimit-tool button")
-    assert "Enforce: in force from the next request on." in browser.find_element("css selector", ".messagelist").text
+    assert "Enforce: applies from the next request on." in browser.find_element("css selector", ".messagelist").text
     assert complaints(browser) == []
 
 
