@@ -13,7 +13,6 @@ moment, until the other processes have told as well, each goes by both: by Redis
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -24,7 +23,7 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..process.forks import renew_after_fork, start_thread
+from ..process.forks import chance, renew_after_fork, start_thread
 from ..signals import store_up
 from ..store import Patience, get_store
 from .counters import Counter, counters
@@ -135,7 +134,7 @@ class FallbackLimiter:
     def _tell_until_known(self) -> None:
         # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
         while True:
-            time.sleep(TELL_SECONDS * random.uniform(0.75, 1.25))
+            time.sleep(TELL_SECONDS * chance.uniform(0.75, 1.25))
             try:
                 if not get_store().is_paused:
                     self._tell()
@@ -151,7 +150,7 @@ class FallbackLimiter:
     def _tell(self) -> None:
         """Tell Redis of everybody it is to be told of."""
         owing, store = counters.owing(), get_store(background=True)
-        random.shuffle(owing)  # One whose answer is an error, again and again, is not always before the others.
+        chance.shuffle(owing)  # One whose answer is an error, again and again, is not always before the others.
         answers, errors = False, 0
         for counter in owing:
             try:

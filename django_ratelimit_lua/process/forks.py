@@ -12,6 +12,7 @@ import functools
 import itertools
 import logging
 import os
+import random
 import threading
 from collections.abc import Callable
 from inspect import ismethod
@@ -56,6 +57,15 @@ def start_thread(work: Callable[..., object], name: str, *arguments: object) -> 
     except (RuntimeError, MemoryError):
         return None
     return thread
+
+
+chance = random.Random()
+"""Of our own: who seeds Python's, as tests do, would have us send the same token twice."""
+
+
+@renew_after_fork
+def _draw_anew() -> None:
+    chance.seed()
 
 
 def leave_to_parent(*objects: object) -> None:

@@ -7,12 +7,11 @@ try in step.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
 
-from ..process.forks import renew_after_fork, start_thread
+from ..process.forks import chance, renew_after_fork, start_thread
 
 FAILURES = 3
 """Failures in a row after which it opens."""
@@ -85,7 +84,7 @@ class Breaker:
         pause = FIRST_PAUSE
         try:
             while self._is_open:
-                time.sleep(pause * random.uniform(0.75, 1.25))
+                time.sleep(pause * chance.uniform(0.75, 1.25))
                 pause = min(pause * GROWTH, LONGEST_PAUSE)
                 if self._is_open and self._answers():
                     self.succeeded()

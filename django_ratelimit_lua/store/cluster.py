@@ -5,7 +5,6 @@ See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ (
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from ..process.forks import renew_after_fork
+from ..process.forks import chance, renew_after_fork
 from .exchange import Address, Question, Unreachable, command
 from .patience import Patience
 
@@ -144,7 +143,7 @@ class Cluster:
 
     def _candidates(self) -> list[Address]:
         known = [*self.masters, *self._others]
-        random.shuffle(known)
+        chance.shuffle(known)
         every = dict.fromkeys([*known, *self._first])
         return sorted(every, key=lambda address: address in self._failing)[:5]
 

@@ -7,7 +7,6 @@ somebody else's question.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, Respons
 from ..limits import program
 from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
+from ..process.forks import chance
 
 LONGEST_LINE = 65_536
 LARGEST = 512 * 1024 * 1024
@@ -208,7 +208,7 @@ def evalsha(call: Call, token: bytes) -> bytes:
 
 def to_decide(call: Call) -> Question:
     """Decide a call: the answer is the decision and how many keys had to be cleared, or what rules are current."""
-    token = random.getrandbits(64).to_bytes(8, "little")
+    token = chance.getrandbits(64).to_bytes(8, "little")
 
     def read(reply: Any) -> tuple[Decision, int] | StaleRules:
         try:

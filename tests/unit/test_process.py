@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import weakref
 
-from django_ratelimit_lua.process.forks import renew_after_fork
+from django_ratelimit_lua.process.forks import chance, renew_after_fork
 
 
 class Renewed:
@@ -42,3 +43,19 @@ def test_who_is_gone_is_not_kept_to_be_renewed() -> None:
     del renewed
     gc.collect()
     assert gone() is None
+
+
+def test_who_seeds_pythons_random_numbers_does_not_seed_ours() -> None:
+    """Two calls never have the same token because a test has seeded `random`; nor do a parent and its child."""
+    tokens = set()
+    for _ in range(3):
+        random.seed(1)
+        tokens.add(chance.getrandbits(64))
+    assert len(tokens) == 3
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, b"%d" % chance.getrandbits(64))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(reading, 100)) != chance.getrandbits(64)
