@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
@@ -27,127 +27,128 @@ from .rules.rule import Rule
 from .rules.ruleset import settings_rules
 from .store import why_unusable
 
-BAD_SETTING = "django_ratelimit_lua.E001"
-BAD_CACHE = "django_ratelimit_lua.E002"
-BAD_PATH = "django_ratelimit_lua.E003"
-BAD_RULE = "django_ratelimit_lua.E004"
-BAD_THROTTLE_RATE = "django_ratelimit_lua.E006"
-BAD_THROTTLE = "django_ratelimit_lua.E007"
-NO_USER = "django_ratelimit_lua.E005"
-UNUSED_RULES = "django_ratelimit_lua.W002"
-ONE_FOR_ALL = "django_ratelimit_lua.W010"
-NO_SESSION = "django_ratelimit_lua.W011"
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
-UNKNOWN_SETTING = "django_ratelimit_lua.W001"
-OTHER_SITE = "django_ratelimit_lua.W013"
-LOST_VALUES = "django_ratelimit_lua.W014"
-EARLIER_KEY = "django_ratelimit_lua.I015"
-NO_PROXIES = "django_ratelimit_lua.W008"
-NOT_MIGRATED = "django_ratelimit_lua.W012"
-SCRIPT_NAME = "django_ratelimit_lua.W009"
+
+
+class Problem(NamedTuple):
+    """One row: how bad it is, by what id it can be silenced, and what would be right."""
+
+    kind: Callable[..., CheckMessage]
+    id: str
+    hint: str
+
+    def told(self, text: str, **words: str) -> CheckMessage:
+        """The message; `words` go into the hint."""
+        return self.kind(text, hint=self.hint.format(**words), id=f"django_ratelimit_lua.{self.id}")
+
+
+BAD_SETTING = Problem(Error, "E001", "See the settings page of the documentation.")
+BAD_CACHE = Problem(Error, "E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'.")
+BAD_PATH = Problem(Error, "E003", "Name a callable that takes (group, request).")
+BAD_RULE = Problem(Error, "E004", "See the middleware page of the documentation.")
+NO_USER = Problem(Error, "E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
+BAD_THROTTLE_RATE = Problem(Error, "E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
+BAD_THROTTLE = Problem(Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit.")
+UNKNOWN_SETTING = Problem(Warning, "W001", f"Known are: {', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.")
+UNUSED_RULES = Problem(Warning, "W002", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
+NO_PROXIES = Problem(
+    Warning, "W008", "Set it to the networks of your proxies or to their number; to 0 if there is none."
+)
+SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
+ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
+NO_SESSION = Problem(Warning, "W011", "{right}")
+NOT_MIGRATED = Problem(Warning, "W012", "Without the app in INSTALLED_APPS, only rules of the settings apply.")
+OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
+LOST_VALUES = Problem(
+    Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
+)
+EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
 @register(Tags.caches)
-def check_settings(**kwargs: Any) -> list[CheckMessage]:
+def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every setting can be taken as it is, and every name is one we know."""
-    found: list[CheckMessage] = []
     for name in SETTINGS:
         try:
             getattr(conf, name)
         except ImproperlyConfigured as error:
-            found.append(Error(str(error), hint="See the settings page of the documentation.", id=BAD_SETTING))
-    known = {f"RATELIMIT_{name}" for name in SETTINGS}
-    given = {name for name in dir(settings) if name.startswith("RATELIMIT_")}
-    for name in sorted(given - known):
-        hint = f"Known are: {', '.join(sorted(known))}."
-        found.append(Warning(f"{name} is not a setting of django_ratelimit_lua.", hint=hint, id=UNKNOWN_SETTING))
-    return found
+            yield BAD_SETTING.told(str(error))
+    for name in sorted(dir(settings)):
+        if name.startswith("RATELIMIT_") and name.removeprefix("RATELIMIT_") not in SETTINGS:
+            yield UNKNOWN_SETTING.told(f"{name} is not a setting of django_ratelimit_lua.")
 
 
 @register(Tags.caches)
-def check_cache(**kwargs: Any) -> list[CheckMessage]:
+def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
     """The cache alias is django-redis, with a client we can use."""
-    try:
+    with suppress(ImproperlyConfigured):  # `check_settings` says it.
         problem = why_unusable(conf.USE_CACHE)
-    except ImproperlyConfigured:
-        return []  # `check_settings` says it.
-    if problem is None:
-        return []
-    hint = "Point RATELIMIT_USE_CACHE at an alias whose BACKEND is 'django_redis.cache.RedisCache'."
-    return [Error(f"RATELIMIT_USE_CACHE: {problem}.", hint=hint, id=BAD_CACHE)]
+        if problem is not None:
+            yield BAD_CACHE.told(f"RATELIMIT_USE_CACHE: {problem}.")
 
 
 @register(Tags.caches)
-def check_rules(**kwargs: Any) -> list[CheckMessage]:
+def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every rule in `RATELIMIT_RULES` can be understood, and somebody applies them."""
     try:
         rules = settings_rules()
     except ImproperlyConfigured as error:
-        return [Error(str(error), hint="See the middleware page of the documentation.", id=BAD_RULE)]
-    middleware = list(getattr(settings, "MIDDLEWARE", ()))
-    found = _by_session(rules) + _by_user(rules)
-    if all(rule.group is not None for rule in rules):
-        return found  # There are none, or call sites apply them.
-    if MIDDLEWARE not in middleware:
-        hint = f"Add '{MIDDLEWARE}' to MIDDLEWARE."
-        return [Warning("RATELIMIT_RULES has rules, but nothing applies them.", hint=hint, id=UNUSED_RULES)]
-    needs_user = [rule.name for rule in rules if rule.mode != "off" and rule.needs_user]
-    if needs_user and AUTHENTICATION not in middleware:
-        hint = f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
-        return [Error(f"Rules need the user: {', '.join(needs_user)}.", hint=hint, id=NO_USER)]
-    return found
+        yield BAD_RULE.told(str(error))
+        return
+    active = [rule for rule in rules if rule.mode != "off"]
+    needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
+    by_session = ", ".join(rule.name for rule in active if rule.needs_session)
+    is_applied_here = any(rule.group is None for rule in rules)  # Not by call sites.
+    if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
+        yield UNUSED_RULES.told("RATELIMIT_RULES has rules, but nothing applies them.")
+    elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
+        yield NO_USER.told(f"Rules need the user: {needs_user}.")
+    else:
+        yield from _no_session(f"Rules: {by_session}") if by_session else ()
+        for rule in active:
+            if rule.lumps_strangers:
+                yield _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
 
 
-def _by_session(rules: Sequence[Rule]) -> list[CheckMessage]:
-    names = ", ".join(rule.name for rule in rules if rule.mode != "off" and rule.needs_session)
-    return _no_session(f"Rules: {names}") if names else []
-
-
-def _no_session(what: str) -> list[CheckMessage]:
+def _no_session(what: str) -> Iterator[CheckMessage]:
     """What is wrong with whatever goes by the session, in this project."""
-    if SESSIONS not in getattr(settings, "MIDDLEWARE", ()):
-        problem, hint = "of which there is none", f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
+    if SESSIONS not in settings.MIDDLEWARE:
+        problem, right = "of which there is none", f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
     elif str(settings.SESSION_ENGINE).endswith(".signed_cookies"):
         problem = "which clients keep themselves here and can have as often as they like"
-        hint = "Use the key 'user_or_ip', or sessions that are kept on the server."
+        right = "Use the key 'user_or_ip', or sessions that are kept on the server."
     else:
-        return []
-    text = f"{what}: the key goes by the session, {problem}, so it counts by the client's address."
-    return [Warning(text, hint=hint, id=NO_SESSION)]
-
-
-def _by_user(rules: Sequence[Rule]) -> list[CheckMessage]:
-    return [
-        _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
-        for rule in rules
-        if rule.mode != "off" and rule.lumps_strangers
-    ]
-
-
-def _one_for_all(what: str, otherwise: str) -> CheckMessage:
-    hint = f"Use the key 'user_or_ip', {otherwise}."
-    return Warning(
-        f"{what} counts all who are not logged in as one: its key goes by the user.", hint=hint, id=ONE_FOR_ALL
+        return
+    yield NO_SESSION.told(
+        f"{what}: the key goes by the session, {problem}, so it counts by the client's address.", right=right
     )
 
 
+def _one_for_all(what: str, otherwise: str) -> CheckMessage:
+    text = f"{what} counts all who are not logged in as one: its key goes by the user."
+    return ONE_FOR_ALL.told(text, otherwise=otherwise)
+
+
 @register(Tags.urls)
-def check_views(**kwargs: Any) -> list[CheckMessage]:
+def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
     """No view that anybody may ask counts all who are not logged in as one, and none goes by sessions there are not."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return []
-    found: dict[tuple[str, str], list[CheckMessage]] = {}
-    for view in _views(get_resolver().url_patterns):
-        for rules, is_open in _limited(view):
-            name = f"@ratelimit on {group_of(view)}"
-            if is_open and any(rule.lumps_strangers for rule in rules):
-                found[name, "user"] = [_one_for_all(name, "or put login_required around it")]
-            if any(rule.needs_session for rule in rules):
-                found[name, "session"] = _no_session(name)
-    return [message for messages in found.values() for message in messages]
+    limited = [
+        (f"@ratelimit on {group_of(view)}", is_open, rules)
+        for view in _all_views()
+        for rules, is_open in _limited(view)
+    ]
+    lumping = (name for name, is_open, rules in limited if is_open and any(rule.lumps_strangers for rule in rules))
+    for name in dict.fromkeys(lumping):
+        yield _one_for_all(name, "or put login_required around it")
+    for name in dict.fromkeys(name for name, _, rules in limited if any(rule.needs_session for rule in rules)):
+        yield from _no_session(name)
+
+
+def _all_views() -> list[Any]:
+    return list(_views(get_resolver().url_patterns)) if getattr(settings, "ROOT_URLCONF", None) else []
 
 
 def _views(patterns: Sequence[Any]) -> Iterator[Any]:
@@ -162,7 +163,7 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     cls = getattr(view, "view_class", None)
     methods = [] if cls is None else [getattr(cls, name, None) for name in ("dispatch", *cls.http_method_names)]
-    is_for_users = LOGIN_REQUIRED in getattr(settings, "MIDDLEWARE", ()) and getattr(view, "login_required", True)
+    is_for_users = LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True)
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
     is_closed = hasattr(view, "login_url")
     # Others ask in `dispatch`, before the methods.
@@ -178,10 +179,9 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
 
 
 @register(Tags.caches)
-def check_throttle_rates(**kwargs: Any) -> list[CheckMessage]:
+def check_throttle_rates(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every rate of DRF's settings can be understood, where throttles of ours go by them."""
-    hint = "Write '100/d', '10/15m', None, or a dict of these by method."
-    return [Error(problem, hint=hint, id=BAD_THROTTLE_RATE) for _, problem in _bad_throttle_rates()]
+    return (BAD_THROTTLE_RATE.told(problem) for _, problem in _bad_throttle_rates())
 
 
 def _drf(name: str, *kinds: type) -> Any:
@@ -195,29 +195,27 @@ def _default_throttles() -> Sequence[Any]:
     return _drf("DEFAULT_THROTTLE_CLASSES", list, tuple) or ()
 
 
-def _bad_throttle_rates() -> list[tuple[Any, str]]:
+def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
     """Scopes of DRF's settings, and what is wrong with their rates."""
     ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
     rates = _drf("DEFAULT_THROTTLE_RATES", dict) if ours else None
-    found: list[tuple[Any, str]] = []
     for scope, rate in (rates or {}).items():
         for method, one in rate.items() if isinstance(rate, dict) else (("*", rate),):
             try:
                 _ = method == "*" or method_name(method)
                 _ = one is None or Rate.parse(one)
             except LimitError as error:
-                found.append((scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."))
-    return found
+                yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
 
 
 @register(Tags.urls)
-def check_throttles(**kwargs: Any) -> list[CheckMessage]:
+def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
     """No throttle of ours lacks its rate, in DRF's settings or on a view: every request would be an error."""
     wanted: dict[tuple[Any, Any], None] = {}
     for path in _default_throttles():
         with suppress(ImproperlyConfigured):  # DRF says it, to whoever imports the first view.
             wanted[callables.find(path, "Throttle") if isinstance(path, str) else path, None] = None
-    for view in _views(get_resolver().url_patterns) if getattr(settings, "ROOT_URLCONF", None) else ():
+    for view in _all_views():
         given = getattr(view, "initkwargs", None) or {}
         drf_view = getattr(view, "cls", None)
         for throttle in given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ():
@@ -225,8 +223,7 @@ def check_throttles(**kwargs: Any) -> list[CheckMessage]:
             wanted[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
     said = {scope for scope, _ in _bad_throttle_rates()}
     problems = {_throttle_problem(throttle, scope, said) for throttle, scope in wanted}
-    hint = "Name the scope in REST_FRAMEWORK['DEFAULT_THROTTLE_RATES'], with None for no limit."
-    return [Error(f"{problem}.", hint=hint, id=BAD_THROTTLE) for problem in sorted(problems - {""})]
+    return (BAD_THROTTLE.told(f"{problem}.") for problem in sorted(problems - {""}))
 
 
 def _throttle_problem(throttle: Any, scope: Any, said: Collection[Any]) -> str:
@@ -251,92 +248,74 @@ def _throttle_problem(throttle: Any, scope: Any, said: Collection[Any]) -> str:
 
 
 @register(Tags.caches)
-def check_paths(**kwargs: Any) -> list[CheckMessage]:
+def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every key, rate and cost given by a dotted path can be imported."""
-    found: list[CheckMessage] = []
-    if getattr(settings, "ROOT_URLCONF", None):
-        list(_views(get_resolver().url_patterns))  # What views name is known when they are imported.
+    _all_views()  # What views name is known when they are imported.
     with suppress(ImproperlyConfigured):  # `check_rules` says it.
         settings_rules()  # What rules name is known when they are read; nobody may have done that yet.
     for path, purpose in list(callables.known.items()):  # Importing may make more of them known.
         try:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
-            found.append(Error(f"{error}.", hint="Name a callable that takes (group, request).", id=BAD_PATH))
-    return found
+            yield BAD_PATH.told(f"{error}.")
 
 
 @register(Tags.caches, deploy=True)
-def check_proxies(**kwargs: Any) -> list[CheckMessage]:
+def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
     """It is said whether a proxy stands before the site: if one does and is not trusted, all visitors share a count."""
-    try:
-        if conf.TRUSTED_PROXIES is not None or conf.IP_META_KEY is not None:
-            return []
-    except ImproperlyConfigured:
-        return []  # `check_settings` says it.
-    signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
-    told = [name for name in signs if getattr(settings, name, None)]
-    why = f" ({', '.join(told)} says that one stands before this site)" if told else ""
-    hint = "Set it to the networks of your proxies or to their number, or to 0 where none stands before this site."
-    message = f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}."
-    return [Warning(message, hint=hint, id=NO_PROXIES)]
+    with suppress(ImproperlyConfigured):  # `check_settings` says it.
+        if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
+            signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
+            signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
+            why = f" ({signs_set} says that one stands before this site)" if signs_set else ""
+            yield NO_PROXIES.told(
+                f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}."
+            )
 
 
 @register(Tags.caches)
-def check_script_name(**kwargs: Any) -> list[CheckMessage]:
+def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
     """No rule's path begins with `FORCE_SCRIPT_NAME`, which is no part of the path that rules and URLs match."""
-    script = str(getattr(settings, "FORCE_SCRIPT_NAME", None) or "").rstrip("/")
-    try:
+    script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
+    with suppress(ImproperlyConfigured):  # `check_rules` says it.
         rules = settings_rules() if script else ()
-    except ImproperlyConfigured:
-        return []  # Which is said already.
-    below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
-    if not below:
-        return []
-    hint = f"Write the paths as the URLconf has them, without {script}."
-    message = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
-    return [Warning(message, hint=hint, id=SCRIPT_NAME)]
+        below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
+        if below:
+            text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
+            yield SCRIPT_NAME.told(text, script=script)
 
 
 @register(Tags.database)
-def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """The tables of rules are there. As every check that asks a database, only where one is named: `--database`."""
-    if not databases or primary() not in databases or not (problem := migration_problem()):
-        return []
-    return [
-        Warning(problem, hint="Without the app in INSTALLED_APPS, only rules of the settings apply.", id=NOT_MIGRATED)
-    ]
+    if primary() in (databases or ()) and (problem := migration_problem()):
+        yield NOT_MIGRATED.told(problem)
 
 
 @register(Tags.database)
-def check_published(databases: Any = None, **kwargs: Any) -> list[CheckMessage]:
+def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """What is published is of this database, and whoever overrides are about is found by the keys that are known.
 
     With `manage.py check --database default`, and before migrations. Says nothing where a server does not answer.
     """
     using = primary()
     if using not in (databases or ()):
-        return []
-    found: list[CheckMessage] = []
+        return
     try:
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
         owner = published_at(provider.rules_key()).database
     except (DatabaseError, StoreError, ImproperlyConfigured):
-        return []  # Not migrated yet, or not there: others say so.
+        return  # Not migrated yet, or not there: others say so.
     if owner not in ("", own):
         prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
-        message = f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}."
-        found.append(Warning(message, hint=provider.REMEDY, id=OTHER_SITE))
+        yield OTHER_SITE.told(f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}.")
     known = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in known)
+    earlier = sum(by_key.values()) - lost
     if lost:
-        message = f"{lost} overrides for values of fields find nobody: the key of their digests is not known any more."
-        hint = "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
-        found.append(Warning(message, hint=hint, id=LOST_VALUES))
-    earlier = sum(count for key, count in by_key.items() if key in known)
+        yield LOST_VALUES.told(
+            f"{lost} overrides for values of fields find nobody: the key of their digests is not known any more."
+        )
     if earlier:
-        message = f"{earlier} overrides for values of fields are found by an earlier key alone."
-        hint = "Enter their values anew before it is taken out of the fallbacks."
-        found.append(Info(message, hint=hint, id=EARLIER_KEY))
-    return found
+        yield EARLIER_KEY.told(f"{earlier} overrides for values of fields are found by an earlier key alone.")

@@ -47,7 +47,9 @@ def option_rows() -> list[tuple[str, ...]]:
     for name, row in OPTIONS.items():
         takers = [f"``{algorithm.name}``" for algorithm in ALGORITHMS.values() if name in algorithm.options]
         everyone = row.is_general or len(takers) == len(ALGORITHMS)
-        rows.append((f"``{name}``", "every limit" if everyone else ", ".join(takers), row.doc))
+        values = ", ".join(f'``"{value}"`` ({called})' for value, called in row.names.items())
+        meaning = f"{row.label}. {row.help}" + (f" One of: {values}." if values else "")
+        rows.append((f"``{name}``", "every limit" if everyone else ", ".join(takers), meaning))
     return rows
 
 

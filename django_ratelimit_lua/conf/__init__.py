@@ -130,12 +130,6 @@ def _proxies(value: Any) -> int | tuple[Network, ...]:
         raise ValueError(f"{right}; {error}") from None
 
 
-def _proxy_header(value: Any) -> str:
-    if not isinstance(value, str) or value.lower() not in ("x-forwarded-for", "forwarded"):
-        raise ValueError("choose one of: X-Forwarded-For, Forwarded")
-    return value
-
-
 class Setting(Generic[T]):
     """One row: a setting's default as one would write it, the check that reads it, and what it means.
 
@@ -200,7 +194,8 @@ class Conf:
     TRUSTED_PROXIES = Setting(None, or_none(_proxies),
         "whose word is taken for the client's address: a list of networks, or how many proxies there are; ``0``: "
         "nobody's, as no proxy stands before the site; see :doc:`proxies`")
-    PROXY_HEADER = Setting("X-Forwarded-For", _proxy_header,
+    PROXY_HEADER = Setting("X-Forwarded-For",
+        lambda header: Choice(("X-Forwarded-For", "Forwarded"))(str(header).title()),
         'the header that these proxies write, or ``"Forwarded"``; never both, as clients could write the other one')
     IP_META_KEY = Setting(None, or_none(_meta_key),
         "where the address is, instead: a key of ``request.META``, a callable ``(request)``, or its dotted path")

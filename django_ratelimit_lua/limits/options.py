@@ -52,43 +52,37 @@ def _time_zone(value: Any) -> str:
     return calendar.zone(value).key
 
 
+_NEEDS_REDIS = {
+    option: f"it is decided without asking Redis, which {option} needs" for option in ("max_wait", "count_denied")
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: what an option is where nobody says it, the check that reads it, and what it means.
+    """One row: what an option is where nobody says it, the check that reads it, and what it is called and means.
 
     - `check` returns the value as the package uses it, or raises `ValueError` that says what would be right;
-    - `doc`: for the documentation, in reStructuredText; `label`, `help`: for the admin; `names`: what the values of a
-      choice are called there; `words`: what a rule's sentence says of it;
-    - `excludes`: options that contradict it, and why;
+    - `label`, `help`: in the admin and the documentation; `names`: what the values of a choice are called there;
+    - `words`: what a rule's sentence says of it; `excludes`: options that contradict it, and why;
     - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
     """
 
     default: Any
     check: Callable[[Any], Any]
-    doc: str
-    label: str = ""
-    help: str = ""
+    label: str
+    help: str
     names: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     excludes: Mapping[str, str] = field(default_factory=dict)
     is_general: bool = False
 
 
-_needs_redis = {
-    "max_wait": "it is decided without asking Redis, which max_wait needs",
-    "count_denied": "it is decided without asking Redis, which count_denied needs",
-}
-
-
 # fmt: off
 class Options(TypedDict, total=False):
-    """The options of a `Limit`, by name: for each its type, and its row of the table."""
+    """The options of a `Limit`: the type of each, and its row."""
 
     algorithm: Annotated[str, Option(
-        "sliding_window", _algorithm,
-        "how units are counted: ``token_bucket`` (= ``gcra``), ``leaky_bucket``, ``fixed_window``, ``sliding_window`` "
-        "or ``sliding_log``; on views and of a ``RateLimiter``, ``RATELIMIT_ALGORITHM`` unless told",
-        label=_("algorithm"), help=_("Empty: as in the settings."), is_general=True,
+        "sliding_window", _algorithm, _("algorithm"), _("Empty: as in the settings."), is_general=True,
         names={
             "token_bucket": _("token bucket: a steady rate with bursts"),
             "leaky_bucket": _("leaky bucket: evenly spaced, others wait"),
@@ -98,82 +92,61 @@ class Options(TypedDict, total=False):
         },
     )]
     burst: Annotated[int | None, Option(
-        None, Whole(1, Rate.MOST_UNITS), "units that a bucket holds when full; the rate's limit unless told",
-        label=_("burst"), help=_("Token bucket: requests allowed at once. Empty: the limit."),
+        None, Whole(1, Rate.MOST_UNITS), _("burst"), _("Token bucket: requests allowed at once. Empty: the limit."),
         words=_("bursts of %(burst)s"),
     )]
     queue: Annotated[int | None, Option(
         None, Whole(0, Rate.MOST_UNITS),
-        "units that may wait behind the one being served; one less than the rate's limit unless told, which does not "
-        "bound ``acquire``",
-        label=_("queue"), help=_("Leaky bucket: how many requests may wait. Empty: the limit minus 1."),
+        _("queue"), _("Leaky bucket: how many requests may wait. Empty: the limit minus 1."),
     )]
     segments: Annotated[int | None, Option(
         None, Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
-        "in how many parts a window forgets, each at once; 10 unless told",
-        label=_("segments"), help=_("Sliding window: parts of the window that expire one by one. Empty: 10."),
+        _("segments"), _("Sliding window: parts of the window that expire one by one. Empty: 10."),
     )]
     align: Annotated[Align | None, Option(
         None, Choice(get_args(Align), "choose None or one of"),
-        'when windows begin: with the first hit unless told, at multiples of the period since 1970 UTC (``"clock"``), '
-        'or with each ``"day"``, ``"week"`` (Monday) or ``"month"`` in ``time_zone``',
-        label=_("window starts"), help=_("For fixed windows. Empty: with the first request."),
+        _("window starts"), _("For fixed windows. Empty: with the first request."),
         names={
             "clock": _("by the clock"), "day": _("each day"), "week": _("each week (Monday)"), "month": _("each month"),
         },
     )]
     time_zone: Annotated[str, Option(
-        "UTC", _time_zone, "of days, weeks and months; an IANA name",
-        label=_("time zone"), help=_("For days, weeks and months. Empty: UTC."),
+        "UTC", _time_zone, _("time zone"), _("For days, weeks and months. Empty: UTC."),
     )]
     max_wait: Annotated[float | None, Option(
-        None, _seconds,
-        "seconds that a hit may be reserved ahead, instead of being refused; none unless told, of a leaky bucket any "
-        "(on views, ``RATELIMIT_MAX_WAIT``)",
-        label=_("longest wait"),
-        help=_("Seconds. A request waits instead of being refused if it can be allowed within this time."),
+        None, _seconds, _("longest wait"),
+        _("Seconds. A request waits instead of being refused if it can be allowed within this time."),
         words=_("waits up to %(max_wait)s s"),
     )]
     count_denied: Annotated[bool, Option(
-        False, _flag, "refused hits count too, so that whoever hammers at a closed door keeps it closed",
-        label=_("count refused requests"), help=_("A client that keeps trying stays refused."),
+        False, _flag, _("count refused requests"), _("A client that keeps trying stays refused."),
         excludes={"max_wait": "a hit is refused or waits"},
     )]
     mode: Annotated[Literal["enforce", "shadow"], Option(
-        "enforce", Choice(("enforce", "shadow")), '``"shadow"`` counts and decides, but never refuses', is_general=True,
+        "enforce", Choice(("enforce", "shadow")), _("mode"),
+        _("Shadow mode counts but refuses nobody. The list of rules shows how many would have been refused."),
+        is_general=True,
     )]
     on_store_error: Annotated[Policy | None, Option(
         None, Choice(POLICIES),
-        'what a hit is told when Redis cannot be asked: ``"open"``, ``"closed"`` or ``"local"``; '
-        "``RATELIMIT_ON_STORE_ERROR`` unless told",
-        label=_("fallback"), help=_("What happens while Redis is unavailable. Empty: as in the settings."),
+        _("fallback"), _("What happens while Redis is unavailable. Empty: as in the settings."), is_general=True,
         names={
-            "open": _("allow requests"), "closed": _("refuse requests"),
-            "local": _("limit each process to its share"),
+            "open": _("allow requests"), "closed": _("refuse requests"), "local": _("limit each process to its share"),
         },
-        is_general=True,
     )]
     lease: Annotated[int | None, Option(
-        None, Whole(1, Rate.MOST_UNITS),
-        "units that a process may take at once, to spend them without asking; how many it takes depends on how fast it "
-        "spends, and on how many are left, see :doc:`hot-keys`",
-        label=_("lease"),
-        help=_(
+        None, Whole(1, Rate.MOST_UNITS), _("lease"),
+        _(
             "Token bucket and fixed window: units that a process takes at once and spends without asking Redis, for "
             "keys that are used very often."
         ),
-        words=_("up to %(lease)s taken ahead"),
-        excludes=_needs_redis,
+        words=_("up to %(lease)s taken ahead"), excludes=_NEEDS_REDIS,
     )]
     split: Annotated[Split | None, Option(
-        None, Choice(get_args(Split), "choose None or one of"),
-        'each process has its part of the limit and asks nobody: ``"equal"`` parts, or ``"weighted"`` ones by '
-        "``RATELIMIT_INSTANCE_WEIGHT``, see :doc:`hot-keys`",
-        label=_("split"),
-        help=_("Each process enforces its share of the limit without asking Redis. Empty: one shared count."),
+        None, Choice(get_args(Split), "choose None or one of"), _("split"),
+        _("Each process enforces its share of the limit without asking Redis. Empty: one shared count."),
         names={"equal": _("equal shares"), "weighted": _("shares by process weight")},
-        words=_("split among processes"),
-        excludes={"lease": "one count is shared, or none", **_needs_redis},
+        words=_("split among processes"), excludes={"lease": "one count is shared, or none", **_NEEDS_REDIS},
     )]
 # fmt: on
 

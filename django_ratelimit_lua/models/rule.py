@@ -33,12 +33,7 @@ class RateLimitRule(RateFields, AuditedModel):
         ),
     )  # fmt: skip
     description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why this rule exists."))
-    mode = models.CharField(
-        _("mode"), max_length=8, choices=named(MODES), default="enforce",
-        help_text=_(
-            "Shadow mode counts but refuses nobody. The list of rules shows how many would have been refused."
-        ),
-    )  # fmt: skip
+    mode = models.CharField(max_length=8, default="enforce", choices=named(MODES), **column("mode"))
     order = models.IntegerField(
         _("order"), default=0, help_text=_("Rules are listed and applied in this order, smallest first.")
     )
