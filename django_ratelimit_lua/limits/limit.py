@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from struct import pack
 from typing import Any, Unpack
 
 from . import algorithms, calendar
+from .algorithms.algorithm import Algorithm, Numbers
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, Split, read_options
 from .rate import SECOND, LimitError, Rate
@@ -49,7 +49,7 @@ class Limit:
     lease: int | None
     split: Split | None
     key_part: bytes = field(repr=False, compare=False)
-    numbers: Callable[[int], algorithms.Numbers] = field(repr=False, compare=False)
+    numbers: Callable[[int], Numbers] = field(repr=False, compare=False)
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
 
@@ -57,35 +57,20 @@ class Limit:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
         name = _shortened(name)
-        where = f"Limit {name!r}"
-        for option, value in read_options(where, options).items():
+        for option, value in read_options(f"Limit {name!r}", options).items():
             object.__setattr__(self, option, value)
         kind = algorithms.find(self.algorithm)
-        waits_anyway = self.max_wait is None and kind.name == "leaky_bucket"
         made = {
             "name": name,
             "rate": Rate.parse(rate),
             "key_part": _bounded(name) + b":" + kind.suffix,
-            "max_wait_us": -1 if waits_anyway else round((self.max_wait or 0) * SECOND),
-            "wants_more": self.align in calendar.PERIODS or (kind.name == "leaky_bucket" and self.queue is None),
+            "max_wait_us": -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND),
+            "wants_more": kind.wants_more(self),
         }
         for attribute, value in made.items():
             object.__setattr__(self, attribute, value)
-        self._check_calendar(where)
+        kind.check(self)
         object.__setattr__(self, "numbers", self._numbers(kind))
-
-    def _check_calendar(self, where: str) -> None:
-        if self.align not in calendar.PERIODS:
-            if self.time_zone != "UTC":
-                periods = ", ".join(calendar.PERIODS)
-                raise LimitError(f"{where}: time_zone needs align to be one of: {periods}", "time_zone")
-            return
-        shortest, longest = calendar.PERIODS[self.align]
-        if not shortest <= self.rate.period_us <= longest:
-            example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[self.align]
-            raise LimitError(
-                f"{where}: a rate counted by the {self.align} names that period, such as {example!r}", "align"
-            )
 
     @property
     def is_hot(self) -> bool:
@@ -95,7 +80,7 @@ class Limit:
     @property
     def lapse(self) -> float:
         """Seconds after which units that were taken ahead may not be spent any more."""
-        return algorithms.lapse_us(self) / SECOND
+        return algorithms.find(self.algorithm).lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
         """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""
@@ -122,20 +107,10 @@ class Limit:
         return copy
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """What the algorithm is given beyond its numbers, for one call.
+        """What the algorithm is given beyond its numbers, for one call; see `Algorithm.more`."""
+        return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
 
-        `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any time; `is_patient`:
-        the caller says so itself, and waits in any queue whose length nobody has named.
-        """
-        if self.align not in calendar.PERIODS:
-            return pack("<d", 1) if is_patient else b""
-        if not any(waits):
-            return b""
-        until = None if min(waits) < 0 else now + max(waits)
-        ahead, is_all = calendar.boundaries_ahead(self.align, self.time_zone, now, until)
-        return pack(f"<{len(ahead) + 1}d", not is_all, *ahead)
-
-    def _numbers(self, kind: algorithms.Algorithm) -> Callable[[int], algorithms.Numbers]:
+    def _numbers(self, kind: Algorithm) -> Callable[[int], Numbers]:
         numbers = kind.numbers(self, 0)
         if self.align in calendar.PERIODS:
             return partial(kind.numbers, self)

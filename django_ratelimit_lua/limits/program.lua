@@ -12,7 +12,7 @@ ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not al
                 whose units are given back (the latest, if empty)
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
-                limit, period in microseconds, and six numbers a to f that its algorithm's file explains; and as many
+                limit, period in microseconds, and six numbers that its algorithm's file names; and as many
                 more as that file may want for this call
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
@@ -31,7 +31,7 @@ if revision ~= '' then
   count = count - 1
   local first = 5 + 2 * count
   local subjects = (#ARGV - first) / 2
-  local written = rcall('HMGET', KEYS[count + 1], 'revision', spread(ARGV, first, first + subjects - 1))
+  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
   local current = table.remove(written, 1) or '0'
   if current ~= revision then return 'stale ' .. current .. token end
   for i = 1, subjects do
@@ -50,67 +50,68 @@ else
   now, slack = tonumber(clock), 60000000
 end
 
-local charges = {}
+local entries = {}
 for i = 1, count do
   local record = ARGV[4 + 2 * i]
   local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
   local more = #record > 96 and string.sub(record, 97) or ''
-  local at, take, give, numbers, beyond = open(ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
-  charges[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
-                at = at, take = take, give = give, numbers = numbers, beyond = beyond,
+  local when_allowed, charge, refund, report, beyond = open(
+    ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
+  entries[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
+                when_allowed = when_allowed, charge = charge, refund = refund, report = report, beyond = beyond,
                 departs = now, accepts = now, allowed = true}
 end
 
 -- Look: when could this cost go, and when would it be accepted? Nothing is written.
-local function decide(charge, cost)
-  local at, accepts = charge.at(cost)
-  if not at then return nil end
+local function decide(entry, cost)
+  local departs, accepts = entry.when_allowed(cost)
+  if not departs then return nil end
   accepts = accepts or now
-  if charge.max_wait >= 0 and at - charge.max_wait > accepts then accepts = at - charge.max_wait end
-  return at, accepts
+  if entry.max_wait >= 0 and departs - entry.max_wait > accepts then accepts = departs - entry.max_wait end
+  return departs, accepts
 end
 
-local function look(charge)
+local function look(entry)
   -- A cost of 0 asks what a cost of 1 would be told.
-  local at, accepts = decide(charge, charge.cost > 0 and charge.cost or 1)
-  charge.departs, charge.accepts, charge.allowed = at, accepts, at and accepts <= now
+  local departs, accepts = decide(entry, entry.cost > 0 and entry.cost or 1)
+  entry.departs, entry.accepts, entry.allowed = departs, accepts, departs and accepts <= now
 end
 
 local granted, denied, departs, is_bounded = 0, false, now, false
 
 -- Other limits may hold it for longer than a calendar is told: nobody knows in which window it would count.
-local function bound(charge)
-  local told = charge.beyond and charge.departs and charge.beyond(departs)
-  if told then charge.allowed, charge.accepts = false, math.max(told, charge.accepts) end
+local function bound(entry)
+  local known_at = entry.beyond and entry.departs and entry.beyond(departs)
+  if known_at then entry.allowed, entry.accepts = false, math.max(known_at, entry.accepts) end
 end
 
 if op ~= 'refund' then
   if partial then
-    local wanted
+    local fitting
     for i = 1, count do
-      local charge = charges[i]
-      if charge.shadow == 0 then
-        local _, room = charge.numbers()
-        local at, accepts = decide(charge, 1)
-        wanted = math.min(wanted or charge.cost, charge.cost, at and accepts <= now and room or 0)
+      local entry = entries[i]
+      if entry.shadow == 0 then
+        local _, room = entry.report()
+        local at, accepts = decide(entry, 1)
+        fitting = math.min(fitting or entry.cost, entry.cost, at and accepts <= now and room or 0)
       end
     end
-    for i = 1, count do charges[i].cost = wanted and math.max(wanted, 1) or charges[i].cost end
+    for i = 1, count do entries[i].cost = fitting and math.max(fitting, 1) or entries[i].cost end
   end
   for i = 1, count do
-    local charge = charges[i]
-    look(charge)
-    if charge.cost > granted then granted = charge.cost end
-    if charge.shadow == 0 then
-      if not charge.allowed then denied = true end
-      if charge.departs and charge.departs > departs then departs = charge.departs end
+    local entry = entries[i]
+    look(entry)
+    if entry.cost > granted then granted = entry.cost end
+    if entry.shadow == 0 then
+      if not entry.allowed then denied = true end
+      if entry.departs and entry.departs > departs then departs = entry.departs end
     end
-    is_bounded = is_bounded or charge.beyond
+    is_bounded = is_bounded or entry.beyond
   end
   if is_bounded then
     for i = 1, count do
-      bound(charges[i])
-      if charges[i].shadow == 0 and not charges[i].allowed then denied = true end
+      bound(entries[i])
+      if entries[i].shadow == 0 and not entries[i].allowed then denied = true end
     end
   end
   if op == 'charge' then denied, departs = false, now end
@@ -120,26 +121,27 @@ end
 -- Commit: all, or nothing. Every limit is charged at the moment the request will go.
 local answer = pack('<ddddd', denied and 0 or 1, now, granted, cleared, departs - now)
 for i = 1, count do
-  local charge = charges[i]
-  local allowed, counted = charge.allowed, 0
+  local entry = entries[i]
+  local allowed, counted = entry.allowed, 0
   if op == 'refund' then
-    charge.give(charge.cost)
+    entry.refund(entry.cost)
   elseif op == 'charge' then
-    charge.take(charge.cost, now, false)
-    look(charge)
-  elseif op == 'hit' and charge.cost > 0 then
+    entry.charge(entry.cost, now, false)
+    look(entry)
+  elseif op == 'hit' and entry.cost > 0 then
     if not denied and allowed then
-      counted = charge.take(charge.cost, charge.departs > departs and charge.departs or departs, false)
-    elseif charge.count_denied == 1 then
-      counted = charge.take(charge.cost, now, true)
-      look(charge)
-      bound(charge)
+      counted = entry.charge(entry.cost, entry.departs > departs and entry.departs or departs, false)
+    elseif entry.count_denied == 1 then
+      counted = entry.charge(entry.cost, now, true)
+      look(entry)
+      bound(entry)
     end
   end
-  local used, room, idle = charge.numbers()
+  local used, room, idle_at = entry.report()
   local retry, wait = 0, 0
-  if not charge.allowed then retry = charge.accepts and charge.accepts - now or -1 end
-  if charge.departs then wait = charge.departs - now end
-  answer = answer .. pack('<ddddddd', allowed and 1 or 0, used, room, retry, idle > now and idle - now or 0, wait, counted)
+  if not entry.allowed then retry = entry.accepts and entry.accepts - now or -1 end
+  if entry.departs then wait = entry.departs - now end
+  local reset = idle_at > now and idle_at - now or 0
+  answer = answer .. pack('<ddddddd', allowed and 1 or 0, used, room, retry, reset, wait, counted)
 end
 return answer .. token

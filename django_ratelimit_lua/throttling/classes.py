@@ -21,7 +21,7 @@ from ..identity import digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
 from ..identity.wrapped import plain
-from ..limits.algorithms import LONGEST_LOG
+from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import Limit

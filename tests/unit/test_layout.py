@@ -96,20 +96,19 @@ def test_no_room_without_an_owner() -> None:
 
 @pytest.mark.parametrize("name", program.ALGORITHMS)
 def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
-    """Record, state and promise; and the letters it explains are the ones it uses."""
+    """Record, state and promise; and the numbers that the record lists are those that the code names, in that order, in
+    its first line, and uses."""
     header, _, code = program.source(f"limits/algorithms/{name}").partition("]]")
     assert all(re.search(rf"^{word} ", header, re.MULTILINE) for word in ("record", "state", "promise"))
-    record = re.search(r"^record (.*?)^state", header, re.MULTILINE | re.DOTALL).group(1)
-    explained = set(re.findall(r"\b([a-f])\b(?!\w)", re.sub(r"\ba (?=\w)", "", record)))
-    code = re.sub(r"'[^']*'|--.*", "", code)
-    used = set(re.findall(r"(?<![\w.])([b-f])(?![\w(])", code)) | (
-        {"a"} if re.search(r"(?<![\w.])a(?!\w)", code) else set()
-    )
-    if name == "leaky_bucket":
-        assert "as the token bucket" in record
-    else:
-        assert used <= explained | {"a"}
-        assert explained <= used | {"a"}
+    record = re.search(r"^record +(.*)$", header, re.MULTILINE).group(1).split(", ")
+    code = re.sub(r"'[^']*'|--.*", "", code).strip()
+    first_line = re.match(r"local (\w+(?:, \w+)*) = ([a-f](?:, [a-f])*)\n", code)
+    names, letters = (group.split(", ") for group in first_line.groups()) if first_line else ([], [])
+    rest = code[first_line.end() :] if first_line else code
+    assert record == ["limit", "period", *names]
+    assert letters == list("abcdef")[: len(names)]
+    assert all(re.search(rf"(?<![\w.]){number}\b", rest) for number in names)
+    assert not re.search(r"(?<![\w.])[a-f](?![\w(])", rest)
 
 
 def test_the_programs_header_says_what_it_is_given() -> None:

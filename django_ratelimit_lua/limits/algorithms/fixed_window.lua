@@ -4,26 +4,28 @@ Fixed window: a count that starts again with every window.
 With units reserved ahead there are several windows in use, and the next hit goes by the last. The others only matter when
 units are given back; of more than sixteen, the first two that are still to come are counted as one.
 
-record          limit, period; a: 0 the window starts with its first hit, 1 with the clock's multiples of the period,
-                2 with a calendar, of which b, c, d, e are four boundaries in a row around now; more: of a calendar, where
-                calls may wait: 1 if the calendar goes on for longer than it is told here (else 0), then further boundaries
+record          limit, period, kind, previous, current, following, last
+                kind: 0 the window starts with its first hit, 1 with the clock's multiples of the period, 2 with a calendar,
+                of which the others are four boundaries in a row around now; more: of a calendar, where calls may wait: 1 if
+                the calendar goes on for longer than it is told here (else 0), then further boundaries
 state           clock, the first moment that the first window stands for, the end of the last window, then for each window in
                 use its start and its count, oldest first
 promise         at most `limit` units in one window, so at most twice that in any period
 ]]
+local kind, previous, current, following, last = a, b, c, d, e
 local time, from, last_end, size = now, nil, 0, 0
 local starts, counts, boundaries = {}, {}, nil
-if a == 2 then
-  boundaries = {b, c, d, e}
+if kind == 2 then
+  boundaries = {previous, current, following, last}
   for offset = 9, #more, 8 do boundaries[#boundaries + 1] = unpack('<d', more, offset) end
 end
 
 -- Where the window that holds a moment starts and ends, if it does not start with its own first hit; of a moment that
 -- is further ahead than the boundaries, only where the last of these is.
 local function window(moment)
-  if a == 0 then return nil, nil end
-  if a == 1 then return moment - moment % period, moment - moment % period + period end
-  if moment < b then return b - period, b end
+  if kind == 0 then return nil, nil end
+  if kind == 1 then return moment - moment % period, moment - moment % period + period end
+  if moment < previous then return previous - period, previous end
   for i = 2, #boundaries do
     if moment < boundaries[i] then return boundaries[i - 1], boundaries[i] end
   end
@@ -31,7 +33,7 @@ local function window(moment)
 end
 
 local function finish(place)
-  if a == 0 then return starts[place] + period end
+  if kind == 0 then return starts[place] + period end
   local _, finishes = window(starts[place])
   if finishes then return finishes end
   if place < size then return starts[place + 1] end
@@ -48,7 +50,7 @@ local state = checked(redis.pcall('GET', key), key)
 if state and #state >= 40 and #state % 16 == 8 and is_ours(state) then
   local clock
   clock, from, last_end = unpack('<ddd', state)
-  local back = a ~= 2 and set_back(clock) or 0 -- Days and months are what the calendar says.
+  local back = kind ~= 2 and clock_regression(clock) or 0 -- Days and months are what the calendar says.
   clock, from, last_end = clock - back, from - back, last_end - back
   for offset = 25, #state, 16 do
     size = size + 1
@@ -92,11 +94,11 @@ if size == 0 then last_end = 0 end
 -- Of a moment for which the calendar is not told far enough: when it will be told of one window more.
 local beyond = #more > 0 and unpack('<d', more) == 1 and function(moment)
   if moment < boundaries[#boundaries] then return nil end
-  local _, following = window(time)
-  return following
+  local _, finishes = window(time)
+  return finishes
 end
 
-local function at(cost)
+local function when_allowed(cost)
   if cost > limit then return nil end
   if size == 0 then return now end
   local moment = starts[size] > time and starts[size] or now
@@ -107,17 +109,17 @@ local function at(cost)
   return moment
 end
 
-local function idle()
+local function idle_at()
   return size > 0 and finish(size) or now
 end
 
 local function save()
-  local states = {pack('<ddd', time, from or time, idle())}
+  local states = {pack('<ddd', time, from or time, idle_at())}
   for i = 1, size do states[i + 1] = pack('<dd', starts[i], counts[i]) end
-  write(key, table.concat(states), idle(), time)
+  write(key, table.concat(states), idle_at(), time)
 end
 
-local function take(cost, moment)
+local function charge(cost, moment)
   if moment < time then moment = time end
   if size > 0 and moment < finish(size) then
     counts[size] = bounded(counts[size] + cost)
@@ -137,7 +139,7 @@ local function take(cost, moment)
 end
 
 -- Those of a hit go back to its window; else the latest go back first.
-local give = op == 'refund' and function(cost)
+local refund = op == 'refund' and function(cost)
   local place = size
   if given_at then
     while place > 1 and finish(place - 1) > given_at do place = place - 1 end
@@ -155,10 +157,10 @@ local give = op == 'refund' and function(cost)
   save()
 end
 
-local function numbers()
-  if size > 0 and starts[size] > time then return limit, 0, idle() end
+local function report()
+  if size > 0 and starts[size] > time then return limit, 0, idle_at() end
   local count = size > 0 and counts[size] or 0
-  return count, count < limit and limit - count or 0, idle()
+  return count, count < limit and limit - count or 0, idle_at()
 end
 
-return at, take, give, numbers, beyond
+return when_allowed, charge, refund, report, beyond

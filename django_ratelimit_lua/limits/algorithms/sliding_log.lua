@@ -27,7 +27,7 @@ local function load()
     serial = unpack('>I6', member)
     clock = #member == 13 and last - unpack('>I7', member, 7) or last
   end
-  local back = set_back(clock)
+  local back = clock_regression(clock)
   if back > 0 then
     local units = rcall('ZRANGE', key, 0, -1, 'WITHSCORES')
     for i = 1, #units, 2 do rcall('ZADD', key, string.format('%.0f', units[i + 1] - back), units[i]) end
@@ -46,7 +46,7 @@ local function load()
 end
 load()
 
-local function at(cost)
+local function when_allowed(cost)
   if cost > limit then return nil end
   local moment = last > time and last or time
   local excess = total + cost - limit
@@ -61,7 +61,7 @@ local function at(cost)
   return moment > time and moment or now
 end
 
-local function idle()
+local function idle_at()
   return total > 0 and last + period or now
 end
 
@@ -76,11 +76,11 @@ local function set_past(moment, units)
 end
 
 local function expire()
-  if total > 0 then rcall('PEXPIRE', key, lifetime(idle())) end
+  if total > 0 then rcall('PEXPIRE', key, lifetime(idle_at())) end
 end
 
 -- What was refused, or used without asking, is remembered too, but never more than the limit's worth of the latest.
-local function take(cost, moment, refused)
+local function charge(cost, moment, refused)
   if moment < time then moment = time end
   if moment < last then moment = last end
   local beyond = refused or op == 'charge'
@@ -112,7 +112,7 @@ local function take(cost, moment, refused)
 end
 
 -- Those of a hit go back by its moment; else the latest go back first.
-local give = op == 'refund' and function(cost)
+local refund = op == 'refund' and function(cost)
   prune()
   local left = 0
   if given_at then
@@ -135,9 +135,9 @@ local give = op == 'refund' and function(cost)
   expire()
 end
 
-local function numbers()
-  if last > time then return limit, 0, idle() end
-  return total, total < limit and limit - total or 0, idle()
+local function report()
+  if last > time then return limit, 0, idle_at() end
+  return total, total < limit and limit - total or 0, idle_at()
 end
 
-return at, take, give, numbers
+return when_allowed, charge, refund, report

@@ -5,25 +5,27 @@ With units reserved far ahead, what the next one has to wait for is in the last 
 back only matter when units are given back; of more than sixteen, the first that are still to go are counted as one, at the
 end of the last of them.
 
-record          limit, period; a: the length of a segment in microseconds
+record          limit, period, length
+                length: that of a segment, in microseconds
 state           clock, the first moment that the first segment stands for, then for each segment in use the last departure
                 in it and its count, oldest first
 promise         never more than `limit` units in any period; a unit is forgotten at most one segment late
 ]]
+local length = a
 local time, from, total, size = now, now, 0, 0
 local lasts, ends, counts = {}, {}, {}
 
 local function finish(moment)
-  return moment - moment % a + a
+  return moment - moment % length + length
 end
 
 local state = checked(redis.pcall('GET', key), key)
 if state and #state >= 32 and #state % 16 == 0 and is_ours(state) then
   local clock
   clock, from = unpack('<dd', state)
-  local back = set_back(clock)
+  local back = clock_regression(clock)
   if back > 0 then
-    back = back - back % a
+    back = back - back % length
     local moved = {pack('<dd', clock - back, from - back)}
     for offset = 17, #state, 16 do
       local last, units = unpack('<dd', state, offset)
@@ -36,7 +38,7 @@ if state and #state >= 32 and #state % 16 == 0 and is_ours(state) then
   if clock > time then time = clock end
   for offset = 17, #state, 16 do
     local last, units = unpack('<dd', state, offset)
-    local segment = last - last % a + a
+    local segment = last - last % length + length
     if segment + period > time then
       if segment == ends[size] then
         lasts[size], counts[size] = last, counts[size] + units
@@ -51,7 +53,7 @@ if state and #state >= 32 and #state % 16 == 0 and is_ours(state) then
   end
 end
 
-local function at(cost)
+local function when_allowed(cost)
   if cost > limit then return nil end
   local moment, used = size > 0 and lasts[size] > time and lasts[size] or time, total
   for i = 1, size do
@@ -65,14 +67,14 @@ local function at(cost)
   return moment > time and moment or now
 end
 
-local function idle()
+local function idle_at()
   return size > 0 and ends[size] + period or now
 end
 
 local function save()
   local states = {pack('<dd', time, from)}
   for i = 1, size do states[i + 1] = pack('<dd', lasts[i], counts[i]) end
-  write(key, table.concat(states), idle(), time)
+  write(key, table.concat(states), idle_at(), time)
 end
 
 local function remove(place)
@@ -82,7 +84,7 @@ local function remove(place)
   size = size - 1
 end
 
-local function take(cost, moment)
+local function charge(cost, moment)
   if moment < time then moment = time end
   if size > 0 and moment < lasts[size] then moment = lasts[size] end
   local segment = finish(moment)
@@ -91,9 +93,9 @@ local function take(cost, moment)
   else
     size = size + 1
     lasts[size], ends[size], counts[size] = moment, segment, bounded(cost)
-    if size == 1 then from = segment - a end
+    if size == 1 then from = segment - length end
   end
-  if size > 16 + period / a then
+  if size > 16 + period / length then
     local place = 1
     while place < size and lasts[place] <= time do place = place + 1 end
     if place < size and ends[place + 1] + period <= moment then
@@ -107,7 +109,7 @@ local function take(cost, moment)
 end
 
 -- Those of a hit go back to its segment; else the latest go back first.
-local give = op == 'refund' and function(cost)
+local refund = op == 'refund' and function(cost)
   local place = size
   if given_at then
     local segment = finish(given_at)
@@ -123,9 +125,9 @@ local give = op == 'refund' and function(cost)
   save()
 end
 
-local function numbers()
-  if size > 0 and lasts[size] > time then return limit, 0, idle() end
-  return total, total < limit and limit - total or 0, idle()
+local function report()
+  if size > 0 and lasts[size] > time then return limit, 0, idle_at() end
+  return total, total < limit and limit - total or 0, idle_at()
 end
 
-return at, take, give, numbers
+return when_allowed, charge, refund, report

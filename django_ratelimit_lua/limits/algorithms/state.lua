@@ -6,7 +6,7 @@ the digits of a microsecond stamp, is never used. Its first number is the clock 
 never before that: a clock that steps backwards refills nothing and forgets nothing. Where it was set back by more than a
 minute, the state is moved along with it, once: what was counted stays counted, and time goes on from there.
 ]]
-local spread = unpack
+local unpack_args = unpack
 local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local given_at = op == 'refund' and tonumber(ARGV[4]) or nil
 local rcall, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor
@@ -24,21 +24,21 @@ local function checked(reply, key)
 end
 
 -- How far the clock was set back since a state was written, if that is more than clocks of several hosts may differ by.
-local function set_back(clock)
+local function clock_regression(clock)
   return clock - now > 60000000 and clock - now or 0
 end
 
 -- Milliseconds that a state is worth keeping which is idle from then on. Expiry is garbage collection, never meaning.
 -- (A whole number as an argument reaches Redis with all its digits; only Lua's own formatting would lose some.)
 -- Redis takes no expiry that its own clock could not count to: what is owed for a thousand years is owed for that long.
-local function lifetime(idle)
-  local milliseconds = floor((idle - now + slack) / 1000) + 1
+local function lifetime(idle_at)
+  local milliseconds = floor((idle_at - now + slack) / 1000) + 1
   return milliseconds < 31536000000000 and milliseconds or 31536000000000
 end
 
-local function write(key, state, idle, time)
-  if idle > time then
-    rcall('SET', key, state, 'PX', lifetime(idle))
+local function write(key, state, idle_at, time)
+  if idle_at > time then
+    rcall('SET', key, state, 'PX', lifetime(idle_at))
   else
     rcall('DEL', key)
   end
@@ -69,20 +69,20 @@ local function bounded(number)
   return number < 9007199254740991 and number or 9007199254740991
 end
 
--- How many whole tokens at a per b microseconds a span of (us + part / a) microseconds is worth.
+-- How many whole tokens, at so many per micros microseconds, a span of (us + part / tokens) microseconds is worth.
 -- The quotient is exact below 2^53; above that it is an estimate, and the comparisons are exact.
-local function whole_tokens(us, part, a, b)
+local function whole_tokens(us, part, tokens, micros)
   if us < 0 then return 0 end
-  local units = us * a + part
-  local tokens = floor(units / b)
-  if units < 9007199254740992 then return tokens end
-  if tokens > 4503599627370496 then return 4503599627370496 end
-  local function fits(n)
-    local parts = n * (b % a)
-    local span = n * floor(b / a) + floor(parts / a)
-    return span < us or (span == us and parts % a <= part)
+  local dividend = us * tokens + part
+  local whole = floor(dividend / micros)
+  if dividend < 9007199254740992 then return whole end
+  if whole > 4503599627370496 then return 4503599627370496 end
+  local function fits(count)
+    local parts = count * (micros % tokens)
+    local span = count * floor(micros / tokens) + floor(parts / tokens)
+    return span < us or (span == us and parts % tokens <= part)
   end
-  while not fits(tokens) do tokens = tokens - 1 end
-  while fits(tokens + 1) do tokens = tokens + 1 end
-  return tokens
+  while not fits(whole) do whole = whole - 1 end
+  while fits(whole + 1) do whole = whole + 1 end
+  return whole
 end

@@ -1,8 +1,8 @@
 --[[
 Token bucket, kept as one moment (the generic cell rate algorithm of ITU-T I.371): the bucket is full from `due` on.
 
-Every token moves that moment by an interval of b / a microseconds. The fraction of it is kept as an integer too, so nothing
-is ever rounded: a moment or a span is a pair (us, part) that means us + part / a microseconds.
+Every token moves that moment by an interval of micros / tokens microseconds. The fraction of it is kept as an integer too, so nothing
+is ever rounded: a moment or a span is a pair (us, part) that means us + part / tokens microseconds.
 
 A refund by the moment of its hit computes that moment again, without the hit. So the state has the hits since the bucket was
 last full, in runs: what came while a run was not worked off yet begins a run of its own, what came later joins the one
@@ -10,27 +10,29 @@ before. That loses nothing. Of more than sixteen runs, those that are closest be
 latest (but nothing that has gone, with what is still to go): so `due` is never too early, and what is left when all are
 given back is nothing.
 
-record          limit: the burst; a / b: tokens per microsecond in lowest terms; c and d: an interval, as such a pair;
-                e and f: a burst, as such a pair; more: not empty where the algorithm that opens it keeps something else in
-                the runs' place
-state           clock, us, part, a, b, burst; then for each run the moment of its first hit (left out where it is the only one
+record          limit, period, tokens, micros, step, step_part, full, full_part
+                limit: the burst; tokens / micros: the rate in lowest terms; step and step_part: an interval, as such a
+                pair; full and full_part: a burst, as such a pair; more: not empty where the algorithm that opens it keeps
+                something else in the runs' place
+state           clock, us, part, tokens, micros, burst; then for each run the moment of its first hit (left out where it is the only one
                 and the next is the same), the moment from which its units are worked off, and the units
-promise         in any interval of x microseconds it lets at most burst + x * a / b units go
+promise         in any interval of x microseconds it lets at most burst + x * tokens / micros units go
 ]]
+local tokens, micros, step, step_part, full, full_part = a, b, c, d, e, f
 local time, us, part, runs = now, now, 0, ''
 
-local function move(tokens)
-  local parts = part + tokens * d
-  us, part = us + tokens * c + floor(parts / a), parts % a
+local function move(units)
+  local parts = part + units * step_part
+  us, part = us + units * step + floor(parts / tokens), parts % tokens
   if us >= 9007199254740991 then us, part = 9007199254740991, 0 end
 end
 
 local state = checked(redis.pcall('GET', key), key)
 if state and (#state == 64 or (#state >= 48 and #state % 24 == 0)) and is_ours(state) then
-  local clock, due, rest, old_a, old_b, old_burst = unpack('<dddddd', state)
+  local clock, due, rest, old_tokens, old_micros, old_burst = unpack('<dddddd', state)
   runs = string.sub(state, 49)
   if #state == 64 then runs = string.sub(state, 49, 56) .. runs end
-  local back = set_back(clock)
+  local back = clock_regression(clock)
   if back > 0 then
     clock, due = clock - back, due - back
     local moved = {}
@@ -39,14 +41,14 @@ if state and (#state == 64 or (#state >= 48 and #state % 24 == 0)) and is_ours(s
       moved[#moved + 1] = pack('<ddd', first - back, from - back, units)
     end
     runs = table.concat(moved)
-    rcall('SET', key, pack('<dddddd', clock, due, rest, old_a, old_b, old_burst) .. runs, 'KEEPTTL')
+    rcall('SET', key, pack('<dddddd', clock, due, rest, old_tokens, old_micros, old_burst) .. runs, 'KEEPTTL')
   end
   if clock > time then time = clock end
-  if (old_a ~= a or old_b ~= b or old_burst ~= limit) and old_a > 0 and old_b > 0 then
+  if (old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit) and old_tokens > 0 and old_micros > 0 then
     -- The limit was edited: the tokens owed at the last write are owed under the new numbers, up to a full burst.
     local owed, span, parts = 0, due - clock, rest - 1
-    if parts < 0 then span, parts = span - 1, old_a - 1 end
-    if span >= 0 then owed = whole_tokens(span, parts, old_a, old_b) + 1 end
+    if parts < 0 then span, parts = span - 1, old_tokens - 1 end
+    if span >= 0 then owed = whole_tokens(span, parts, old_tokens, old_micros) + 1 end
     owed = owed < limit and owed or limit
     us = clock
     move(owed)
@@ -59,19 +61,19 @@ if state and (#state == 64 or (#state >= 48 and #state % 24 == 0)) and is_ours(s
 end
 
 -- The first microsecond at which this cost fits into the burst.
-local function at(cost)
+local function when_allowed(cost)
   if cost > limit then return nil end
-  local parts = part + cost * d - f
-  local moment = us + cost * c - e + floor(parts / a)
-  if parts % a > 0 then moment = moment + 1 end
+  local parts = part + cost * step_part - full_part
+  local moment = us + cost * step - full + floor(parts / tokens)
+  if parts % tokens > 0 then moment = moment + 1 end
   return moment > time and moment or now
 end
 
 local function save()
   if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
-  local kept = runs
-  if #kept == 24 and string.sub(kept, 1, 8) == string.sub(kept, 9, 16) then kept = string.sub(kept, 9) end
-  write(key, pack('<dddddd', time, us, part, a, b, limit) .. kept, part > 0 and us + 1 or us, time)
+  local saved = runs
+  if #saved == 24 and string.sub(saved, 1, 8) == string.sub(saved, 9, 16) then saved = string.sub(saved, 9) end
+  write(key, pack('<dddddd', time, us, part, tokens, micros, limit) .. saved, part > 0 and us + 1 or us, time)
 end
 
 -- Remember units by the moment they go.
@@ -81,9 +83,9 @@ local function note(cost, moment)
   while size > 0 do
     first, from, units = unpack('<ddd', runs, size - 23)
     units = bounded(units + done)
-    local parts = units * d
-    local finish = from + units * c + floor(parts / a)
-    if finish > time or (finish == time and parts % a > 0) then break end
+    local parts = units * step_part
+    local finish = from + units * step + floor(parts / tokens)
+    if finish > time or (finish == time and parts % tokens > 0) then break end
     -- Worked off, even if it were alone: what leaves it leaves the run before.
     done, size = units, size - 24
   end
@@ -96,24 +98,23 @@ local function note(cost, moment)
       -- So many that the closer half become one with their neighbours.
       local firsts, froms, sums, gaps = {}, {}, {}, {}
       for offset = 1, #runs, 24 do
-        local one, start, of = unpack('<ddd', runs, offset)
-        local size = #froms
-        firsts[size + 1], froms[size + 1], sums[size + 1] = one, start, of
-        if size > 0 then gaps[size] = froms[size] <= time and start > time and math.huge or start - froms[size] end
+        local count = #froms
+        firsts[count + 1], froms[count + 1], sums[count + 1] = unpack('<ddd', runs, offset)
+        local before, start = froms[count], froms[count + 1]
+        if before then gaps[count] = before <= time and start > time and math.huge or start - before end
       end
       table.sort(gaps)
-      local near, joined, kept = gaps[8], 0, {}
-      local of = sums[1]
-      first, from = firsts[1], froms[1]
+      local near, joined, thinned = gaps[8], 0, {}
+      first, from, units = firsts[1], froms[1], sums[1]
       for i = 2, #froms do
         if froms[i] - from <= near and joined < 8 and not (from <= time and froms[i] > time) then
-          joined, from, of = joined + 1, froms[i], bounded(of + sums[i])
+          joined, from, units = joined + 1, froms[i], bounded(units + sums[i])
         else
-          kept[#kept + 1] = pack('<ddd', first, from, of)
-          first, from, of = firsts[i], froms[i], sums[i]
+          thinned[#thinned + 1] = pack('<ddd', first, from, units)
+          first, from, units = firsts[i], froms[i], sums[i]
         end
       end
-      runs = table.concat(kept) .. pack('<ddd', first, from, of)
+      runs = table.concat(thinned) .. pack('<ddd', first, from, units)
     end
   else
     -- Together with the last, or taken after what will go later.
@@ -125,23 +126,23 @@ local function note(cost, moment)
   end
 end
 
-local function take(cost, moment, refused)
+local function charge(cost, moment, refused)
   if moment < time then moment = time end
   if more == '' then note(cost, moment) end
   if moment > us then us, part = moment, 0 end
   move(cost)
   -- A refused hit costs too, but never more than an empty bucket.
-  if refused and (us - time > e or (us - time == e and part > f)) then us, part = time + e, f end
+  if refused and (us - time > full or (us - time == full and part > full_part)) then us, part = time + full, full_part end
   save()
   return moment
 end
 
 -- Take units out of the run that has the hit (without a moment: out of the latest) and see what is owed without them.
-local give = op == 'refund' and function(cost)
-  local before, before_part, left, total, kept = us, part, cost, 0, ''
+local refund = op == 'refund' and function(cost)
+  local before, before_part, left, remaining = us, part, cost, ''
   if not given_at or more ~= '' then move(-cost) end
   if more ~= '' then return save() end
-  local due, due_part = time, 0
+  local due, due_part, total = time, 0, 0
   for offset = #runs - 23, 1, -24 do
     local first, from, units = unpack('<ddd', runs, offset)
     if left > 0 and (not given_at or first <= given_at) then
@@ -149,13 +150,13 @@ local give = op == 'refund' and function(cost)
       units, left = units - back, given_at and 0 or left - back
     end
     if units > 0 then
-      kept, total = pack('<ddd', first, from, units) .. kept, total + units
-      local parts = total * d
-      local finish, rest = from + total * c + floor(parts / a), parts % a
+      remaining, total = pack('<ddd', first, from, units) .. remaining, total + units
+      local parts = total * step_part
+      local finish, rest = from + total * step + floor(parts / tokens), parts % tokens
       if finish > due or (finish == due and rest > due_part) then due, due_part = finish, rest end
     end
   end
-  runs = kept
+  runs = remaining
   if given_at then
     us, part = before, before_part
     if due < us or (due == us and due_part < part) then us, part = due, due_part end
@@ -165,28 +166,28 @@ local give = op == 'refund' and function(cost)
   save()
 end
 
-local function numbers()
-  local span, rest = time + e - us, f - part
-  if rest < 0 then span, rest = span - 1, rest + a end
-  local room = whole_tokens(span, rest, a, b)
+local function report()
+  local span, rest = time + full - us, full_part - part
+  if rest < 0 then span, rest = span - 1, rest + tokens end
+  local room = whole_tokens(span, rest, tokens, micros)
   if room > limit then room = limit end
   local unused = us == time and part == 0
   return limit - room, room, unused and now or part > 0 and us + 1 or us
 end
 
-if more == '' then return at, take, give, numbers end
+if more == '' then return when_allowed, charge, refund, report end
 
 -- For an algorithm that keeps something else in the runs' place: that, and what takes its place.
-local function other(kept)
-  runs = kept or runs
+local function in_place_of_runs(text)
+  runs = text or runs
   return runs
 end
 
 -- When the latest so many units begin to be worked off.
-local function began(cost)
-  local parts = part - cost * d
-  local moment = us - cost * c + floor(parts / a)
-  return parts % a > 0 and moment + 1 or moment
+local function begins_at(cost)
+  local parts = part - cost * step_part
+  local moment = us - cost * step + floor(parts / tokens)
+  return parts % tokens > 0 and moment + 1 or moment
 end
 
 -- To be due at a moment that is earlier; without one, only to write down what has changed.
@@ -195,4 +196,4 @@ local function due_at(moment)
   save()
 end
 
-return at, take, give, numbers, time, other, began, due_at
+return when_allowed, charge, refund, report, time, in_place_of_runs, begins_at, due_at

@@ -1,0 +1,53 @@
+"""What an algorithm is: its options, the key its state is under, and the numbers that its Lua is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from ..rate import SECOND
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+EXACT = 2**53
+"""Lua's numbers are doubles: integers are exact up to here."""
+
+Numbers = tuple[int, int, int, int, int, int, int, int]
+"""limit, period in microseconds, and the six numbers that the first line of an algorithm's `.lua` names."""
+
+
+class Algorithm:
+    """An algorithm, whose Lua stands beside it in a file of its name.
+
+    `suffix`: the letters that end its keys; `options`: those that it takes, beside the general ones; `waits_anyway`:
+    hits are held until their turn, also where no `max_wait` is named.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[bytes]
+    options: ClassVar[frozenset[str]]
+    waits_anyway: ClassVar[bool] = False
+
+    def check(self, limit: Limit) -> None:
+        """Raises `LimitError` where options of its own contradict each other, or the rate."""
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep."""
+        raise NotImplementedError
+
+    def wants_more(self, limit: Limit) -> bool:
+        """Whether its Lua is given something beyond the numbers, by `more`."""
+        return False
+
+    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
+        """That, for one call.
+
+        `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any time; `is_patient`:
+        the caller says so itself, and waits in any queue whose length nobody has named.
+        """
+        return b""
+
+    def lapse_us(self, limit: Limit) -> int:
+        """Microseconds after which units that were taken ahead may not be spent any more."""
+        return SECOND

@@ -1,0 +1,53 @@
+"""Fixed window. Its promise is in the header of its Lua."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import pack
+from typing import TYPE_CHECKING
+
+from ..calendar import PERIODS, boundaries, boundaries_ahead
+from ..rate import LimitError
+from .algorithm import Algorithm, Numbers
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+
+class FixedWindow(Algorithm):
+    """Counts from the first hit, from multiples of the period, or by the calendar."""
+
+    name = "fixed_window"
+    suffix = b"fw"
+    options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
+
+    def check(self, limit: Limit) -> None:
+        """A time zone is of a calendar, whose rates name its period."""
+        where = f"Limit {limit.name!r}"
+        if limit.align not in PERIODS:
+            if limit.time_zone != "UTC":
+                raise LimitError(f"{where}: time_zone needs align to be one of: {', '.join(PERIODS)}", "time_zone")
+            return
+        shortest, longest = PERIODS[limit.align]
+        if not shortest <= limit.rate.period_us <= longest:
+            example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]
+            problem = f"a rate counted by the {limit.align} names that period, such as {example!r}"
+            raise LimitError(f"{where}: {problem}", "align")
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """The kind of window; of a calendar, four of its boundaries."""
+        if limit.align in PERIODS:
+            return (limit.rate.limit, limit.rate.period_us, 2, *boundaries(limit.align, limit.time_zone, now), 0)
+        return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"), 0, 0, 0, 0, 0)
+
+    def wants_more(self, limit: Limit) -> bool:
+        """Of a calendar, the boundaries further ahead."""
+        return limit.align in PERIODS
+
+    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
+        """Those that a hit of this call may be held until."""
+        if not any(waits):
+            return b""
+        until = None if min(waits) < 0 else now + max(waits)
+        ahead, is_all = boundaries_ahead(str(limit.align), limit.time_zone, now, until)
+        return pack(f"<{len(ahead) + 1}d", not is_all, *ahead)

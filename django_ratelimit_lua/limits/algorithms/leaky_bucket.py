@@ -1,0 +1,35 @@
+"""Leaky bucket as a queue. Its promise is in the header of its Lua."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import pack
+from typing import TYPE_CHECKING
+
+from .algorithm import Algorithm, Numbers
+from .token_bucket import bucket_numbers
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+
+class LeakyBucket(Algorithm):
+    """A token bucket whose callers wait their turn; `queue` of them may wait behind the one being served."""
+
+    name = "leaky_bucket"
+    suffix = b"lb"
+    options = frozenset({"queue", "max_wait", "split"})
+    waits_anyway = True
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """As the token bucket's, of one that holds those that wait and the one being served."""
+        queue = limit.rate.limit - 1 if limit.queue is None else limit.queue
+        return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "a queue", "queue")
+
+    def wants_more(self, limit: Limit) -> bool:
+        """Where nobody has named a length of the queue, a call may say that it waits in any."""
+        return limit.queue is None
+
+    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
+        """Something, where any number may wait."""
+        return pack("<d", 1) if is_patient else b""

@@ -1,0 +1,31 @@
+"""Sliding log. Its promise is in the header of its Lua."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..rate import LimitError
+from .algorithm import Algorithm, Numbers
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+LONGEST_LOG = 100_000
+"""Units. One call that took them all would keep the server busy for a tenth of a second."""
+
+
+class SlidingLog(Algorithm):
+    """Remembers every unit."""
+
+    name = "sliding_log"
+    suffix = b"sl"
+    options = frozenset({"max_wait", "count_denied", "split"})
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """Limit and period are all it needs."""
+        if limit.rate.limit > LONGEST_LOG:
+            raise LimitError(
+                f"Limit {limit.name!r}: a sliding_log remembers every unit, so its limit is at most {LONGEST_LOG}; "
+                f"sliding_window and token_bucket take any"
+            )
+        return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)

@@ -1,0 +1,31 @@
+"""Sliding window in segments. Its promise is in the header of its Lua."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..rate import LimitError
+from .algorithm import Algorithm, Numbers
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+DEFAULT_SEGMENTS = 10
+
+
+class SlidingWindow(Algorithm):
+    """Forgets in `segments` steps."""
+
+    name = "sliding_window"
+    suffix = b"sw"
+    options = frozenset({"segments", "max_wait", "count_denied", "split"})
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """The length of a segment."""
+        length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
+        if length == 0:
+            raise LimitError(
+                f"Limit {limit.name!r}: {limit.segments} segments are more than {limit.rate} has microseconds",
+                "segments",
+            )
+        return (limit.rate.limit, limit.rate.period_us, length, 0, 0, 0, 0, 0)
