@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.core.signals import setting_changed
 
 from ..conf import conf
-from .alias import Alias, why_unusable
+from .connection_params import ConnectionParams, why_unusable
 from .factory import ClusterConnectionFactory
 from .patience import Patience
 from .server import Store
@@ -31,9 +31,9 @@ def get_store(background: bool = False) -> Store:
     known = (conf.USE_CACHE, background)
     store = _stores.get(known)
     if store is None:
-        alias = Alias(conf.USE_CACHE)
-        kind = ShardedStore if alias.nodes else Store
-        made = kind(alias, PATIENCE if background else conf.TIMEOUT, background=background)
+        params = ConnectionParams.of(conf.USE_CACHE)
+        kind = ShardedStore if params.nodes else Store
+        made = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
         store = _stores.setdefault(known, made)  # Another thread may have been faster: there is one for all.
     return store
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import select
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing, suppress
 from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,10 +15,11 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import leave_to_parent, renew_after_fork
-from .alias import Alias, acredentials
-from .exchange import Address, Exchange, Question, Replies, ended_by, greet
+from .blocking import has_news
+from .connection_params import ConnectionParams
+from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet, to_find_master
 from .patience import Patience, Pulse
-from .sentinel import Sentinels
+from .redis_py import AsyncDial
 
 TICK = 0.005
 """Seconds between two looks at the clock, while anybody waits."""
@@ -139,7 +138,8 @@ class Link(asyncio.Protocol):
     def begin(self) -> None:
         """It is connected."""
         assert self._transport is not None
-        self._has_news = _has_news(self._transport)
+        sock = self._transport.get_extra_info("socket")
+        self._has_news = (lambda: False) if sock is None else has_news(sock)  # What the loop has not seen yet.
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -207,31 +207,20 @@ class Link(asyncio.Protocol):
                 answered.exception()  # Whoever waited has heard of it, or waits no more.
 
 
-def _has_news(transport: asyncio.Transport) -> Callable[[], bool]:
-    """What tells whether the system has something to read that the loop has not seen yet."""
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        return lambda: False
-    if not hasattr(select, "poll"):  # Windows.
-        return lambda: bool(select.select([sock], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return lambda: bool(poll.poll(0))
-
-
 class LoopConnections:
-    """One event loop's connections to one alias. Only ever used in that loop."""
+    """One event loop's connections to one server. Only ever used in that loop."""
 
-    def __init__(self, alias: Alias, pulse: Pulse, ended: Callable[[asyncio.AbstractEventLoop], object]) -> None:
-        self._alias = alias
+    def __init__(
+        self, params: ConnectionParams, pulse: Pulse, ended: Callable[[asyncio.AbstractEventLoop], object]
+    ) -> None:
+        self._params = params
         self._pulse = pulse
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._watch = Watch(self._loop, pulse)
-        self._dial: Any = alias.connect_async()
-        self._idle: list[Link] = []
-        self._turns = alias.most_connections
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._dial = params.async_dial()
+        self._idle: list[Link | None] = [None] * params.most_connections  # None: one to be opened.
+        self._waiting: deque[asyncio.Future[Link | None]] = deque()
         self._closer = self._close_with_loop()
 
     async def start(self) -> None:
@@ -250,118 +239,85 @@ class LoopConnections:
 
     def close(self) -> None:
         """Close the connections that are idle."""
-        while self._idle:
-            self._idle.pop().close()
+        for link in self._idle:
+            if link is not None:
+                link.close()
 
     async def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
         """See `Connections.exchange`. A connection that was cancelled in the middle of an exchange is closed."""
-        if self._turns > 0:
-            self._turns -= 1
-            waited = False
-        else:
-            await self._turn(patience)
-            waited = True
-        link = None
+        link = self._idle.pop() if self._idle else await self._waited_for(patience, check)
         try:
-            if waited:
-                check()
-            link = self._idle.pop() if self._idle else None
             if link is None or not link.is_ready:
-                if link is not None:
-                    link.close()
+                old, link = link, None
+                if old is not None:
+                    old.close()
                 link = await self._connected(patience)
             return await link.perform(question.exchange(), patience, self._watch, self._pulse)
         finally:
-            if link is not None and link.is_open:
-                self._idle.append(link)
-            elif link is not None:
+            if link is not None and not link.is_open:
                 link.close()
-            self._let_go()
+                link = None
+            self._give(link)
 
-    async def _turn(self, patience: Patience) -> None:
-        turn: asyncio.Future[None] = self._loop.create_future()
+    async def _waited_for(self, patience: Patience, check: Callable[[], None]) -> Link | None:
+        turn: asyncio.Future[Link | None] = self._loop.create_future()
         self._waiting.append(turn)
         try:
             await self._watch.wait(turn, patience, may_renew=True)
+            check()
         except BaseException:
             # A turn that never came, whose time is over (an exception) or which was cancelled, is not passed on.
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._let_go()  # It was this one's turn, which it does not take.
+                self._give(turn.result())  # It was this one's turn, which it does not take.
             raise
+        return turn.result()
 
-    def _let_go(self) -> None:
+    def _give(self, link: Link | None) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(None)
+                turn.set_result(link)
                 return
-        self._turns += 1
+        self._idle.insert(0 if link is None else len(self._idle), link)  # The open ones are taken first.
 
     async def _connected(self, patience: Patience) -> Link:
-        sentinels = self._alias.sentinels
-        master = await self._master(sentinels, patience) if sentinels is not None else None
-        return await self._dialled(self._dial, patience, master)
+        if self._params.sentinels:
+            host, port = await self._master(patience)
+            return await self._dialled(self._dial, self._params, patience, host=host, port=port)
+        return await self._dialled(self._dial, self._params, patience)
 
-    async def _master(self, sentinels: Sentinels, patience: Patience) -> Address:
-        search = sentinels.search(patience)
-        try:
-            kwargs, share = next(search)
-            while True:
-                link = None
-                try:
-                    link = await self._dialled(sentinels.classes[1](**kwargs), share)
-                    found = await link.perform(sentinels.question.exchange(), share, self._watch, Pulse())
-                except (RedisError, OSError) as error:
-                    kwargs, share = search.throw(error)
-                else:
-                    kwargs, share = search.send(found)
-                finally:
-                    if link is not None:
-                        link.close()
-        except StopIteration as finished:
-            return cast(Address, finished.value)
+    async def _master(self, patience: Patience) -> Address:
+        for sentinel, share in patience.shares(self._params.sentinels):
+            with suppress(RedisError, OSError):
+                link = await self._dialled(sentinel.async_dial(), sentinel, share)
+                with closing(link):
+                    question = to_find_master(self._params.service)
+                    master: Address | None = await link.perform(question.exchange(), share, self._watch, Pulse())
+                    if master is not None:
+                        return master
+        raise Unreachable(f"no sentinel knows the master of {self._params.service!r}")
 
-    async def _dialled(self, dial: Any, patience: Patience, master: Address | None = None) -> Link:
-        """A new connection to where one of redis-py's would go, or to a master, which was greeted."""
+    async def _dialled(self, dial: AsyncDial, params: ConnectionParams, patience: Patience, **address: Any) -> Link:
+        """A new connection, which was greeted; to an address other than its own, as a master."""
         link = Link(self._loop)
         try:
             if patience.is_over:
                 raise RedisTimeoutError("no time is left to connect")
-            connecting = self._loop.create_task(_connect(self._loop, dial, link, master))
-            await self._watch.wait(connecting, patience)
-            greeting = greet(await acredentials(dial), dial.db, dial.client_name, needs_master=master is not None)
+            await self._watch.wait(self._loop.create_task(dial.connect(lambda: link, **address)), patience)
+            credentials = await params.acredentials()
+            greeting = greet(credentials, params.database, params.client_name, needs_master=bool(params.sentinels))
             await link.perform(greeting, patience, self._watch, self._pulse)
             link.begin()
         except BaseException as error:
-            raise ended_by(error, link.close, connecting=True)  # noqa: B904
+            raise ended_by(error, link.close, connecting=True)  # noqa: B904 - it knows its cause
         return link
-
-
-async def _connect(loop: asyncio.AbstractEventLoop, dial: Any, link: Link, master: Address | None) -> None:
-    connecting: Awaitable[tuple[asyncio.Transport, Any]]
-    path = getattr(dial, "path", None)
-    if path is not None:
-        connecting = loop.create_unix_connection(lambda: link, path=path)
-    else:
-        arguments = dict(dial._connection_arguments())
-        if master is not None:
-            arguments["host"], arguments["port"] = master
-        connecting = loop.create_connection(lambda: link, **arguments)
-    transport, _ = await connecting
-    sock = transport.get_extra_info("socket")
-    if path is None and sock is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if dial.socket_keepalive:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (dial.socket_keepalive_options or {}).items():
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class AsyncConnections:
     """A process's connections to one alias, for every event loop it runs, in whichever thread."""
 
-    def __init__(self, alias: Alias, pulse: Pulse) -> None:
-        self._alias = alias
+    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
+        self._params = params
         self._pulse = pulse
         self._begin()
         renew_after_fork(self._renew)
@@ -380,7 +336,7 @@ class AsyncConnections:
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
         if connections is None:
-            connections = LoopConnections(self._alias, self._pulse, self._ended)
+            connections = LoopConnections(self._params, self._pulse, self._ended)
             with self._lock:
                 # A connection refers to its loop; one that ended without saying so is let go by hand.
                 left = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]

@@ -9,19 +9,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import cache
-from typing import Any, cast
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any
 
-from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import renew_after_fork
-from .alias import Alias, credentials
-from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet
+from .connection_params import ConnectionParams
+from .exchange import Address, Exchange, Question, Replies, ended_by, greet, to_find_master
 from .patience import GRACE, Patience, Pulse
-from .sentinel import Sentinels
+from .redis_py import open_socket
 
 READ_SIZE = 65_536
 PROMPT = 0.002
@@ -32,45 +32,13 @@ ATTEMPTS = 3
 """How often a connection is tried to be made that others got meanwhile."""
 
 
-class _Dial(AbstractConnection):
-    """Mixed into the alias's connection class, which makes the socket (TLS and all) and nothing else: each of its steps
-    may take what is left."""
-
-    host: str
-    port: int
-    username: str | None
-    password: str | None
-    client_name: str | None
-    db: int
-    patience = Patience(0.0)
-    began = 0.0
-
-    @property
-    def socket_timeout(self) -> float:
-        return max(self.patience.left - (time.monotonic() - self.began), 0.001)
-
-    @socket_timeout.setter
-    def socket_timeout(self, value: object) -> None:
-        pass
-
-    socket_connect_timeout = socket_timeout
-
-
-@cache
-def _dial_of(kind: Any) -> type[_Dial]:
-    return type("Dial", (_Dial, kind), {})
-
-
 class Link:
     """One connection of one thread."""
 
-    def __init__(
-        self, kind: type[AbstractConnection], kwargs: dict[str, Any], pulse: Pulse, sentinels: Sentinels | None = None
-    ) -> None:
-        self._sock: Any = None
+    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
+        self._params = params
         self._pulse = pulse
-        self._sentinels = sentinels
-        self._dial = _dial_of(cast(Any, kind))(**kwargs)
+        self._sock: Any = None
         self._timeout = -1.0
         self._has_news: Callable[[], bool] = lambda: True
 
@@ -147,62 +115,52 @@ class Link:
 
     def _connect(self, patience: Patience) -> None:
         self.close()
-        if self._sentinels is not None:
-            self._dial.host, self._dial.port = _master(self._sentinels, patience)
-        self._sock = self._dialled(patience)
-        self._timeout = -1.0
-        self._has_news = _has_news(self._sock)
+        params, needs_master = self._params, bool(self._params.sentinels)
         try:
-            self._perform(
-                greet(
-                    credentials(self._dial),
-                    self._dial.db,
-                    self._dial.client_name,
-                    needs_master=self._sentinels is not None,
-                ),
-                patience,
-            )
+            if needs_master:
+                params = params.at(self._master(patience))
+            self._sock = self._dialled(params, patience)
+            self._timeout = -1.0
+            self._has_news = has_news(self._sock)
+            greeting = greet(params.credentials(), params.database, params.client_name, needs_master=needs_master)
+            self._perform(greeting, patience)
         except BaseException as error:
-            raise ended_by(error, self.close, connecting=True)  # noqa: B904
+            raise ended_by(error, self.close, connecting=True)  # noqa: B904 - it knows its cause
 
-    def _dialled(self, patience: Patience) -> Any:
+    def _dialled(self, params: ConnectionParams, patience: Patience) -> Any:
         for attempt in range(ATTEMPTS):
-            self._dial.patience, self._dial.began = patience, time.monotonic()
+            began = time.monotonic()
             if patience.is_over:
                 break
             try:
-                sock = self._dial._connect()
+                left = partial(_left, patience, began)
+                sock = open_socket(params.connection_class, params.options, left)
             except Exception as error:
                 is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
-                if is_late and self._pulse.heard_at > self._dial.began and attempt < ATTEMPTS - 1:
+                if is_late and self._pulse.heard_at > began and attempt < ATTEMPTS - 1:
                     continue  # The server talks to others: it was this thread that came late.
-                patience.spend(self._dial.began, patience.left)
-                raise Unreachable(f"{type(error).__name__}: {error}") from error
-            took = time.monotonic() - self._dial.began
+                patience.spend(began, patience.left)
+                raise
+            took = time.monotonic() - began
             if took > PROMPT:
                 took = _connecting(sock, took)
             # Where the system does not tell how late this thread came, there is time for an answer still.
             patience.left = max(patience.left - max(took, 0.0), min(GRACE, patience.whole / 5))
             return sock
-        raise Unreachable("no time is left to connect")
+        raise RedisTimeoutError("no time is left to connect")
+
+    def _master(self, patience: Patience) -> Address:
+        for sentinel, share in patience.shares(self._params.sentinels):
+            link = Link(sentinel, Pulse())
+            with suppress(RedisError, OSError), closing(link):
+                master: Address | None = link.ask(to_find_master(self._params.service), share)
+                if master is not None:
+                    return master
+        raise RedisConnectionError(f"no sentinel knows the master of {self._params.service!r}")
 
 
-def _master(sentinels: Sentinels, patience: Patience) -> Address:
-    search = sentinels.search(patience)
-    try:
-        kwargs, share = next(search)
-        while True:
-            link = Link(sentinels.classes[0], kwargs, Pulse())
-            try:
-                found = link.ask(sentinels.question, share)
-            except (RedisError, OSError) as error:
-                kwargs, share = search.throw(error)
-            else:
-                kwargs, share = search.send(found)
-            finally:
-                link.close()
-    except StopIteration as finished:
-        return cast(Address, finished.value)
+def _left(patience: Patience, began: float) -> float:
+    return patience.left - (time.monotonic() - began)
 
 
 def _late_by(sock: Any) -> float:
@@ -227,7 +185,7 @@ def _told(sock: Any, field: slice) -> int:
     return int.from_bytes(info[field], sys.byteorder)
 
 
-def _has_news(sock: Any) -> Callable[[], bool]:
+def has_news(sock: Any) -> Callable[[], bool]:
     """What tells whether there is something to read, without waiting for it."""
     pending = getattr(sock, "pending", None)  # Of TLS: what was decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
@@ -251,10 +209,10 @@ class _Waiter:
 
 
 class Connections:
-    """A process's connections to one alias, for calls that block their thread."""
+    """A process's connections to one server, for calls that block their thread."""
 
-    def __init__(self, alias: Alias, pulse: Pulse) -> None:
-        self._alias = alias
+    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
+        self._params = params
         self._pulse = pulse
         self._begin()
         renew_after_fork(self._renew)
@@ -265,18 +223,19 @@ class Connections:
         self._begin()
 
     def _begin(self) -> None:
-        # list.append and list.pop are atomic: the lock is only for making connections and for waiting for one.
-        self._idle: list[Link] = []
-        self._made = 0
+        # A stack, so that no more are opened than are used at once. list.append and list.pop are atomic: the lock is
+        # only for waiting for one.
+        self._idle = [Link(self._params, self._pulse) for _ in range(self._params.most_connections)]
         self._waiters: deque[_Waiter] = deque()
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the connections that are idle."""
-        while self._idle:
-            self._idle.pop().close()
-            with self._lock:
-                self._made -= 1
+        for link in self._idle[:]:
+            with suppress(ValueError):  # Somebody has taken it.
+                self._idle.remove(link)
+                link.close()
+                self._give(link)
 
     def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
         """The answer to a question.
@@ -284,7 +243,10 @@ class Connections:
         Raises what redis-py raises (`Unreachable` where nothing was sent), or what `check` does, which is asked after
         waiting for a connection; a command is never sent twice after it may have been carried out.
         """
-        link, waited = self._free(), False
+        try:
+            link, waited = None if self._waiters else self._idle.pop(), False
+        except IndexError:
+            link = None
         if link is None:
             link, waited = self._waited_for(patience), True
         try:
@@ -292,28 +254,12 @@ class Connections:
                 check()
             return link.ask(question, patience)
         finally:
-            self._idle.append(link)
-            if self._waiters:
-                self._hand_over()
+            self._give(link)
 
-    def _free(self) -> Link | None:
-        """One that is idle, or a new one; None where it is others' turn."""
-        if not self._waiters:
-            try:
-                return self._idle.pop()
-            except IndexError:
-                pass
-        with self._lock:
-            if self._waiters or self._made >= self._alias.most_connections:
-                return None
-            self._made += 1
-        try:
-            alias = self._alias
-            return Link(alias.connection_class, alias.kwargs(), self._pulse, alias.sentinels)
-        except BaseException:
-            with self._lock:
-                self._made -= 1
-            raise
+    def _give(self, link: Link) -> None:
+        self._idle.append(link)
+        if self._waiters:
+            self._hand_over()
 
     def _waited_for(self, patience: Patience) -> Link:
         waiter, at_first = _Waiter(), patience.left
@@ -341,8 +287,7 @@ class Connections:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
             if waiter.link is not None:  # Handed over too late.
-                self._idle.append(waiter.link)
-                self._hand_over()
+                self._give(waiter.link)
 
     def _hand_over(self) -> None:
         with self._lock:

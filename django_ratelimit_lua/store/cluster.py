@@ -125,19 +125,13 @@ class Cluster:
     def look(self, patience: Patience) -> Steps:
         """Learn who has which slot, from whoever answers first. Raises `RedisError` where nobody does."""
         found: Exception = RedisConnectionError("no node of the cluster was asked")
-        candidates = self._candidates()
-        for number, address in enumerate(candidates):
-            share = patience.share(len(candidates) - number)
-            if share.is_over:
-                break
+        for address, share in patience.shares(self._candidates()):
             try:
                 yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address), most=LARGEST_MAP), share)
             except (RedisError, OSError) as error:
                 found = error
             else:
                 return
-            finally:
-                patience.take_back(share)
         if not self._masters:
             raise RedisConnectionError(f"no node tells of the cluster: {found}") from found
 

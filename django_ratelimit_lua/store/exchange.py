@@ -7,7 +7,7 @@ somebody else's question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -236,6 +236,18 @@ def to_execute(*parts: bytes) -> Question:
     return Question(command(*parts), read, most=LARGEST)
 
 
+def to_find_master(service: str) -> Question:
+    """Asks a sentinel; the answer is the master's address, or None."""
+    return Question(command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.encode()), _address)
+
+
+def _address(reply: Any) -> Address | None:
+    if reply is None:
+        return None
+    host, port = reply
+    return host.decode(), int(port)
+
+
 def to_ping() -> Question:
     """Whether anybody answers."""
     return Question(PING, _pong)
@@ -290,7 +302,7 @@ def _checked(reply: Any) -> Any:
     return reply
 
 
-def greet(credentials: tuple[str, ...], database: int, name: str | None, *, needs_master: bool) -> Exchange:
+def greet(credentials: Sequence[str], database: int, name: str | None, *, needs_master: bool) -> Exchange:
     """What a new connection says first. Raises `RedisError` where it cannot be used."""
     commands = []
     if credentials:

@@ -14,7 +14,10 @@ sign of life, and the wait begins anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SLICES = 2
 """A slice is a part of the whole, so that who comes late listens again before it gives up; and no smaller part, because
@@ -60,6 +63,18 @@ class Patience:
     def take_back(self, share: Patience) -> None:
         """Count what a share has spent."""
         self.left -= share.whole - share.left
+
+    def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
+        """Each of several that are asked one after the other, with its share, while anything is left. What it has
+        spent counts when the next one's turn comes, or with the end of the loop."""
+        for number, asked in enumerate(among):
+            share = self.share(len(among) - number)
+            if share.is_over:
+                return
+            try:
+                yield asked, share
+            finally:
+                self.take_back(share)
 
 
 class Pulse:

@@ -15,10 +15,10 @@ from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
-from .alias import Alias
 from .asynchronous import AsyncConnections
 from .blocking import Connections
 from .breaker import Breaker
+from .connection_params import ConnectionParams
 from .exchange import Address, Question, to_decide, to_delete, to_execute, to_ping
 from .patience import Patience, Pulse
 
@@ -38,11 +38,11 @@ class Node:
     In the background it asks on.
     """
 
-    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
+    def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         pulse = Pulse()
         self._timeout = timeout
-        self._connections = Connections(alias, pulse)
-        self._async_connections = AsyncConnections(alias, pulse)
+        self._connections = Connections(params, pulse)
+        self._async_connections = AsyncConnections(params, pulse)
         self._breaker = None if background else Breaker(self._answers)
 
     @property
@@ -106,8 +106,8 @@ class Store:
     decisions is down until it has decided for a while without one.
     """
 
-    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
-        self._alias = alias
+    def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
+        self._params = params
         self._timeout = timeout
         self._is_background = background
         self._nodes: dict[Address | None, Node] = {}
@@ -172,8 +172,8 @@ class Store:
     def _node_at(self, address: Address | None) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            alias = self._alias if address is None else self._alias.at(address)
-            made = Node(alias, self._timeout, background=self._is_background)
+            params = self._params if address is None else self._params.at(address)
+            made = Node(params, self._timeout, background=self._is_background)
             node = self._nodes.setdefault(address, made)  # Another thread may have been faster.
         return node
 
@@ -201,8 +201,8 @@ class Store:
             if not self._is_down or self._failing or not is_steady:
                 return
             self._is_down = False
-        logger.info("Redis of cache %r answers again", self._alias.name)
-        store_up.send_robust(Store, alias=self._alias.name)
+        logger.info("Redis of cache %r answers again", self._params.name)
+        store_up.send_robust(Store, alias=self._params.name)
 
     def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -218,6 +218,6 @@ class Store:
             # answered with errors, or not answered now and then: that has to end before all is well.
             self._was_paused = self.is_paused
         if not was_down:
-            logger.error("Redis of cache %r cannot decide limits: %s", self._alias.name, message)
-            store_down.send_robust(Store, alias=self._alias.name, error=message)
+            logger.error("Redis of cache %r cannot decide limits: %s", self._params.name, message)
+            store_down.send_robust(Store, alias=self._params.name, error=message)
         return failure

@@ -22,8 +22,8 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from .alias import Alias
 from .cluster import Ask, Cluster, Steps, slot_of
+from .connection_params import ConnectionParams
 from .exchange import Address, Question, to_decide, to_delete, to_execute
 from .freshness import fence, without
 from .patience import Patience
@@ -48,9 +48,9 @@ class Part:
 class ShardedStore(Store):
     """Performs calls on a cluster, each within `timeout` seconds, however many nodes it takes."""
 
-    def __init__(self, alias: Alias, timeout: float, *, background: bool) -> None:
-        super().__init__(alias, timeout, background=background)
-        self._cluster = Cluster(alias.nodes)
+    def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
+        super().__init__(params, timeout, background=background)
+        self._cluster = Cluster(params.nodes)
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         decision: Decision = self._drive(self._decide(call, self._patience(patience)))

@@ -30,7 +30,7 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import Store, get_store, why_unusable
-from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.freshness import APART_MAX_AGE, EARLY, Fence, alone
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
@@ -432,7 +432,7 @@ def test_what_is_no_cluster_is_said(settings: Any) -> None:
     assert problem(url()) is None
     assert RateLimiter("x", "1/h").hit("x").source == "fallback"
     assert isinstance(get_store(), Store)
-    assert Alias("default").nodes
+    assert ConnectionParams.of("default").nodes
 
 
 def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, prefix: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.store import Patience
-from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.patience import SLICES
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
@@ -75,7 +75,7 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: s
     with Scripted(script) as server:
         location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
-        store = Store(Alias("default"), DEADLINE, background=True)
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
         for _ in range(2):
             ((found, seconds),) = at_once(store, kind, 1)
             assert isinstance(found, StoreError)
@@ -119,7 +119,7 @@ def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settin
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}},
             }
         }
-        store = Store(Alias("default"), DEADLINE, background=True)
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
         for found, seconds in at_once(store, kind, 8):
             assert isinstance(found, StoreError)
             assert seconds < DEADLINE + MARGIN
@@ -132,7 +132,7 @@ def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: An
     with Server() as server:
         settings.RATELIMIT_TIMEOUT = DEADLINE
         store_of(settings, server.port, "single", DEADLINE)
-        store = Store(Alias("default"), DEADLINE, background=False)
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=False)
         at_once(store, kind, 3)
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -162,7 +162,7 @@ def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> N
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 4}},
             }
         }
-        store = Store(Alias("default"), DEADLINE, background=True)
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
         found = at_once(store, kind, 30)
         assert all(is_own(call(number), decided) for number, (decided, _) in enumerate(found))
         assert max(seconds for _, seconds in found) > 3 * DEADLINE
@@ -225,7 +225,7 @@ def test_who_is_cancelled_is_cancelled(settings: Any) -> None:
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 2}},
             }
         }
-        store = Store(Alias("default"), 5, background=True)
+        store = Store(ConnectionParams.of("default"), 5, background=True)
 
         async def everything() -> None:
             for round_ in range(20):

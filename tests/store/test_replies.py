@@ -7,6 +7,7 @@ import math
 import random
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +21,7 @@ from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import Patience
-from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.store.sharded import ShardedStore
 from django_ratelimit_lua.testing.server import Server
@@ -28,6 +29,8 @@ from tests import clusters
 from tests.store.scripted import Reply, Scripted, bulk, decision, drip, followed, late, mark, torn, usual
 
 TIMEOUT = 0.15
+SETTLED = 0.3
+"""Seconds after which nothing comes any more that a reply was followed by (20 ms later, and the machine is busy)."""
 KINDS = ("single", "sentinel", "cluster")
 LIMITS = [Limit("one", "5/m"), Limit("two", "7/h", algorithm="token_bucket")]
 assert RedisCache is not None
@@ -53,7 +56,7 @@ def store_of(settings: Any, port: int, kind: str, timeout: float = TIMEOUT) -> S
     )
     settings.CACHES = caches(port, kind)
     made = ShardedStore if kind == "cluster" else Store
-    return made(Alias("default"), timeout, background=True)
+    return made(ConnectionParams.of("default"), timeout, background=True)
 
 
 def call(number: int, limits: int = 1, **options: Any) -> Call:
@@ -193,6 +196,7 @@ def test_threads_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, set
     with ThreadPoolExecutor(6) as pool:
         check_answers(list(pool.map(ask, range(180))))
         chaos.is_on = False
+        time.sleep(SETTLED)
         for _ in range(40):
             ask(0)  # What was late is read by nobody.
         assert all(is_own(asked, found) for asked, found in pool.map(ask, range(100)))
@@ -224,6 +228,7 @@ def test_coroutines_are_told_their_own_answers_or_none(chaos: Chaos, kind: str, 
             await asyncio.wait([hasty])
         check_answers([outcome for group in groups for outcome in await group])
         chaos.is_on = False
+        await asyncio.sleep(SETTLED)
         for _ in range(40):
             await ask(0)
         return await asyncio.gather(*map(ask, range(100)))
@@ -302,7 +307,7 @@ def test_a_script_that_may_not_be_loaded_leaves_nobody_behind(kind: str, setting
         direct.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-script|load")
         settings.CACHES = caches(server.port, "single")
         settings.CACHES["default"]["LOCATION"] = f"redis://limited:secret@127.0.0.1:{server.port}/0"
-        store = Store(Alias("default"), 5, background=True)
+        store = Store(ConnectionParams.of("default"), 5, background=True)
 
         async def ask() -> list[Any]:
             found: list[Any] = []
@@ -333,7 +338,7 @@ def test_a_refused_asking_leaves_nobody_behind(kind: str, settings: Any) -> None
             with clusters.client(server.port) as direct:
                 direct.execute_command(*users)
         settings.CACHES = found.cache(user="limited:secret@")
-        store = ShardedStore(Alias("default"), 5, background=True)
+        store = ShardedStore(ConnectionParams.of("default"), 5, background=True)
         moved = call(1)
         (key,) = moved.keys()
         others = [number for number in range(2, 200) if found.master_of(call(number).keys()[0])][:6]
@@ -405,7 +410,7 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
     """Whatever a server forgets between two commands, a call is decided, and once."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         settings.CACHES = caches(server.port, "single")
-        store, over = Store(Alias("default"), 5, background=True), threading.Event()
+        store, over = Store(ConnectionParams.of("default"), 5, background=True), threading.Event()
 
         def remove() -> None:
             while not over.is_set():

@@ -20,7 +20,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
-from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.exchange import command
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
@@ -170,7 +170,7 @@ def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(breaks: Any, kin
 
     with Scripted(script) as server:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
-        store = Store(Alias("default"), 60, background=False)
+        store = Store(ConnectionParams.of("default"), 60, background=False)
 
         async def fail(message: str) -> None:
             with pytest.raises(StoreError, match=message):

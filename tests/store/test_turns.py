@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.store.alias import Alias
+from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
@@ -31,7 +31,7 @@ def limited(settings: Any, server: Server) -> Store:
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
     }
-    return Store(Alias("default"), DEADLINE, background=True)
+    return Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
 
 def connections(direct: redis.Redis) -> int:

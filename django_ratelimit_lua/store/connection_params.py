@@ -1,0 +1,160 @@
+"""How to connect, taken from a django-redis alias: the same servers and credentials, our own deadline, no retries.
+
+Only what reaching a server takes is taken, by name: an option that redis-py has tomorrow changes nothing here. The
+connections are the limiter's own. The cache's timeouts, retries, decoding and pool size are right for the cache and
+stay as they are; a pool that the cache has used up takes no limit away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.core.cache import InvalidCacheBackendError, caches
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache
+from django_redis.client import DefaultClient, SentinelClient
+from redis.credentials import UsernamePasswordCredentialProvider
+
+from . import redis_py
+from .exchange import Address
+from .factory import ClusterConnectionFactory
+
+MOST_CONNECTIONS = 100
+"""Connections a process (or an event loop) opens at most, if the alias's pool allows no fewer."""
+REACH = {
+    "host", "path", "port", "socket_keepalive", "socket_keepalive_options", "socket_type", "ssl_ca_certs",
+    "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
+    "ssl_exclude_verify_flags", "ssl_include_verify_flags", "ssl_keyfile", "ssl_min_version", "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert", "ssl_password", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
+}  # fmt: skip
+"""What a socket is opened with."""
+LOGIN = {"client_name", "credential_provider", "db", "password", "username"}
+"""What a connection is greeted with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionParams:
+    """What connections are made of: of an alias, of one node of its cluster, or of a sentinel.
+
+    - `options`: the arguments of `REACH` for the connection class; `login`: those of `LOGIN`;
+    - `nodes`: of a cluster, the nodes to begin with;
+    - `service`, `sentinels`: who knows where to connect to.
+    """
+
+    name: str
+    connection_class: redis_py.ConnectionClass
+    options: dict[str, Any] = field(repr=False)
+    login: dict[str, Any] = field(repr=False)
+    most_connections: int = 1
+    nodes: tuple[Address, ...] = ()
+    service: str = ""
+    sentinels: tuple[ConnectionParams, ...] = ()
+
+    @classmethod
+    def of(cls, name: str) -> ConnectionParams:
+        """Those of a usable alias. Raises `ImproperlyConfigured`; of it, as Django does, an `InvalidCacheBackendError`
+        where there is no such alias."""
+        problem = why_unusable(name)
+        if problem:
+            kind = ImproperlyConfigured if name in caches.settings else InvalidCacheBackendError
+            raise kind(f"RATELIMIT_USE_CACHE: {problem}")
+        client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
+        pools = redis_py.pools_of(client)
+        service, watchers = redis_py.sentinel_pools_of(pools[0])
+        is_cluster = isinstance(client.connection_factory, ClusterConnectionFactory)
+        return replace(
+            cls._of_pool(name, pools[0]),
+            most_connections=min(pools[0].max_connections, MOST_CONNECTIONS),
+            nodes=tuple(_address(pool) for pool in pools) if is_cluster else (),
+            service=service,
+            sentinels=tuple(cls._of_pool(name, pool) for pool in watchers),
+        )
+
+    @classmethod
+    def _of_pool(cls, name: str, pool: Any) -> ConnectionParams:
+        given = pool.connection_kwargs
+        options, login = ({key: given[key] for key in given.keys() & names} for names in (REACH, LOGIN))
+        return cls(name, redis_py.class_of(pool), options, login)
+
+    def at(self, address: Address) -> ConnectionParams:
+        """The same for another server: a node of the cluster, or whoever is the master."""
+        return replace(self, options={**self.options, "host": address[0], "port": address[1]})
+
+    @property
+    def database(self) -> int:
+        """The number of the database."""
+        return int(self.login.get("db") or 0)
+
+    @property
+    def client_name(self) -> str | None:
+        """What connections are called, so that an operator knows them."""
+        return self.login.get("client_name")
+
+    def credentials(self) -> tuple[str, ...]:
+        """What a connection authenticates with; nothing where it need not."""
+        provider = self._provider()
+        return () if provider is None else tuple(provider.get_credentials())
+
+    async def acredentials(self) -> tuple[str, ...]:
+        """`credentials`, for coroutines."""
+        provider = self._provider()
+        if hasattr(provider, "get_credentials_async"):  # Not before redis-py 5.3.
+            return tuple(await provider.get_credentials_async())
+        return self.credentials()
+
+    def _provider(self) -> Any:
+        username, password = self.login.get("username"), self.login.get("password")
+        if self.login.get("credential_provider") is not None or not (username or password):
+            return self.login.get("credential_provider")
+        return UsernamePasswordCredentialProvider(username, password)
+
+    def async_dial(self) -> redis_py.AsyncDial:
+        """Opens connections for coroutines. Raises `ImproperlyConfigured`."""
+        try:
+            return redis_py.AsyncDial(self.connection_class, self.options)
+        except TypeError as error:
+            raise ImproperlyConfigured(f"CACHES[{self.name!r}] cannot be used by coroutines: {error}") from error
+
+
+def why_unusable(alias: str) -> str | None:
+    """What is wrong with a cache alias for our purpose, or None."""
+    if alias not in caches.settings:
+        return f"CACHES has no alias {alias!r}"
+    try:
+        return _problem(alias, caches[alias])
+    except Exception as error:  # Django, django-redis and redis-py make of bad settings whatever they like.
+        return f"CACHES[{alias!r}] cannot be used: {str(error) or type(error).__name__}"
+
+
+def _problem(alias: str, cache: Any) -> str | None:
+    if not isinstance(cache, RedisCache):
+        kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
+        return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
+    if not cache._server:  # django-redis would take any server as one of none.
+        return f"CACHES[{alias!r}] has no LOCATION; name the server, such as 'redis://127.0.0.1:6379/0'"
+    client = cache.client
+    known = isinstance(client, SentinelClient) or (
+        isinstance(client, DefaultClient) and type(client).connect is DefaultClient.connect
+    )
+    if not known:
+        kinds = "django_redis.client.DefaultClient or SentinelClient"
+        return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
+    pools = redis_py.pools_of(client)
+    given = pools[0].connection_kwargs
+    # To leave out an option of TLS would be to check less than the project asks for.
+    unknown = sorted(name for name in given.keys() - REACH if name.startswith("ssl_") and given[name])
+    if unknown:
+        return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not know"
+    for params in (ConnectionParams._of_pool(alias, pool) for pool in pools):
+        redis_py.make_dial(params.connection_class, params.options)
+    if isinstance(client.connection_factory, ClusterConnectionFactory):
+        if given.get("db"):
+            return f"CACHES[{alias!r}] names database {given['db']}; a cluster has only database 0"
+        if "host" not in given:
+            return f"CACHES[{alias!r}] is a cluster; its nodes are named by redis:// or rediss://"
+    return None
+
+
+def _address(pool: Any) -> Address:
+    return pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)
