@@ -10,12 +10,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
 from .conf import conf
+from .engine.decide import decide
 from .identity.keys import KeyLike
 from .rules.callsite import call_site, group_of
 from .rules.methods import ALL, UNSAFE
 from .rules.template import RateLike
-from .web.drivers import run
-from .web.plan import steps
+from .web.plan import RequestPlanner
 
 __all__ = ["get_usage", "is_ratelimited"]
 
@@ -33,7 +33,7 @@ class Usage(TypedDict):
 Answer = TypeVar("Answer", covariant=True)
 
 
-class Asked(Protocol[Answer]):
+class UsageFunction(Protocol[Answer]):
     """One of the two functions, with the names for `method` that django-ratelimit gives it."""
 
     ALL: None
@@ -52,10 +52,10 @@ class Asked(Protocol[Answer]):
         """Ask it."""
 
 
-def _with_methods(function: Callable[..., Answer]) -> Asked[Answer]:
-    asked = cast("Asked[Answer]", function)
-    asked.ALL, asked.UNSAFE = ALL, UNSAFE
-    return asked
+def _with_methods(function: Callable[..., Answer]) -> UsageFunction[Answer]:
+    named = cast("UsageFunction[Answer]", function)
+    named.ALL, named.UNSAFE = ALL, UNSAFE
+    return named
 
 
 @_with_methods
@@ -81,7 +81,8 @@ def get_usage(
     if not conf.ENABLE or rate is None:
         return None
     rule = call_site(group, key, rate, method, 1, {})
-    decision = run(steps(request, [rule], group or group_of(fn), "hit" if increment else "peek"), request)
+    planner = RequestPlanner(request, [rule], group or group_of(fn), "hit" if increment else "peek")
+    decision = decide(planner).decision
     if not decision.limits:
         return None
     state = decision.limits[0]

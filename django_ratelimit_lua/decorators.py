@@ -11,6 +11,8 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
+from .engine.decide import adecide, decide
+from .engine.run import arun, run
 from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .identity.keys import KeyLike
 from .limits.options import Options
@@ -19,11 +21,9 @@ from .rules.callsite import call_site, group_of, known_call_sites
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.template import CostLike, RateLike
-from .web.charges import PlannedCharge
-from .web.drivers import arun, run
-from .web.plan import steps
+from .web.plan import RequestPlanner
 from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
-from .web.settlement import give_back, settle
+from .web.settlement import settle
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -56,7 +56,7 @@ class _Ratelimit:
     - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where
       `count_if` says no, the units are given back; where `reset_if` says yes, the identity is cleared; `cost_after`
       says how many more units the request turned out to cost;
-    - the options of `Limit`.
+    - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
     request until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would
@@ -142,52 +142,48 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     def checker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        kept: list[PlannedCharge] = []
-        decision = attach_decision(request, run(steps(request, rules, group, kept=kept), request))
-        if blocks and not decision:
+        outcome = decide(RequestPlanner(request, rules, group))
+        decision = attach_decision(request, outcome.decision)
+        if blocks and not decision.allowed:
             return refused_response(request, decision)
         if blocks and decision.wait > 0:
-            hold(decision.wait, lambda: run(give_back(kept, decision), request))
+            hold(outcome)
         if not settles:
             return add_ratelimit_headers(request, checked(request, *args, **kwargs))
         try:
-            outcome = checked(request, *args, **kwargs)
+            response = checked(request, *args, **kwargs)
         except BaseException as error:
             with unmasked(error):
-                run(settle(request, error, kept, decision), request)
+                run(settle(request, error, outcome))
             raise
-        run(settle(request, outcome, kept, decision), request)
-        return add_ratelimit_headers(request, outcome)
+        run(settle(request, response, outcome))
+        return add_ratelimit_headers(request, response)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        kept: list[PlannedCharge] = []
-        decision = attach_decision(request, await arun(steps(request, rules, group, kept=kept), request))
-        if blocks and not decision:
+        outcome = await adecide(RequestPlanner(request, rules, group))
+        decision = attach_decision(request, outcome.decision)
+        if blocks and not decision.allowed:
             return await arefused_response(request, decision)
         if blocks and decision.wait > 0:
-            await ahold(
-                decision.wait,
-                lambda: arun(give_back(kept, decision), request),
-                lambda: run(give_back(kept, decision), request),
-            )
+            await ahold(outcome)
         if not settles:
             return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
         try:
-            outcome = await checked(request, *args, **kwargs)
+            response = await checked(request, *args, **kwargs)
         except GeneratorExit as stopped:
             # Nothing can be waited for any more here.
             with unmasked(stopped):
-                in_thread(functools.partial(run, settle(request, stopped, kept, decision), request))
+                in_thread(functools.partial(run, settle(request, stopped, outcome)))
             raise
         except BaseException as error:
             with unmasked(error):
-                await to_the_end(arun(settle(request, error, kept, decision), request))
+                await to_the_end(arun(settle(request, error, outcome)))
             raise
-        await to_the_end(arun(settle(request, outcome, kept, decision), request))
-        return add_ratelimit_headers(request, outcome)
+        await to_the_end(arun(settle(request, response, outcome)))
+        return add_ratelimit_headers(request, response)
 
     wrapper: Any = achecker if _is_async(checked) else checker
     wrapper._ratelimits = _Stack(wrapper, checked, rules)

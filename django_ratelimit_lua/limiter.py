@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
 
 from .conf import conf
-from .engine.decide import (
-    adecide,
-    adecide_by_current_rules,
-    aforget,
-    build_call,
-    decide,
-    decide_by_current_rules,
-    forget,
-)
-from .engine.waiting import ahold, hold, refunds
+from .engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, decide, forgetting
+from .engine.run import Wait, arun, run
+from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .limits.call import Call, Charge, Operation
@@ -82,24 +75,6 @@ class RateLimiter:
             )
         return self._made[algorithm]
 
-    def _by(
-        self, operation: Operation, identity: Identity, cost: int, kept: list[Charge] | None = None, **options: Any
-    ) -> Callable[[Ruleset | None], Call]:
-        who = digest(identity)
-
-        def call(ruleset: Ruleset | None) -> Call:
-            charges = [Charge(limit, who, cost) for limit in self._limits_by(ruleset)]
-            if kept is not None:
-                kept[:] = charges
-            return build_call(charges, operation, ruleset=ruleset, **options)
-
-        return call
-
-    def _counts(self, identity: Identity) -> Call:
-        who = digest(identity)
-        counted = {limit.key_part: limit for limit in (*self.limits, *self._limits_by(current()))}
-        return build_call([Charge(limit, who) for limit in counted.values()], "refund")
-
     def _limits_by(self, ruleset: Ruleset | None) -> tuple[Limit, ...]:
         """The limits, or those of the rule that takes their place."""
         rule = ruleset.by_name.get(self.name) if ruleset is not None else None
@@ -109,54 +84,53 @@ class RateLimiter:
             return ()
         return tuple(rule.template.limit(self.name, rate) for rate in rule.template.rates if isinstance(rate, Rate))
 
-    def _tallied(self, decision: Decision) -> Decision:
-        """Note what a rule refused, or would have."""
-        ruleset = current()
-        if ruleset is not None and decision.source != "fallback" and self.name in ruleset.by_name:
-            for state in decision.limits:
-                if not state.allowed:
-                    refusal_counter.add(self.name, state.mode)
-        return decision
+    def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _Planner:
+        return _Planner(self.name, self._limits_by, operation, digest(identity), cost, options)
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
-        return self._tallied(decide_by_current_rules(self._by("hit", identity, cost, partial=partial)))
+        return decide(self._plan("hit", identity, cost, partial=partial)).decision
 
     async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
-        return self._tallied(await adecide_by_current_rules(self._by("hit", identity, cost, partial=partial)))
+        return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
 
     def peek(self, identity: Identity, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""
-        return decide_by_current_rules(self._by("peek", identity, cost))
+        return decide(self._plan("peek", identity, cost)).decision
 
     async def apeek(self, identity: Identity, cost: int = 1) -> Decision:
         """`peek`, for coroutines."""
-        return await adecide_by_current_rules(self._by("peek", identity, cost))
+        return (await adecide(self._plan("peek", identity, cost))).decision
 
     def refund(self, identity: Identity, cost: int = 1) -> Decision:
         """Give units back, the latest first, and never more than are counted."""
-        return decide_by_current_rules(self._by("refund", identity, cost))
+        return decide(self._plan("refund", identity, cost)).decision
 
     async def arefund(self, identity: Identity, cost: int = 1) -> Decision:
         """`refund`, for coroutines."""
-        return await adecide_by_current_rules(self._by("refund", identity, cost))
+        return (await adecide(self._plan("refund", identity, cost))).decision
 
     def charge(self, identity: Identity, cost: int = 1) -> Decision:
         """Count units that were already used, even beyond the limit: then others wait until they are worked off."""
-        return decide_by_current_rules(self._by("charge", identity, cost))
+        return decide(self._plan("charge", identity, cost)).decision
 
     async def acharge(self, identity: Identity, cost: int = 1) -> Decision:
         """`charge`, for coroutines."""
-        return await adecide_by_current_rules(self._by("charge", identity, cost))
+        return (await adecide(self._plan("charge", identity, cost))).decision
 
     def reset(self, identity: Identity) -> None:
         """Forget what is counted for an identity. Raises `StoreError` where Redis cannot be asked."""
-        forget(self._counts(identity), strict=True)
+        run(forgetting(self._counts(identity), strict=True))
 
     async def areset(self, identity: Identity) -> None:
         """`reset`, for coroutines."""
-        await aforget(self._counts(identity), strict=True)
+        await arun(forgetting(self._counts(identity), strict=True))
+
+    def _counts(self, identity: Identity) -> Call:
+        subject = digest(identity)
+        limits = {limit.key_part: limit for limit in (*self.limits, *self._limits_by(current()))}
+        return build_call([Charge(limit, subject) for limit in limits.values()], "refund")
 
     def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
@@ -166,31 +140,17 @@ class RateLimiter:
         takes the place of the limit's `max_wait`; a leaky bucket's `queue` bounds how many wait only where it is given.
         Who is interrupted while waiting gives the turn back.
         """
-        kept: list[Charge] = []
-        by = self._by("hit", identity, cost, kept, max_wait_us=_patience(timeout))
-        decision = self._tallied(decide_by_current_rules(by))
-        if decision.allowed and decision.wait > 0:
-            hold(decision.wait, lambda: self._give_back(decision, kept))
-        return decision
+        outcome = decide(self._plan("hit", identity, cost, max_wait_us=_patience(timeout)))
+        if outcome.decision and outcome.decision.wait > 0:
+            hold(outcome)
+        return outcome.decision
 
     async def aacquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
-        kept: list[Charge] = []
-        by = self._by("hit", identity, cost, kept, max_wait_us=_patience(timeout))
-        decision = self._tallied(await adecide_by_current_rules(by))
-        if decision.allowed and decision.wait > 0:
-            await ahold(
-                decision.wait, lambda: self._agive_back(decision, kept), lambda: self._give_back(decision, kept)
-            )
-        return decision
-
-    def _give_back(self, decision: Decision, kept: list[Charge]) -> None:
-        for call in _returned(decision, kept):
-            decide(call)
-
-    async def _agive_back(self, decision: Decision, kept: list[Charge]) -> None:
-        for call in _returned(decision, kept):
-            await adecide(call)
+        outcome = await adecide(self._plan("hit", identity, cost, max_wait_us=_patience(timeout)))
+        if outcome.decision and outcome.decision.wait > 0:
+            await ahold(outcome)
+        return outcome.decision
 
     def __call__(
         self,
@@ -238,12 +198,46 @@ class RateLimiter:
         return cast(F, alimited if inspect.iscoroutinefunction(function) else limited)
 
 
-def _returned(decision: Decision, kept: list[Charge]) -> list[Call]:
-    """The calls that give back what a decision took, if it was Redis that counted it."""
-    if decision.source == "fallback":
-        return []
-    states = zip(kept, decision.limits, strict=True)
-    return refunds(decision, [(charge, state.counted_at) for charge, state in states if state.allowed])
+class _Planner:
+    """Plans what a limiter charges: the case without a request, for which nothing has to be gathered."""
+
+    def __init__(
+        self,
+        name: str,
+        limits_by: Callable[[Ruleset], Sequence[Limit]],
+        operation: Operation,
+        subject: bytes,
+        cost: int,
+        options: dict[str, Any],
+    ) -> None:
+        self.units = cost if operation == "hit" else 0
+        self._name = name
+        self._limits_by = limits_by
+        self._operation: Operation = operation
+        self._subject = subject
+        self._cost = cost
+        self._options = options
+
+    def gather(self, ruleset: Ruleset) -> None:
+        """Nothing."""
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        """Nothing."""
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """See `Planner`."""
+        rule = ruleset.by_name.get(self._name)
+        charges = [Charge(limit, self._subject, self._cost) for limit in self._limits_by(ruleset)]
+        call = build_call(charges, self._operation, ruleset=ruleset, **self._options)
+        return Plan(call, [PlannedCharge(charge, self._name, rule=rule) for charge in charges])
+
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        """Note what a rule refused, or would have."""
+        if self._operation == "hit" and outcome.decision.source != "fallback":
+            for planned, state, _ in outcome.charges:
+                if planned.rule is not None and not state.allowed:
+                    refusal_counter.add(planned.rule.name, state.mode)
+        return ()
 
 
 def _patience(timeout: float | timedelta | None) -> int:

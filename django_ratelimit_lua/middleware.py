@@ -9,16 +9,16 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponseBase
 
 from .conf import conf
+from .engine.decide import adecide, decide
 from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
+from .identity.request_state import request_state
 from .identity.routes import was_foreseen
 from .limits.decision import Decision
 from .rules.exempt import is_exempt
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
-from .web.charges import PlannedCharge, counted
-from .web.drivers import arun, run
-from .web.plan import Steps, steps
+from .web.plan import Place, RequestPlanner
 from .web.responses import (
     add_ratelimit_headers,
     arefused_response,
@@ -26,7 +26,6 @@ from .web.responses import (
     refused_response,
     too_many_requests,
 )
-from .web.settlement import give_back
 
 _Choose = Callable[[HttpRequest, Ruleset], list[Rule] | None]
 
@@ -84,24 +83,20 @@ class RateLimitMiddleware:
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        kept: list[PlannedCharge] = []
-        decision = run(_steps(request, choose, kept), request)
+        outcome = decide(_planner(request, choose))
+        decision = outcome.decision
         if decision and decision.wait > 0:
-            hold(decision.wait, lambda: run(give_back(kept, decision), request))
+            hold(outcome)
         self._note(request, decision)
         return None if decision else _rendered(refused_response(request, decision))
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        kept: list[PlannedCharge] = []
-        decision = await arun(_steps(request, choose, kept), request)
+        outcome = await adecide(_planner(request, choose))
+        decision = outcome.decision
         if decision and decision.wait > 0:
-            await ahold(
-                decision.wait,
-                lambda: arun(give_back(kept, decision), request),
-                lambda: run(give_back(kept, decision), request),
-            )
+            await ahold(outcome)
         self._note(request, decision)
         return None if decision else await _arendered(await arefused_response(request, decision))
 
@@ -128,8 +123,12 @@ async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
     return response if getattr(response, "is_rendered", True) else await sync_to_async(_rendered)(response)
 
 
-def _steps(request: HttpRequest, choose: _Choose, kept: list[PlannedCharge]) -> Steps:
-    return steps(request, lambda ruleset: choose(request, ruleset), "", kept=kept, everywhere=True)
+def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
+    def places(ruleset: Ruleset) -> list[Place] | None:
+        rules = choose(request, ruleset)
+        return None if rules is None else [Place(rules)]
+
+    return RequestPlanner(request, places, has_blocks=True)
 
 
 def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
@@ -144,12 +143,13 @@ def _now(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
         return rules
     now = [rule for rule in rules if not _needs_more(rule, request)]
-    vars(request)["_ratelimit_waits"] = len(now) < len(rules)
+    request_state(request).waits = len(now) < len(rules)
     return now
 
 
 def _waits(request: HttpRequest) -> bool:
-    waits = bool(vars(request).pop("_ratelimit_waits", False))
+    state = request_state(request)
+    waits, state.waits = state.waits, False
     return waits or not was_foreseen(request)
 
 
@@ -162,7 +162,7 @@ def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     rules = _matching(request, ruleset)
     if not rules or was_foreseen(request):
         return rules and [rule for rule in rules if rule.needs_user or rule.needs_session]
-    counted(request).difference_update(rule.name for rule in rules if rule.needs_route)
+    request_state(request).counted.difference_update(rule.name for rule in rules if rule.needs_route)
     return rules
 
 

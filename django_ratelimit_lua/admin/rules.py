@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
+from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
@@ -139,7 +140,7 @@ class RuleAdmin(ActingAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """With how often each limit was exceeded."""
-        counts: dict[str, dict[str, int]] = vars(request).get("_ratelimit_exceeded", {})
+        counts = request_state(request).refusals
 
         @admin.display(description=_("over the limit in 7 days"))
         def exceeded_in_days(rule: RateLimitRule) -> str:
@@ -185,7 +186,7 @@ class RuleAdmin(ActingAdmin):
         }
         try:
             context["published"] = publish()
-            vars(request)["_ratelimit_exceeded"] = refusal_counts()
+            request_state(request).refusals = refusal_counts()
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
         return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)

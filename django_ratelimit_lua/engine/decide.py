@@ -1,25 +1,33 @@
-"""Where limits, identities and the store meet: one call, one decision; and what it is when Redis cannot be asked."""
+"""The one way of a decision: plan by the rules in force, ask Redis, and plan again where the rules were stale.
+
+What is planned, a face says (`web`, or `RateLimiter`, which has no request). What Redis need not or cannot be asked,
+the deny cache, the leases and the fallback answer.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import cast
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from asgiref.sync import sync_to_async
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
-from ..limits.decision import Decision
-from ..rules.provider import current, load
+from ..limits.decision import Decision, LimitState
+from ..rules.overrides import override_cache
+from ..rules.provider import current, load, verified
+from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import Patience, get_store
 from .counters import counters
 from .deny_cache import deny_cache
-from .fallback import Steps, fallback_limiter
-from .leases import decide_here, has_local_limits, leases, may_have_more
+from .fallback import fallback_limiter
+from .leases import decide_here, leases, may_have_more
+from .run import Wait, Waiting, arun, run
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
@@ -27,6 +35,221 @@ request anyway."""
 
 clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
+
+
+class PlannedCharge(NamedTuple):
+    """A charge, and why it is made.
+
+    - `name`: what its limit is named by; `rule`: the rule, or the call site, that makes it (None: a throttle or a
+      `RateLimiter` by itself); `owner`: whom the answer is for;
+    - `blocked`: what an override says in the place of the limit. Then nothing is counted.
+    """
+
+    charge: Charge
+    name: str
+    rule: Rule | None = None
+    owner: object = None
+    blocked: LimitState | None = None
+
+
+class Plan(NamedTuple):
+    """What is to be decided: the charges in the order of the decision's limits, and the call about those of them that
+    are not blocked. `block`: a block that refuses the request although there is nothing to charge."""
+
+    call: Call
+    charges: Sequence[PlannedCharge]
+    block: LimitState | None = None
+
+
+class DecidedCharge(NamedTuple):
+    """What came of a planned charge: the state of its limit, and the token by which its units are given back: the
+    moment from which they count, in microseconds since 1970, or 0 for the latest. None: it took no units."""
+
+    planned: PlannedCharge
+    state: LimitState
+    token: int | None
+
+    @property
+    def charge(self) -> Charge:
+        """What was charged."""
+        return self.planned.charge
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan: the decision, and each charge, in the order of the decision's limits."""
+
+    decision: Decision
+    charges: Sequence[DecidedCharge] = ()
+
+    @property
+    def refused(self) -> list[DecidedCharge]:
+        """The charges whose limits refuse, or would; none where Redis could not be asked."""
+        if self.decision.source == "fallback":
+            return []
+        return [decided for decided in self.charges if not decided.state.allowed]
+
+
+class Planner(Protocol):
+    """What a face says about one decision. `units`: what is granted where rate limiting is switched off."""
+
+    units: int
+
+    def gather(self, ruleset: Ruleset) -> None:
+        """Find out all that planning needs by these rules. May block, and raise what users' functions raise."""
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        """`gather`, without blocking the event loop."""
+
+    def plan(self, ruleset: Ruleset) -> Plan | None:
+        """What is to be decided, by what was gathered; None where Redis need not be asked."""
+
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        """Note what came of it. What it returns is waited for, one after the other."""
+
+
+def decide(planner: Planner) -> Outcome:
+    """Decide what a planner plans. Raises only what the planner raises."""
+    patience = Patience(conf.TIMEOUT)
+    return run(deciding(planner, patience), patience)
+
+
+async def adecide(planner: Planner) -> Outcome:
+    """`decide`, without blocking the event loop."""
+    patience = Patience(conf.TIMEOUT)
+    return await arun(deciding(planner, patience), patience)
+
+
+def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
+    """The one loop of "the rules were stale: load them and plan again"."""
+    if not conf.ENABLE:
+        return Outcome(Decision(True, granted=planner.units))
+    stale: StaleRules | None = None
+    before: Ruleset | None = None
+    for attempt in range(FENCED_ATTEMPTS + 1):
+        ruleset = current()
+        if ruleset is None or stale is not None:
+            # Waiting for a thread does not count as waiting for the store.
+            ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+        # Or nobody knows newer ones than those that were stale.
+        is_last = attempt == FENCED_ATTEMPTS or (
+            stale is not None and not stale.records and before is not None
+            and (ruleset.fence, ruleset.revision) == (before.fence, before.revision)
+        )  # fmt: skip
+        before = ruleset
+        yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
+        for _ in range(2):
+            plan = planner.plan(ruleset)
+            if plan is None:
+                return Outcome(Decision(True))
+            call = replace(plan.call, revision=None, subjects=()) if is_last else plan.call
+            try:
+                decision = yield from answered(call)
+            except StaleRules as error:
+                stale = error
+                if not error.records:
+                    break
+                # The rules are the current ones, and only overrides were not known: plan again by both.
+                override_cache.put_many([subject.digest for subject in call.subjects], error.records)
+            else:
+                if is_last:
+                    decision = replace(decision, revision=ruleset.revision.number)
+                elif decision.source == "redis":
+                    verified()  # Until newer rules are pushed: see `RequestPlanner.plan`.
+                outcome = _outcome(plan, call, decision)
+                for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
+                    yield wait
+                return outcome
+    raise AssertionError("the last attempt is not fenced")  # pragma: no cover
+
+
+def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
+    """The decision about what was charged, with what is blocked."""
+    if plan.block is not None:
+        return Outcome(replace(decision, allowed=False, limits=(plan.block,)))
+    charges, states = plan.charges, decision.limits
+    if len(states) < len(charges):
+        decided = iter(states)
+        states = tuple([planned.blocked or next(decided) for planned in charges])
+        allowed = decision.allowed and not any(
+            planned.blocked is not None and planned.blocked.enforced for planned in charges
+        )
+        decision = replace(decision, allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
+    took = call.operation == "hit" and decision.source != "fallback"
+    outcomes = []
+    for planned, state in zip(charges, states, strict=True):
+        charge, token = planned.charge, None
+        if took and state.allowed and charge.cost:
+            token = state.counted_at or decision.counted_at(charge.digest)
+        outcomes.append(DecidedCharge(planned, state, token))
+    return Outcome(decision, outcomes)
+
+
+def answered(call: Call) -> Waiting[Decision]:
+    """The decision about a call: of Redis, or of whoever answers in its place. Raises `StaleRules` where the call goes
+    by rules that are not the current ones, and nothing where Redis cannot be asked."""
+    if not conf.ENABLE or not (call.charges or call.revision is not None):
+        return Decision(True, granted=call.units)
+    if call.operation == "hit" and call.now is None:
+        denial = deny_cache.find(call)
+        refusal = None if denial is None else denial.answer()
+        if refusal is not None:
+            return refusal
+    begun = deny_cache.begin()
+    is_hot = False
+    for charge in call.charges:
+        is_hot = is_hot or charge.limit.lease is not None or charge.limit.split is not None
+    try:
+        if is_hot or fallback_limiter.is_recovering:
+            decision = yield from _by_process(call, is_hot=is_hot)
+        else:
+            decision = yield call
+    except StoreError:
+        return fallback_limiter.decide(call)
+    if call.operation == "refund":
+        deny_cache.forget([charge.digest for charge in call.charges])
+    elif not decision.allowed and not (is_hot and may_have_more(call)):
+        deny_cache.note(call, decision, begun)
+    if decision.source == "redis":
+        fallback_limiter.remember(call, decision)
+    return decision
+
+
+def _by_process(call: Call, *, is_hot: bool) -> Waiting[Decision]:
+    """The decision where units that this process has taken ahead, or its share of a limit, have a say."""
+    asking = decide_here(call) if is_hot else _asking(call)
+    return (yield from fallback_limiter.decide_by_both(call, asking) if fallback_limiter.is_recovering else asking)
+
+
+def _asking(call: Call) -> Generator[Call, Decision, Decision]:
+    return (yield call)
+
+
+def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
+    """Give back what these charges took: exactly those units, by their tokens."""
+    by_token: dict[int, list[Charge]] = {}
+    for decided in charges:
+        if decided.token is not None:
+            by_token.setdefault(decided.token, []).append(decided.charge)
+    for token, refunds in by_token.items():
+        yield from answered(replace(build_call(refunds, "refund"), hit_at=token))
+
+
+def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
+    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten.
+
+    Raises `StoreError` then if `strict`.
+    """
+    try:
+        yield Wait(partial(get_store().delete, call), partial(get_store().adelete, call))
+    except StoreError:
+        if strict:
+            raise
+    finally:
+        digests = {charge.digest for charge in call.charges}
+        leases.drop(digests)
+        counters.forget(call)
+        deny_cache.forget(digests)
 
 
 def build_call(
@@ -59,157 +282,3 @@ def build_call(
 def now_us() -> int:
     """Microseconds since 1970 by this process's clock, by which overrides begin and end."""
     return time.time_ns() // 1000 if clock is None else clock()
-
-
-def decide(call: Call, patience: Patience | None = None) -> Decision:
-    """Decide a call: in Redis, or by the failure policy where Redis cannot be asked. Never raises for the latter.
-
-    `patience`: how long Redis may take, where that is not `RATELIMIT_TIMEOUT`. Raises `StaleRules` where the call goes
-    by rules that are not the current ones.
-    """
-    steps = _deciding(call)
-    try:
-        step = next(steps)
-        patience = patience or Patience(conf.TIMEOUT)
-        while True:
-            try:
-                decision = get_store().decide(step, patience)
-            except (StoreError, StaleRules) as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(decision)
-    except StopIteration as finished:
-        return cast(Decision, finished.value)
-
-
-async def adecide(call: Call, patience: Patience | None = None) -> Decision:
-    """`check`, without blocking the event loop."""
-    steps = _deciding(call)
-    try:
-        step = next(steps)
-        patience = patience or Patience(conf.TIMEOUT)
-        while True:
-            try:
-                decision = await get_store().adecide(step, patience)
-            except (StoreError, StaleRules) as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(decision)
-    except StopIteration as finished:
-        return cast(Decision, finished.value)
-
-
-def _deciding(call: Call) -> Steps:
-    """The calls that have to be made for a decision; usually it is the one, or none."""
-    if not conf.ENABLE or not (call.charges or call.revision is not None):
-        return Decision(True, granted=call.units)
-    known = _known(call)
-    if known is not None:
-        return known
-    begun = deny_cache.begin()
-    steps = decide_here(call) if has_local_limits(call) else _ask(call)
-    if fallback_limiter.is_recovering:
-        steps = fallback_limiter.decide_by_both(call, steps)
-    try:
-        decision = yield from steps
-    except StoreError:
-        return fallback_limiter.decide(call)
-    return _noted(call, decision, begun)
-
-
-def _ask(call: Call) -> Steps:
-    return (yield call)
-
-
-def _known(call: Call) -> Decision | None:
-    """The refusal that the deny cache has of a hit."""
-    if call.operation != "hit" or call.now is not None or not deny_cache:
-        return None
-    denial = deny_cache.find(call)
-    return None if denial is None else denial.answer()
-
-
-def _noted(call: Call, decision: Decision, begun: tuple[float, int]) -> Decision:
-    """What came of a call, for the deny cache to remember, or to forget what it is about."""
-    if call.operation == "refund":
-        deny_cache.forget([charge.digest for charge in call.charges])
-    elif not decision.allowed and not may_have_more(call):
-        deny_cache.note(call, decision, begun)
-    if decision.source == "redis":
-        fallback_limiter.remember(call, decision)
-    return decision
-
-
-def decide_by_current_rules(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
-    """Decide the call that the current rules make of something."""
-    patience = Patience(conf.TIMEOUT)
-    ruleset = rules(None, patience)
-    for _ in range(FENCED_ATTEMPTS):
-        try:
-            return decide(describe_by(ruleset), patience)
-        except StaleRules as stale:
-            known, ruleset = ruleset, load(stale, patience)
-            if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
-                break  # Nobody knows newer ones.
-    decision = decide(replace(describe_by(ruleset), revision=None), patience)
-    return replace(decision, revision=ruleset.revision.number)
-
-
-async def adecide_by_current_rules(describe_by: Callable[[Ruleset | None], Call]) -> Decision:
-    """`check_current`, without blocking the event loop."""
-    patience = Patience(conf.TIMEOUT)
-    ruleset = await arules(None, patience)
-    for _ in range(FENCED_ATTEMPTS):
-        try:
-            return await adecide(describe_by(ruleset), patience)
-        except StaleRules as stale:
-            known, ruleset = ruleset, await arules(stale, patience)
-            if (ruleset.fence, ruleset.revision) == (known.fence, known.revision):
-                break  # Nobody knows newer ones.
-    return replace(
-        await adecide(replace(describe_by(ruleset), revision=None), patience), revision=ruleset.revision.number
-    )
-
-
-def rules(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
-    """The rules to go by; loaded where there are none yet, or they are stale. Raises `ImproperlyConfigured`."""
-    ruleset = current()
-    return load(stale, patience) if ruleset is None or stale is not None else ruleset
-
-
-async def arules(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
-    """`rules`, without blocking the event loop. Waiting for a thread does not count."""
-    ruleset = current()
-    return await sync_to_async(load)(stale, patience) if ruleset is None or stale is not None else ruleset
-
-
-def forget(call: Call, *, strict: bool = False) -> None:
-    """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten.
-
-    Raises `StoreError` then if `strict`.
-    """
-    try:
-        get_store().delete(call)
-    except StoreError:
-        if strict:
-            raise
-    finally:
-        _forget_here(call)
-
-
-async def aforget(call: Call, *, strict: bool = False) -> None:
-    """`forget`, without blocking the event loop."""
-    try:
-        await get_store().adelete(call)
-    except StoreError:
-        if strict:
-            raise
-    finally:
-        _forget_here(call)
-
-
-def _forget_here(call: Call) -> None:
-    digests = {charge.digest for charge in call.charges}
-    leases.drop(digests)
-    counters.forget(call)
-    deny_cache.forget(digests)

@@ -73,7 +73,7 @@ class DenyCache:
 
     def find(self, call: Call) -> CachedDenial | None:
         """The refusal of the very same call, if it is remembered."""
-        denial = self._denials.get(_key(call))
+        denial = self._denials.get(_key(call)) if self._by_digest else None
         if denial is None or denial.limits != tuple(charge.limit for charge in call.charges):
             return None
         return denial

@@ -10,53 +10,38 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..limits.call import Call, Charge
-from ..limits.decision import Decision
-from .decide import build_call
+from .decide import Outcome, refunding
+from .run import arun, run
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 
 
-def refunds(decision: Decision, taken: Iterable[tuple[Charge, int]]) -> list[Call]:
-    """The calls that give back what a decision took: charges, each with the moment from which it counts.
-
-    A moment of 0 is the decision's own.
-    """
-    by_moment: dict[int, list[Charge]] = {}
-    for charge, moment in taken:
-        by_moment.setdefault(moment or decision.counted_at(charge.digest), []).append(charge)
-    return [replace(build_call(charges, "refund"), hit_at=moment) for moment, charges in by_moment.items()]
-
-
-def hold(seconds: float, give_back: Callable[[], object]) -> None:
+def hold(outcome: Outcome) -> None:
     """Sleep until it is one's turn; who is interrupted meanwhile gives it back."""
     try:
-        time.sleep(seconds)
+        time.sleep(outcome.decision.wait)
     except BaseException as error:
         with unmasked(error):
-            give_back()
+            run(refunding(outcome.charges))
         raise
 
 
-async def ahold(
-    seconds: float, give_back: Callable[[], Coroutine[Any, Any, object]], give_back_now: Callable[[], object]
-) -> None:
-    """`hold`, for coroutines. `give_back_now` is for a coroutine that is closed, and cannot wait for anything more."""
+async def ahold(outcome: Outcome) -> None:
+    """`hold`, for coroutines."""
     try:
-        await asyncio.sleep(seconds)
-    except GeneratorExit as error:
+        await asyncio.sleep(outcome.decision.wait)
+    except GeneratorExit as error:  # The coroutine is closed, and cannot wait for anything more.
         with unmasked(error):
-            in_thread(give_back_now)
+            in_thread(lambda: run(refunding(outcome.charges)))
         raise
     except BaseException as error:
         with unmasked(error):
-            await to_the_end(give_back())
+            await to_the_end(arun(refunding(outcome.charges)))
         raise
 
 

@@ -26,7 +26,7 @@ from django.http import HttpRequest, QueryDict, RawPostDataException, Unreadable
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from ..conf import conf
-from .wrapped import kept_on, plain
+from .request_state import plain, request_state
 
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
@@ -76,7 +76,7 @@ def data_field(request: HttpRequest, path: str) -> str | Unread | None:
 
 def form_values(request: HttpRequest, name: str) -> Values:
     """What views may find in a field of a form."""
-    posted = kept_on(request).get("_post")  # There if somebody, say Django's CSRF check, has parsed it already.
+    posted = vars(plain(request)).get("_post")  # There if somebody, say Django's CSRF check, has parsed it already.
     if posted:
         return (_text(posted, name),)
     return _values(request, (URLENCODED, MULTIPART), lambda fields: _text(fields, name))
@@ -119,12 +119,11 @@ def _values(request: HttpRequest, kinds: Sequence[str], value_of: Callable[[Any]
 def _readings(request: HttpRequest, kind: str) -> list[Any]:
     """What parsers make of a body, parsed once for all keys that name a field of it."""
     charset = request.encoding or settings.DEFAULT_CHARSET
-    kept = vars(request).setdefault("_ratelimit_readings", {})
-    if (kind, charset) not in kept:
+    readings = request_state(request).readings
+    if (kind, charset) not in readings:
         body = _read(request)
-        kept[kind, charset] = [UNREAD] if body is UNREAD else _parsed(request, body, kind, charset)
-    found: list[Any] = kept[kind, charset]
-    return found
+        readings[kind, charset] = [UNREAD] if body is UNREAD else _parsed(request, body, kind, charset)
+    return readings[kind, charset]
 
 
 def _read(request: HttpRequest) -> bytes | Unread:

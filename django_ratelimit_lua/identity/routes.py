@@ -14,9 +14,7 @@ from django.http import Http404, HttpRequest
 from django.urls import ResolverMatch, URLResolver, get_resolver
 from django.utils import translation
 
-from .wrapped import kept_on
-
-_AHEAD = "_ratelimit_ahead"
+from .request_state import request_state
 
 
 def resolver_of(request: HttpRequest) -> URLResolver:
@@ -26,25 +24,25 @@ def resolver_of(request: HttpRequest) -> URLResolver:
 
 def known_match(request: HttpRequest) -> ResolverMatch | None:
     """Where a request leads: as Django found, or as was found ahead of it; None if nowhere, or if nobody looked."""
-    return request.resolver_match or getattr(request, _AHEAD, None)
+    return request.resolver_match or request_state(request).ahead
 
 
 def resolved(request: HttpRequest) -> ResolverMatch | None:
     """Where a request leads: as Django found; else it is found ahead, once. None if nowhere."""
     if request.resolver_match is not None:
         return request.resolver_match
-    kept = kept_on(request)
-    if _AHEAD not in kept:
-        kept[_AHEAD] = _ahead(request)
-    return kept[_AHEAD]  # type: ignore[no-any-return]
+    state = request_state(request)
+    if not state.looked_ahead:
+        state.ahead, state.looked_ahead = _ahead(request), True
+    return state.ahead
 
 
 def was_foreseen(request: HttpRequest) -> bool:
     """Whether Django found the view that was found ahead; also where nobody looked ahead."""
-    kept = kept_on(request)
-    if _AHEAD not in kept:
+    state = request_state(request)
+    if not state.looked_ahead:
         return True
-    ahead, found = kept[_AHEAD], request.resolver_match
+    ahead, found = state.ahead, request.resolver_match
     if ahead is None or found is None:
         return ahead is found
     return (ahead.func, ahead.view_name, ahead.route) == (found.func, found.view_name, found.route)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +17,8 @@ from django.http import HttpRequest
 from django.test import RequestFactory
 
 from ..conf import conf
-from ..engine.decide import build_call, forget, now_us, rules
+from ..engine.decide import PlannedCharge, build_call, decide, forgetting, now_us
+from ..engine.run import run
 from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
@@ -28,10 +29,7 @@ from ..rules.exempt import is_exempt
 from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..web.charges import PlannedCharge, plan_charges
-from ..web.drivers import run
-from ..web.overrides import subjects_of
-from ..web.plan import decided
+from ..web.plan import Place, RequestPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def explain(request: HttpRequest) -> Explanation:
         return [rule for rule in rules if rule.name_at(group) not in counted]
 
     met: list[tuple[ExplainedLimit, str]] = []
-    decision, block = _decide(request, of_rules, "", met, problems, everywhere=True)
+    decision, block = _decide(request, of_rules, "", met, problems, has_blocks=True)
     decision_of_view, _ = _decide(request, of_view, group, met, problems)
     if decision.allowed and decision_of_view.limits:
         decision = decision_of_view
@@ -125,34 +123,32 @@ def explain(request: HttpRequest) -> Explanation:
 
 def _decide(
     request: HttpRequest,
-    choose: Callable[[Ruleset], list[Rule] | None],
+    choose: Callable[[Ruleset], Sequence[Rule] | None],
     group: str,
     met: list[tuple[ExplainedLimit, str]],
     problems: dict[str, str],
-    everywhere: bool = False,
+    has_blocks: bool = False,
 ) -> tuple[Decision, Override | None]:
     """One decision, and the override that blocks without any rule; the limits are added to `met`, each with the name
     that it is counted under."""
-    planned: list[PlannedCharge] = []
+
+    def places(ruleset: Ruleset) -> list[Place] | None:
+        rules = choose(ruleset)
+        return None if rules is None else [Place(rules, group)]
 
     def on_error(name: str, error: Exception) -> None:
         problems[name] = f"{name}: {type(error).__name__}: {error}"
 
-    def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
-        chosen = choose(ruleset)
-        planned[:] = [] if chosen is None else (yield from plan_charges(request, chosen, group, None, on_error))
-        return None if chosen is None else list(planned)
-
-    decided_about: list[PlannedCharge] = []
-    decision = run(decided(request, build, "peek", kept=decided_about, everywhere=everywhere), request)
-    ruleset = rules()
-    subjects: Any = run(subjects_of(request, ruleset, planned, everywhere), request)  # type: ignore[arg-type]
-    known = override_cache.get_many(subjects)
-    states = {_counter(charge): state for charge, state in zip(decided_about, decision.limits, strict=False)}
-    met += [(_explained(charge, ruleset, known, states), charge.name) for charge in planned]
+    planner = RequestPlanner(request, places, operation="peek", has_blocks=has_blocks, on_error=on_error)
+    outcome = decide(planner)
+    if planner.ruleset is None:
+        return outcome.decision, None  # Rate limiting is switched off.
+    known = override_cache.get_many(planner.subjects)
+    states = {_counter(decided.planned): decided.state for decided in outcome.charges}
+    met += [(_explained(planned, planner.ruleset, known, states), planned.name) for planned in planner.charges]
     # Not by the name of the limit: a rule may have any name.
-    is_blocked = bool(decision.limits) and not decided_about
-    return decision, known.strongest_for(None, now_us()) if is_blocked else None
+    is_blocked = bool(outcome.decision.limits) and not outcome.charges
+    return outcome.decision, known.strongest_for(None, now_us()) if is_blocked else None
 
 
 def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
@@ -190,5 +186,5 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
     """
     charges = [met.charge for met in explanation.met if names is None or met.name in names]
     if charges:
-        forget(build_call(charges, "refund"), strict=True)
+        run(forgetting(build_call(charges, "refund"), strict=True))
     return [charge.limit.name for charge in charges]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from dataclasses import replace
 from typing import Any, Protocol
 
+from ..engine.decide import decide
 from ..engine.waiting import hold
-from ..identity.wrapped import plain
+from ..identity.request_state import plain, request_state
 from ..limits.decision import LimitState
 from ..limits.rate import SECOND
 from ..rules.ruleset import Ruleset
-from ..web.charges import PlannedCharge
-from ..web.drivers import run
-from ..web.plan import decided
+from ..web.plan import Place, RequestPlanner
 from ..web.responses import attach_decision
-from ..web.settlement import give_back
 
 States = tuple[LimitState, ...]
 
@@ -35,8 +31,8 @@ class Throttle(Protocol):
     def is_open(self) -> bool:
         """Whether a rule could have it count the request."""
 
-    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge]]:
-        """What it wants counted, by the rules in force."""
+    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
+        """What it charges, by the rules in force."""
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go."""
@@ -48,40 +44,25 @@ class BatchDecision:
     def __init__(self, request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> None:
         throttles = self._together(view, asking, kind)
         clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
-
-        def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge]]:
-            wanted: list[PlannedCharge] = []
-            for throttle in throttles:
-                found = yield from throttle.wanted(request, view, ruleset)
-                wanted += [replace(one, owner=throttle) for one in found]
-            return _apart(wanted)
-
-        kept: list[PlannedCharge] = []
-        decision = run(
-            decided(
-                plain(request),
-                build,
-                now=round(clocks[0]() * SECOND) if clocks else None,
-                kept=kept,
-                everywhere=any(throttle.everywhere for throttle in throttles),
-                may_change=lambda: any(throttle.is_open for throttle in throttles),
-            ),
+        planner = RequestPlanner(
             plain(request),
+            lambda ruleset: [throttle.place(request, view, ruleset) for throttle in throttles],
+            now=round(clocks[0]() * SECOND) if clocks else None,
+            has_blocks=any(throttle.everywhere for throttle in throttles),
+            may_change=lambda: any(throttle.is_open for throttle in throttles),
         )
+        outcome = decide(planner)
+        decision = outcome.decision
         if decision.limits:
             attach_decision(plain(request), decision)
         if decision and decision.wait > 0 and not clocks:  # By another clock, it is not known how long that is.
-            hold(decision.wait, lambda: run(give_back(kept, decision), plain(request)))
-        told = list(zip(kept, decision.limits, strict=False))
-        # Whom a block keeps out that no rule is needed for, a throttle tells that stands for all rules.
-        blocked = () if decision or told else decision.limits
-        self.waiting: list[tuple[type, States]] = [
-            (
-                type(throttle),
-                blocked if throttle.everywhere and blocked else tuple(s for one, s in told if one.owner is throttle),
-            )
-            for throttle in throttles
-        ]
+            hold(outcome)
+        # A block that no rule is needed for is told by a throttle that stands for all rules.
+        blocked = () if decision or outcome.charges else decision.limits
+        self.waiting: list[tuple[type, States]] = []
+        for throttle in throttles:
+            states = tuple(state for planned, state, _ in outcome.charges if planned.owner is throttle)
+            self.waiting.append((type(throttle), blocked if throttle.everywhere and blocked else states))
 
     @staticmethod
     def _together(view: Any, asking: Throttle, kind: type[Throttle]) -> list[Throttle]:
@@ -117,27 +98,11 @@ def decision_for(request: Any, view: Any, asking: Throttle, kind: type[Throttle]
 
     Empty where it wants nothing counted.
     """
-    # DRF's own tests, and others after them, ask a throttle about an empty dict.
-    kept: dict[str, Any] = getattr(plain(request), "__dict__", {})
-    answers: BatchDecision | None = kept.get("_ratelimit_throttles")
-    if answers is not None:
-        answered, states = answers.take(asking)
-        if answered:
+    state = request_state(request)
+    batch: BatchDecision | None = state.throttles
+    if batch is not None:
+        is_answered, states = batch.take(asking)
+        if is_answered:
             return states
-    answers = kept["_ratelimit_throttles"] = BatchDecision(request, view, asking, kind)
-    return answers.take(asking)[1]
-
-
-def _apart(wanted: list[PlannedCharge]) -> list[PlannedCharge]:
-    """The same, with no counter twice: two throttles of one scope are told apart by their rates."""
-    seen: set[tuple[bytes, bytes]] = set()
-    apart = []
-    for one in wanted:
-        charge = one.charge
-        limit, number = charge.limit, 1
-        while (charge.digest, limit.key_part) in seen:
-            limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
-            number += 1
-        seen.add((charge.digest, limit.key_part))
-        apart.append(replace(one, charge=replace(charge, limit=limit)))
-    return apart
+    batch = state.throttles = BatchDecision(request, view, asking, kind)
+    return batch.take(asking)[1]

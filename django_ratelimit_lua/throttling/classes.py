@@ -7,7 +7,7 @@ request that one of them refuses costs the others nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -16,11 +16,12 @@ from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
 from ..conf import conf
+from ..engine.decide import PlannedCharge
 from ..exceptions import Ratelimited
 from ..identity import digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
-from ..identity.wrapped import plain
+from ..identity.request_state import plain
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
@@ -32,8 +33,8 @@ from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
-from ..web.charges import PlannedCharge, plan_charges
 from ..web.headers import add_headers
+from ..web.plan import Place
 from ..web.responses import refusal_message
 from .batch import decision_for
 
@@ -46,7 +47,6 @@ __all__ = [
     "UserRateThrottle",
     "exception_handler",
 ]
-Found = Generator[Any, Any, list[PlannedCharge]]
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
@@ -118,9 +118,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         try:
             return self.THROTTLE_RATES[self.scope]
         except KeyError:
-            known = ", ".join(sorted(self.THROTTLE_RATES)) or "none"
+            scopes = ", ".join(sorted(self.THROTTLE_RATES)) or "none"
             raise ImproperlyConfigured(
-                f"No default throttle rate set for '{self.scope}' scope; DEFAULT_THROTTLE_RATES has: {known}"
+                f"No default throttle rate set for '{self.scope}' scope; DEFAULT_THROTTLE_RATES has: {scopes}"
             ) from None
 
     def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
@@ -171,20 +171,20 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """Whether a rule could have it count the request: where it has named whom to count, or was not asked yet."""
         return self.everywhere or self.key is not None or self.num_requests is None
 
-    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
-        """What it wants counted, by the rules in force."""
+    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
+        """What it charges, by the rules in force."""
         charge = self.prepare(request, view)
         if charge is None and ruleset.knows(self.name) and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
-        own = [] if charge is None else [PlannedCharge(charge, self.name)]
+        own = [] if charge is None else [PlannedCharge(charge, self.name, owner=self)]
         if self.key is None or not ruleset.knows(self.name):
-            return own
+            return Place((), self.name, own, self)
         identity, cost = str(self.key), self.get_cost(request, view) if charge is None else charge.cost
         key = Key(self.name, lambda group, request, user: identity)
         call_site = Rule(template=LimitTemplate(key, (), cost))
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
         rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]
-        return (own if replacement is None else []) + (yield from plan_charges(plain(request), rules, self.name))
+        return Place(rules, self.name, own if replacement is None else (), self)
 
     def _limit(self, request: Any) -> Limit:
         name = self.name
@@ -249,8 +249,9 @@ class UserRateThrottle(SimpleRateThrottle):
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """The user, or the address."""
-        known = request.user and request.user.is_authenticated
-        return self.cache_format % {"scope": self.scope, "ident": request.user.pk if known else self.get_ident(request)}
+        is_user = request.user and request.user.is_authenticated
+        ident = request.user.pk if is_user else self.get_ident(request)
+        return self.cache_format % {"scope": self.scope, "ident": ident}
 
 
 class ScopedRateThrottle(UserRateThrottle):
@@ -273,10 +274,10 @@ class ScopedRateThrottle(UserRateThrottle):
         self._parse(request.method)
         return super().prepare(request, view)
 
-    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
+    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """As rules of the view's scope say, too; nothing for a view without one."""
         self.scope = getattr(view, self.scope_attr, None)
-        return (yield from super().wanted(request, view, ruleset)) if self.scope else []
+        return super().place(request, view, ruleset) if self.scope else Place(())
 
     @property
     def is_open(self) -> bool:
@@ -298,12 +299,11 @@ class RuleThrottle(SimpleRateThrottle):
     def __init__(self) -> None:
         self.num_requests = self.duration = None
 
-    def wanted(self, request: Any, view: Any, ruleset: Ruleset) -> Found:
-        """What the rules that apply to the request want counted."""
+    def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
+        """What the rules charge that apply to the request."""
         rules = ruleset.matching(plain(request))
-        if any(rule.template is None for rule in rules):
-            return []
-        return (yield from plan_charges(plain(request), rules, ""))
+        is_exempt = any(rule.template is None for rule in rules)
+        return Place(() if is_exempt else rules, owner=self)
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:

@@ -1,177 +1,397 @@
-"""How what applies to a request becomes one call.
+"""What a request is charged: gathered from the request, then planned.
 
-The steps of a decision are written once, as a generator that yields whatever has to be waited for; a synchronous and an
-asynchronous driver wait for it, each in its own way.
+Gathering is the only part of a decision that is written twice, blocking and not: it asks for the user, the user's
+groups and the session, and calls the functions that rates, costs and keys may be. Planning asks nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..engine.decide import FENCED_ATTEMPTS, build_call
-from ..limits.call import Call, Operation, Revision, StaleRules
-from ..limits.decision import Decision
-from ..limits.rate import SECOND
-from ..rules.overrides import SubjectRef, override_cache
-from ..rules.provider import is_due, verified
+from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
+from ..engine.run import Wait
+from ..identity import digest
+from ..identity.keys import user_missing
+from ..identity.request_state import request_state
+from ..identity.session import aload
+from ..limits.call import Charge, Operation, Subject, whole_cost
+from ..limits.decision import Decision, LimitState
+from ..limits.rate import SECOND, Rate
+from ..rules.overrides import USER, SubjectRef, override_cache
+from ..rules.problems import problems
+from ..rules.provider import is_due
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
+from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
-from ..stats.refusals import refusal_counter
-from .charges import PlannedCharge, counted, plan_charges
-from .overrides import apply_overrides, restore_blocked, subjects_of
+from ..stats.refusals import FAILED, refusal_counter
+from .overrides import REFUSED, apply_overrides, override_kinds, override_subjects
+
+Choose = Callable[[Ruleset], "Sequence[Place] | None"]
+OnError = Callable[[str, Exception], None]
 
 
-@dataclass(frozen=True, slots=True)
-class WantsRules:
-    """A step that asks for the rules to go by; newer ones than those that were stale."""
+class Place:
+    """A place where rules stand, those of call sites among them, and what is charged there.
 
-    stale: StaleRules | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """A step that deletes what the limits of a call have counted."""
-
-    call: Call
-
-
-@dataclass(frozen=True, slots=True)
-class Exceeded:
-    """A step that tells receivers of `limit_exceeded`."""
-
-    arguments: dict[str, Any]
-
-
-Steps = Generator[Any, Any, Decision]
-Choose = Callable[[Ruleset], Sequence[Rule] | None]
-Build = Callable[[Ruleset], Generator[Any, Any, list[PlannedCharge] | None]]
-
-
-def steps(
-    request: HttpRequest,
-    choose: Choose | Sequence[Rule],
-    group: str,
-    operation: Operation = "hit",
-    kept: list[PlannedCharge] | None = None,
-    everywhere: bool = False,
-) -> Steps:
-    """Decide what applies to a request in one call.
-
-    `choose` is what call sites say, to which rules may have more to say; or it says itself which rules apply of those
-    in force (None: the request is exempt). Yields an awaitable, or `WANTS_USER`, or another step, or the `Call`;
-    is sent what came of it; returns the decision. A name that was already counted for this request is not counted
-    again. What was decided about, in the order of the decision's limits, is left in `kept`. With `everywhere`, those
-    who are blocked whatever rule there is are refused even where no rule applies.
+    - `rules`: these; `group`: the name of those that have none;
+    - `charges`: what is charged there whatever the rules say; `owner`: whom the answer is for.
     """
 
-    def build(ruleset: Ruleset) -> Generator[Any, Any, list[PlannedCharge] | None]:
-        rules = choose(ruleset) if callable(choose) else ruleset.for_call_sites(choose, group, request)
-        if rules is None:
-            return None
-        return (yield from plan_charges(request, rules, group))
+    __slots__ = ("_is_mixed", "_taken", "charges", "group", "owner", "waiting")
 
-    return decided(request, build, operation, kept=kept, everywhere=everywhere)
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        group: str = "",
+        charges: Sequence[PlannedCharge] = (),
+        owner: object = None,
+    ) -> None:
+        self.waiting = list(reversed(rules))
+        self.group = group
+        self.charges = list(charges)
+        self.owner = owner
+        self._is_mixed = len(rules) > 1 and len({rule.block for rule in rules}) > 1
+        self._taken: set[tuple[bytes, bytes]] = set()
+
+    def add(self, rule: Rule, numbers: LimitTemplate, rates: Sequence[Any], cost: int, identity: Any) -> None:
+        """Charge what a rule says, by the numbers of a tier or its own. Raises what is wrong with any of them."""
+        name = rule.name_at(self.group)
+        subject = digest(identity)
+        for given in rates:
+            rate = given if isinstance(given, Rate) else Rate.parse(given)
+            limit, ordinal = numbers.limit(name, rate), 1
+            while (subject, limit.key_part) in self._taken:  # Each has a name of its own here.
+                ordinal += 1
+                limit = numbers.limit(name, rate, ordinal)
+            self._taken.add((subject, limit.key_part))
+            if self._is_mixed and not rule.block:
+                limit = limit.advising()
+            self.charges.append(PlannedCharge(Charge(limit, subject, cost), name, rule, self.owner))
 
 
-def decided(
-    request: HttpRequest,
-    build: Build,
-    operation: Operation = "hit",
-    *,
-    may_change: Callable[[], bool] = lambda: True,
-    now: int | None = None,
-    kept: list[PlannedCharge] | None = None,
-    everywhere: bool = False,
-) -> Steps:
-    """Decide what `build` wants counted by the rules in force, with whatever overrides say; see `steps`.
+class RequestPlanner:
+    """Plans what a request is charged.
 
-    Where nothing is to be counted, it is asked all the same whether these are still the rules: others could say more of
-    any call site, for other methods or for whom this one does not count. Unless no rule `may_change` anything.
+    - `choose`: the call sites in one place, of the name `group`, to which rules may have more to say; or what says
+      which places there are by the rules in force (None: the request is exempt);
+    - `now`: microseconds since 1970, for a clock of the caller's own;
+    - `has_blocks`: who is blocked whatever rule there is, is refused even where nothing is charged;
+    - `may_change`: whether other rules than these could charge anything;
+    - `on_error`: hears of the names of rules that cannot be applied, and nothing is raised.
+
+    After `gather`: `ruleset`: the rules it went by; `charges`: before overrides; `subjects`: whom these may be about.
     """
-    if not conf.ENABLE:
-        return Decision(True)
-    stale: StaleRules | None = None
-    went_by: tuple[bytes | None, Revision] | None = None
-    for attempt in range(FENCED_ATTEMPTS + 1):
-        ruleset: Ruleset = yield WantsRules(stale)
-        # Or nobody knows newer ones than those that were stale.
-        is_last = attempt == FENCED_ATTEMPTS or (
-            (ruleset.fence, ruleset.revision) == went_by and stale is not None and not stale.records
-        )
-        went_by = (ruleset.fence, ruleset.revision)
-        applicable = yield from build(ruleset)
-        wanted = applicable or []
-        blocks = everywhere and applicable is not None
-        asked: list[SubjectRef] = []
+
+    units = 0
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        choose: Sequence[Rule] | Choose,
+        group: str = "",
+        operation: Operation = "hit",
+        *,
+        now: int | None = None,
+        has_blocks: bool = False,
+        may_change: Callable[[], bool] = lambda: True,
+        on_error: OnError | None = None,
+    ) -> None:
+        self.request = request
+        self.charges: list[PlannedCharge] = []
+        self.subjects: Sequence[SubjectRef] = ()
+        self.ruleset: Ruleset | None = None
+        self._is_exempt = False
+        self._choose = choose
+        self._group = group
+        self._operation: Operation = operation
+        self._now = now
+        self._has_blocks = has_blocks
+        self._may_change = may_change
+        self._on_error = on_error
+        self._state = request_state(request)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a block that is for all rules refuses the request where nothing is charged."""
+        return self._has_blocks and not self._is_exempt
+
+    def gather(self, ruleset: Ruleset) -> None:
+        """See `Planner`."""
+        self.charges = []
+        for place in self._places(ruleset):
+            while place.waiting:
+                rule = place.waiting.pop()
+                try:
+                    self._gather(rule, place)
+                except Exception as error:
+                    self._fail(rule, place, error)
+            self.charges += place.charges
         if ruleset.kinds:
-            asked = yield from subjects_of(request, ruleset, wanted, blocks)
-        if not wanted and not asked and not (may_change() and is_due(ruleset)):
-            return Decision(True)
-        for _ in range(2):
-            known = override_cache.get_many(asked)
-            sorted_out = apply_overrides(wanted, known, ruleset, blocks)
-            charges = [one.charge for one in sorted_out.counted]
-            call = build_call(
-                charges, "peek" if sorted_out.refused and operation == "hit" else operation,
-                longest_hold_us=round(conf.MAX_WAIT * SECOND), now=now, ruleset=ruleset, subjects=known.subjects(),
-            )  # fmt: skip
-            if is_last:
-                call = replace(call, revision=None, subjects=())
-            try:
-                decision: Decision = yield call
-            except StaleRules as error:
-                stale = error
-                if not error.records:
-                    break
-                override_cache.put_many([one.digest for one in asked], error.records)
-            else:
-                if is_last:
-                    decision = replace(decision, revision=ruleset.revision.number)
-                elif decision.source == "redis":
-                    verified()
-                return (
-                    yield from _finished(
-                        request, restore_blocked(decision, sorted_out), sorted_out.all, operation, kept
+            self._find_subjects(ruleset, partial(getattr, self.request, "user", None))
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        """See `Planner`."""
+        self.charges = []
+        for place in self._places(ruleset):
+            while place.waiting:
+                rule = place.waiting.pop()
+                try:
+                    await self._agather(rule, place)
+                except Exception as error:
+                    self._fail(rule, place, error)
+            self.charges += place.charges
+        if ruleset.kinds:
+            needs_user = USER in self._kinds(ruleset) and hasattr(self.request, "user")
+            self._find_subjects(ruleset, await _auser_or_error(self.request) if needs_user else _nobody)
+
+    def _gather(self, rule: Rule, place: Place) -> None:
+        request, name, numbers = self.request, rule.name_at(place.group), rule.template
+        if numbers is None or not rule.matches_method(request) or name in self._state.counted:
+            return
+        key, cost = numbers.key, numbers.cost
+        assert key is not None  # Only call sites apply a rule without one, and put theirs in.
+        if numbers.tiers or "everyone" not in rule.audience:
+            user = _user(request)
+            groups = self._groups(user) if _needs_groups(rule, user) else ()
+            numbers = _numbers_for(rule, user, groups)
+            if numbers is None:
+                return
+        rates: list[Any] = []
+        for rate in numbers.rates:
+            value = _now(rate(name, request)) if callable(rate) else rate
+            if value is not None:
+                rates.append(value)
+        if rates:
+            if callable(cost):
+                cost = whole_cost(_now(cost(name, request)), f"{name}: cost is")
+            user = _user(request) if key.needs_user else None
+            identity = key.read(name, request, user)
+            place.add(
+                rule,
+                numbers,
+                rates,
+                1 if cost is None else cost,
+                _now(identity) if inspect.isawaitable(identity) else identity,
+            )
+
+    async def _agather(self, rule: Rule, place: Place) -> None:
+        request, name, numbers = self.request, rule.name_at(place.group), rule.template
+        if numbers is None or not rule.matches_method(request) or name in self._state.counted:
+            return
+        key, cost = numbers.key, numbers.cost
+        assert key is not None  # Only call sites apply a rule without one, and put theirs in.
+        if numbers.tiers or "everyone" not in rule.audience:
+            user = await _auser(request)
+            groups = await self._agroups(user) if _needs_groups(rule, user) else ()
+            numbers = _numbers_for(rule, user, groups)
+            if numbers is None:
+                return
+        rates: list[Any] = []
+        for rate in numbers.rates:
+            value = await _later(rate(name, request)) if callable(rate) else rate
+            if value is not None:
+                rates.append(value)
+        if rates:
+            if callable(cost):
+                cost = whole_cost(await _later(cost(name, request)), f"{name}: cost is")
+            user = await _auser(request) if key.needs_user else None
+            if key.needs_session:
+                await aload(request)
+            identity = key.read(name, request, user)
+            place.add(rule, numbers, rates, 1 if cost is None else cost, await _later(identity))
+
+    def _groups(self, user: Any) -> Collection[str]:
+        if self._state.groups[0] is not user:
+            names = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else ()
+            self._state.groups = (user, frozenset(names))
+        return self._state.groups[1]
+
+    async def _agroups(self, user: Any) -> Collection[str]:
+        if self._state.groups[0] is not user:
+            names = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else None
+            self._state.groups = (user, frozenset([name async for name in names] if names is not None else ()))
+        return self._state.groups[1]
+
+    def _places(self, ruleset: Ruleset) -> Sequence[Place]:
+        self.ruleset = ruleset
+        if not callable(self._choose):
+            return (Place(ruleset.for_call_sites(self._choose, self._group, self.request), self._group),)
+        places = self._choose(ruleset)
+        self._is_exempt = places is None
+        return places or ()
+
+    def _fail(self, rule: Rule, place: Place, error: Exception) -> None:
+        """A rule that cannot be applied to this request is left out, loudly: the call sites whose place it takes stand
+        again. What is wrong with a call site raises, as its developer has to know."""
+        name = rule.name_at(place.group)
+        if isinstance(error, REFUSED):
+            raise error
+        if self._on_error is not None:
+            self._on_error(name, error)
+        elif rule.name:
+            problems.failed(name, error)
+            refusal_counter.add(name, FAILED)
+        else:
+            raise error
+        place.waiting += reversed(rule.replaces)
+
+    def _kinds(self, ruleset: Ruleset) -> Collection[str]:
+        return override_kinds(ruleset, self.charges, self.has_blocks)
+
+    def _find_subjects(self, ruleset: Ruleset, user: Callable[[], Any]) -> None:
+        self.subjects = override_subjects(self.request, ruleset, self._kinds(ruleset), user)
+
+    def plan(self, ruleset: Ruleset) -> Plan | None:
+        """See `Planner`."""
+        if len(self.charges) > 1:
+            self.charges = _tell_apart(self.charges)
+        charges: Sequence[PlannedCharge] = self.charges
+        block: LimitState | None = None
+        subjects: Sequence[Subject] = ()
+        if self.subjects:
+            overrides = override_cache.get_many(self.subjects)
+            subjects = overrides.subjects()
+            if overrides:
+                charges, block = apply_overrides(charges, overrides, ruleset, self.has_blocks)
+        elif not charges and not (self._may_change() and is_due(ruleset)):
+            return None  # Until newer rules are pushed: else it is asked whether these are still the rules.
+        is_refused = block is not None
+        counted: list[Charge] = []
+        for planned in charges:
+            if planned.blocked is None:
+                counted.append(planned.charge)
+            elif planned.blocked.enforced:
+                is_refused = True
+        call = build_call(
+            counted, "peek" if is_refused and self._operation == "hit" else self._operation,
+            longest_hold_us=round(conf.MAX_WAIT * SECOND), now=self._now, ruleset=ruleset, subjects=subjects,
+        )  # fmt: skip
+        return Plan(call, charges, block)
+
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        """Note which rules were counted and who was refused; tell the receivers of `limit_exceeded`."""
+        waits: list[Wait] = []
+        if self._operation != "hit":
+            return waits
+        for planned, state, _ in outcome.charges:
+            rule_name = planned.rule.name if planned.rule is not None else ""
+            if rule_name:
+                self._state.counted.add(rule_name)
+            if state.allowed or outcome.decision.source == "fallback":
+                continue
+            if rule_name:
+                refusal_counter.add(rule_name, state.mode)
+            if limit_exceeded.receivers:
+                arguments = {
+                    "limit": state.name,
+                    "rule": rule_name or None,
+                    "identity": planned.charge.digest.decode(),
+                    "mode": state.mode,
+                    "decision": outcome.decision,
+                    "request": self.request,
+                }
+                waits.append(
+                    Wait(
+                        partial(limit_exceeded.send_robust, Decision, **arguments),
+                        partial(limit_exceeded.asend_robust, Decision, **arguments),
                     )
                 )
-    raise AssertionError("the last attempt is not fenced")  # pragma: no cover
+        return waits
 
 
-def _finished(
-    request: HttpRequest,
-    decision: Decision,
-    wanted: Sequence[PlannedCharge],
-    operation: Operation,
-    kept: list[PlannedCharge] | None,
-) -> Steps:
-    if kept is not None:
-        kept += wanted
-    if operation != "hit":
-        return decision
-    rules = [one.rule_name for one in wanted if one.rule_name is not None]
-    if rules:
-        counted(request).update(rules)
-    if decision.source != "fallback" and not all(state.allowed for state in decision.limits):
-        for one, state in zip(wanted, decision.limits, strict=False):
-            if state.allowed:
-                continue
-            if one.rule_name is not None:
-                refusal_counter.add(one.rule_name, state.mode)
-            if limit_exceeded.receivers:
-                yield Exceeded(
-                    {
-                        "limit": state.name,
-                        "rule": one.rule_name,
-                        "identity": one.charge.digest.decode(),
-                        "mode": state.mode,
-                        "decision": decision,
-                        "request": request,
-                    }
-                )
-    return decision
+def _needs_groups(rule: Rule, user: Any) -> bool:
+    """Whether the user's groups say if a rule is about the user, or by which numbers."""
+    if not user.is_authenticated:
+        return False
+    if _is_about(rule, user):
+        return rule.template is not None and bool(rule.template.tiers)
+    return any(audience.startswith("group:") for audience in rule.audience)
+
+
+def _numbers_for(rule: Rule, user: Any, groups: Collection[str]) -> LimitTemplate | None:
+    """The numbers for a user: of the most favourable tier, or the rule's own; None if it is not about the user."""
+    if rule.template is None:
+        return None
+    if not _is_about(rule, user) and not any(f"group:{name}" in rule.audience for name in groups):
+        return None
+    return next((tier for name, tier in rule.template.tiers if name in groups), rule.template)
+
+
+def _is_about(rule: Rule, user: Any) -> bool:
+    """Whether a user is of a rule's audience, whatever the user's groups are."""
+    if "everyone" in rule.audience:
+        return True
+    if not user.is_authenticated:
+        return "anonymous" in rule.audience
+    return "authenticated" in rule.audience or ("staff" in rule.audience and user.is_staff)
+
+
+def _user(request: HttpRequest) -> Any:
+    """The request's user. Raises `ImproperlyConfigured` where no middleware sets one."""
+    user = getattr(request, "user", None)
+    if user is None:
+        raise user_missing()
+    return user
+
+
+async def _auser(request: HttpRequest) -> Any:
+    user = await request.auser() if hasattr(request, "auser") else None
+    if user is None:
+        raise user_missing()
+    return user
+
+
+async def _auser_or_error(request: HttpRequest) -> Callable[[], Any]:
+    """What returns the request's user, or raises why it is not known."""
+    try:
+        user = await request.auser() if hasattr(request, "auser") else None
+    except Exception as error:
+        reason = error
+
+        def fail() -> Any:
+            raise reason
+
+        return fail
+    return lambda: user
+
+
+def _nobody() -> None:
+    return None
+
+
+def awaited(value: Any) -> Wait:
+    """What a function of the user's returned that has to be awaited."""
+    return Wait(partial(_now, value), lambda: value)
+
+
+def _now(value: Any) -> Any:
+    """What a function of the user's returned, or what it comes to if that is a coroutine."""
+    return async_to_sync(_later)(value) if inspect.isawaitable(value) else value
+
+
+async def _later(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _tell_apart(charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
+    """The same, with no counter twice: two throttles of one scope are told apart by their rates."""
+    seen: set[tuple[bytes, bytes]] = set()
+    apart = []
+    for planned in charges:
+        charge = planned.charge
+        limit, number = charge.limit, 1
+        while (charge.digest, limit.key_part) in seen:
+            limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
+            number += 1
+        seen.add((charge.digest, limit.key_part))
+        apart.append(planned if limit is charge.limit else planned._replace(charge=replace(charge, limit=limit)))
+    return apart

@@ -14,7 +14,7 @@ from django.template import TemplateDoesNotExist, loader
 
 from ..conf import conf
 from ..exceptions import Ratelimited
-from ..identity.wrapped import plain
+from ..identity.request_state import plain
 from ..limits.decision import Decision
 from ..rules.provider import current
 from .headers import add_headers
@@ -107,8 +107,8 @@ def _asks_for_json(request: HttpRequest) -> bool:
 def _names_json(accept: str) -> bool:
     request = HttpRequest()
     request.META = {"HTTP_ACCEPT": accept} if accept else {}
-    wanted = request.get_preferred_type(["text/html", _TEXT, PROBLEM, "application/json"])
-    return wanted in (PROBLEM, "application/json")
+    preferred = request.get_preferred_type(["text/html", _TEXT, PROBLEM, "application/json"])
+    return preferred in (PROBLEM, "application/json")
 
 
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -178,9 +178,11 @@ def add_ratelimit_headers(request: Any, response: Any) -> Any:
 
 def attach_decision(request: Any, decision: Decision) -> Decision:
     """Leave on the request what the view may want to know; returns this decision."""
-    refused = not decision or any(state.mode == "advise" and not state.allowed for state in decision.limits)
+    is_limited = not decision.allowed
+    for state in decision.limits:
+        is_limited = is_limited or (state.mode == "advise" and not state.allowed)
     request = plain(request)  # DRF's finds it there, and so does the middleware.
-    request.limited = refused or getattr(request, "limited", False)
+    request.limited = is_limited or getattr(request, "limited", False)
     earlier = getattr(request, "ratelimit", None)
     request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision
     return decision

@@ -19,7 +19,7 @@ import pytest
 from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine.decide import build_call, decide, rules
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
@@ -28,12 +28,13 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import current, start_fresh
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.freshness import APART_MAX_AGE, EARLY, Fence, alone
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
+from tests.calls import decide
 from tests.clusters import Cluster, client, until
 from tests.server import url
 
@@ -267,7 +268,7 @@ def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monke
     time.sleep(0.5)
     for _ in range(20):
         limiter.hit("x")
-        decide(build_call([Charge(Limit("other", "9/h"), digest("x"))], ruleset=rules()))
+        decide(build_call([Charge(Limit("other", "9/h"), digest("x"))], ruleset=current()))
         time.sleep(0.03)
     RateLimitRule.objects.update(limit=80_000)
     until(lambda: limiter.hit("x").limits[0].limit == 80_000, "the second edit holds", 1.2)

@@ -146,7 +146,7 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     limiter.hit("x")
     begun = deny_cache.begin()
     limiter.reset("x")
-    call = limiter._by("hit", "x", 1)(provider.current())
+    call = limiter._plan("hit", "x", 1).plan(provider.current()).call
     deny_cache.note(call, Decision(False, ()), begun)
     assert deny_cache.find(call) is None
     assert limiter.hit("x").allowed

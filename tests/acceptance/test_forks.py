@@ -22,7 +22,7 @@ from django.test import RequestFactory
 
 import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import build_call, decide
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.exceptions import StoreError
@@ -34,6 +34,7 @@ from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats import refusals
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
+from tests.calls import decide
 from tests.kept import kept
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")

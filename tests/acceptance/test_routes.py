@@ -205,8 +205,8 @@ def test_a_foreseen_view_is_decided_once(settings: Any, monkeypatch: pytest.Monk
     from django_ratelimit_lua import middleware
 
     calls: list[Any] = []
-    steps = middleware.steps
-    monkeypatch.setattr(middleware, "steps", lambda *args, **kwargs: calls.append(1) or steps(*args, **kwargs))
+    decide = middleware.decide
+    monkeypatch.setattr(middleware, "decide", lambda planner: calls.append(1) or decide(planner))
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "account", "key": ("ip", "route"), "rate": "9/h"},
         {"name": "y", "path": "/de/", "key": "ip", "rate": "9/h"},

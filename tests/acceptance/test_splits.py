@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import build_call, decide
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import Heartbeat, ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
+from tests.calls import decide
 from tests.clusters import until
 
 

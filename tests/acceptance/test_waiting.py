@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import decide_by_current_rules
+from django_ratelimit_lua.engine.decide import decide
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
@@ -44,7 +44,7 @@ async def cancelled(coroutine: Any, times: int = 1, after: float = 0.1) -> None:
 
 def next_turn(limiter: RateLimiter) -> float:
     """Seconds that whoever came now would have to wait."""
-    return decide_by_current_rules(limiter._by("peek", "ada", 1, max_wait_us=-1)).wait
+    return decide(limiter._plan("peek", "ada", 1, max_wait_us=-1)).decision.wait
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -352,12 +352,12 @@ def test_of_twelve_callers_those_get_their_turn_who_can(kind: str) -> None:
 def test_a_hit_is_bounded_by_the_queue_where_others_wait_longer() -> None:
     """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is one."""
     limiter = RateLimiter("mixed", "10/m", algorithm="leaky_bucket")
-    call = limiter._by("hit", "ada", 1, max_wait_us=-1)
-    assert all(decide_by_current_rules(call) for _ in range(15))
+    planner = limiter._plan("hit", "ada", 1, max_wait_us=-1)
+    assert all(decide(planner).decision for _ in range(15))
     refused = limiter.hit("ada")
     assert not refused
     assert refused.retry_after == pytest.approx(36, abs=1)
-    assert decide_by_current_rules(call).wait == pytest.approx(90, abs=1)
+    assert decide(planner).decision.wait == pytest.approx(90, abs=1)
 
 
 def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:

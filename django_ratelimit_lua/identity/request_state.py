@@ -1,0 +1,52 @@
+"""What this package keeps on a request, and which request is meant where DRF's wraps Django's.
+
+What clients choose (a key, a cost, a user) is asked of the request that the view has, so that DRF's own authentication
+counts. What is kept on a request, and its body, are those of Django's request: one of each, whoever asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.urls import ResolverMatch
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What is known of one request, from the middleware to the end of its view.
+
+    - `counted`: the rules that were counted for it; `charged`: the counters that `cost_after` has charged for it;
+    - `waits`: some rules wait until the user and the session are known;
+    - `throttles`: the decision about all throttles of its DRF view;
+    - `groups`: a user, and the names of the Django groups that this user is in;
+    - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
+    - `readings`: what parsers make of its body; `refusals`: the counts that the admin shows.
+    """
+
+    counted: set[str] = field(default_factory=set)
+    charged: set[tuple[bytes, bytes]] = field(default_factory=set)
+    waits: bool = False
+    throttles: Any = None
+    groups: tuple[Any, frozenset[str]] = (None, frozenset())
+    looked_ahead: bool = False
+    ahead: ResolverMatch | None = None
+    readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
+    refusals: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def plain(request: Any) -> Any:
+    """Django's request, inside DRF's."""
+    # Not by getattr: an object that makes up its attributes, as a mock does, wraps nothing.
+    return getattr(request, "__dict__", {}).get("_request", request)
+
+
+def request_state(request: Any) -> RequestState:
+    """What is kept on a request, the same for the middleware, a view of Django's and a view of DRF's."""
+    attributes = getattr(request, "__dict__", {})  # DRF's own tests ask throttles about an empty dict.
+    if "_request" in attributes:
+        attributes = vars(attributes["_request"])
+    state: RequestState | None = attributes.get("_ratelimit")
+    if state is None:
+        state = attributes["_ratelimit"] = RequestState()
+    return state

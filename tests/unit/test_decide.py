@@ -1,0 +1,150 @@
+"""The loop of a decision, driven by hand: no server, no request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.engine.decide import FENCED_ATTEMPTS, Outcome, Plan, PlannedCharge, build_call, deciding
+from django_ratelimit_lua.engine.run import Wait, arun, run
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
+from django_ratelimit_lua.limits.decision import Decision, LimitState
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.rules.overrides import override_cache
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.store import Patience
+
+CHARGE = Charge(Limit("x", "5/h"), digest("ada"))
+ALLOWED = Decision(True, (LimitState("x", True, 5, 1, 4, 0.0, 3600.0, 0.0, counted_at=7),), 1, moment=7)
+
+
+class Planner:
+    """Charges one unit by whatever rules there are; notes what it is asked."""
+
+    units = 1
+
+    def __init__(self, subjects: Any = ()) -> None:
+        self.gathered: list[int] = []
+        self.plans = 0
+        self.finished: list[Outcome] = []
+        self.subjects = subjects
+
+    def gather(self, ruleset: Ruleset) -> None:
+        self.gathered.append(ruleset.revision.number)
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        self.gather(ruleset)
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        self.plans += 1
+        call = build_call([CHARGE], ruleset=ruleset, subjects=self.subjects)
+        return Plan(call, [PlannedCharge(CHARGE, "x")])
+
+    def finish(self, outcome: Outcome) -> list[Wait]:
+        self.finished.append(outcome)
+        return []
+
+
+def rules(number: int) -> Ruleset:
+    return Ruleset((), {"revision": f"{number}-0123456789abcdef"}, b"fence")
+
+
+def stale(number: int, records: Any = ()) -> StaleRules:
+    return StaleRules(Revision.of(number, "0123456789abcdef"), records)
+
+
+class Loop:
+    """The loop of a decision; rules are loaded from a list, gathering is done, and the calls are collected."""
+
+    def __init__(self, planner: Planner, loaded: list[Ruleset]) -> None:
+        self.calls: list[Call] = []
+        self.loads = 0
+        self._waiting = deciding(planner, Patience(1))
+        self._loaded = loaded
+        self._step = next(self._waiting)
+
+    def answer(self, reply: Decision | Exception) -> Outcome | None:
+        """What comes of it when the next call is answered so; None where it goes on."""
+        try:
+            while isinstance(self._step, Wait):
+                if "load" in str(self._step.blocking):
+                    self.loads += 1
+                    self._step = self._waiting.send(self._loaded.pop(0))
+                else:
+                    self._step = self._waiting.send(self._step.blocking())
+            self.calls.append(self._step)
+            is_error = isinstance(reply, Exception)
+            self._step = self._waiting.throw(reply) if is_error else self._waiting.send(reply)
+        except StopIteration as finished:
+            return finished.value
+        return None
+
+
+@pytest.fixture(autouse=True)
+def no_rules_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_ratelimit_lua.engine.decide.current", lambda: None)
+
+
+def test_what_was_taken_can_be_given_back_by_its_token() -> None:
+    """An outcome names for each charge its state and the moment from which its units count."""
+    planner = Planner()
+    outcome = Loop(planner, [rules(1)]).answer(ALLOWED)
+    (decided,) = outcome.charges
+    assert (decided.charge, decided.state, decided.token) == (CHARGE, ALLOWED.limits[0], 7)
+    assert planner.finished == [outcome]
+
+
+def test_stale_rules_are_loaded_and_planned_by_again() -> None:
+    """Everything is gathered anew by the newer rules; what was loaded last goes without asking for its revision."""
+    planner = Planner()
+    loop = Loop(planner, [rules(number) for number in range(1, 9)])
+    answers = [loop.answer(stale(number)) for number in range(2, 2 + FENCED_ATTEMPTS)]
+    assert answers == [None] * FENCED_ATTEMPTS
+    outcome = loop.answer(ALLOWED)
+    assert planner.gathered == [1, 2, 3, 4]
+    assert [call.revision_number for call in loop.calls] == [1, 2, 3, 0]
+    assert outcome.decision.revision == 4
+
+
+def test_rules_that_nobody_has_newer_ones_of_hold() -> None:
+    """Where loading changes nothing, the next call does not ask again whether they are the current ones."""
+    loop = Loop(Planner(), [rules(1), rules(1)])
+    assert loop.answer(stale(2)) is None
+    assert loop.answer(ALLOWED).decision.revision == 1
+    assert [call.revision_number for call in loop.calls] == [1, 0]
+
+
+def test_overrides_that_were_not_known_are_learnt_without_loading() -> None:
+    """The records that Redis answers are remembered, and the call is planned again by the same rules."""
+    from django_ratelimit_lua.limits.call import Subject
+
+    planner = Planner([Subject(digest("subject"))])
+    loop = Loop(planner, [rules(1)])
+    override_cache.clear()
+    assert loop.answer(stale(1, (b"0123456789abcdef[]",))) is None
+    assert loop.answer(ALLOWED)
+    assert (loop.loads, planner.gathered, planner.plans) == (1, [1], 2)
+    assert override_cache._known.get(digest("subject")) == (b"0123456789abcdef", ())
+
+
+def test_both_drivers_do_the_same() -> None:
+    """What a wait comes to is sent, what it raises is raised there, and what is returned comes out."""
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def answer() -> int:
+        return 2
+
+    def waiting() -> Generator[Any, Any, Any]:
+        two = yield Wait(lambda: 2, answer)
+        try:
+            yield Wait(lambda: int("no"), fail)
+        except ValueError:
+            return two + 1
+
+    assert run(waiting()) == asyncio.run(arun(waiting())) == 3
