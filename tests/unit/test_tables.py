@@ -1,0 +1,44 @@
+"""The tables of settings and options: what is made of their rows is whole."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.utils import flatten_fieldsets
+
+from django_ratelimit_lua import Limit
+from django_ratelimit_lua.admin.preview import NUMBERS
+from django_ratelimit_lua.admin.rules import RuleAdmin
+from django_ratelimit_lua.conf import SETTINGS
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.options import OPTIONS
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.rules.rule import FIELDS
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_everywhere(name: str) -> None:
+    """An attribute of a limit, a word of rules, a column with its label and help, and a field of the form; and some
+    algorithm takes it."""
+    row = OPTIONS[name]
+    column = RateLimitRule._meta.get_field(name)
+    assert getattr(Limit("x", "5/m"), name) == row.default
+    assert name in FIELDS
+    assert (column.verbose_name, column.help_text) == (row.label, row.help)
+    assert name in flatten_fieldsets(RuleAdmin.fieldsets)
+    assert name in NUMBERS or name in ("mode", "on_store_error", "lease", "split")
+    assert row.is_general != any(name in algorithm.options for algorithm in ALGORITHMS.values())
+    assert set(row.excludes) < set(OPTIONS)
+
+
+def test_every_algorithm_takes_what_there_is() -> None:
+    """None names an option without a row, and the row of `algorithm` has a name for each."""
+    assert set().union(*(algorithm.options for algorithm in ALGORITHMS.values())) < set(OPTIONS)
+    assert set(OPTIONS["algorithm"].names) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_says_what_it_means(name: str) -> None:
+    """For the page that is made of it."""
+    row = SETTINGS[name]
+    assert row.name == name
+    assert row.doc
