@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     id: str
     hint: str
 
-    def told(self, text: str, **words: str) -> CheckMessage:
+    def message(self, text: str, **words: str) -> CheckMessage:
         """The message; `words` go into the hint."""
         return self.kind(text, hint=self.hint.format(**words), id=f"django_ratelimit_lua.{self.id}")
 
@@ -75,10 +75,10 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
         try:
             getattr(conf, name)
         except ImproperlyConfigured as error:
-            yield BAD_SETTING.told(str(error))
+            yield BAD_SETTING.message(str(error))
     for name in sorted(dir(settings)):
         if name.startswith("RATELIMIT_") and name.removeprefix("RATELIMIT_") not in SETTINGS:
-            yield UNKNOWN_SETTING.told(f"{name} is not a setting of django_ratelimit_lua.")
+            yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
 
 
 @register(Tags.caches)
@@ -87,7 +87,7 @@ def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
     with suppress(ImproperlyConfigured):  # `check_settings` says it.
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
-            yield BAD_CACHE.told(f"RATELIMIT_USE_CACHE: {problem}.")
+            yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}.")
 
 
 @register(Tags.caches)
@@ -96,16 +96,16 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     try:
         rules = settings_rules()
     except ImproperlyConfigured as error:
-        yield BAD_RULE.told(str(error))
+        yield BAD_RULE.message(str(error))
         return
     active = [rule for rule in rules if rule.mode != "off"]
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
     is_applied_here = any(rule.group is None for rule in rules)  # Not by call sites.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
-        yield UNUSED_RULES.told("RATELIMIT_RULES has rules, but nothing applies them.")
+        yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but nothing applies them.")
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
-        yield NO_USER.told(f"Rules need the user: {needs_user}.")
+        yield NO_USER.message(f"Rules need the user: {needs_user}.")
     else:
         yield from _no_session(f"Rules: {by_session}") if by_session else ()
         for rule in active:
@@ -122,14 +122,14 @@ def _no_session(what: str) -> Iterator[CheckMessage]:
         right = "Use the key 'user_or_ip', or sessions that are kept on the server."
     else:
         return
-    yield NO_SESSION.told(
+    yield NO_SESSION.message(
         f"{what}: the key goes by the session, {problem}, so it counts by the client's address.", right=right
     )
 
 
 def _one_for_all(what: str, otherwise: str) -> CheckMessage:
     text = f"{what} counts all who are not logged in as one: its key goes by the user."
-    return ONE_FOR_ALL.told(text, otherwise=otherwise)
+    return ONE_FOR_ALL.message(text, otherwise=otherwise)
 
 
 @register(Tags.urls)
@@ -181,7 +181,7 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
 @register(Tags.caches)
 def check_throttle_rates(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every rate of DRF's settings can be understood, where throttles of ours go by them."""
-    return (BAD_THROTTLE_RATE.told(problem) for _, problem in _bad_throttle_rates())
+    return (BAD_THROTTLE_RATE.message(problem) for _, problem in _bad_throttle_rates())
 
 
 def _drf(name: str, *kinds: type) -> Any:
@@ -223,7 +223,7 @@ def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
             wanted[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
     said = {scope for scope, _ in _bad_throttle_rates()}
     problems = {_throttle_problem(throttle, scope, said) for throttle, scope in wanted}
-    return (BAD_THROTTLE.told(f"{problem}.") for problem in sorted(problems - {""}))
+    return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
 
 
 def _throttle_problem(throttle: Any, scope: Any, said: Collection[Any]) -> str:
@@ -257,7 +257,7 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
         try:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
-            yield BAD_PATH.told(f"{error}.")
+            yield BAD_PATH.message(f"{error}.")
 
 
 @register(Tags.caches, deploy=True)
@@ -268,7 +268,7 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
             signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
             signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
             why = f" ({signs_set} says that one stands before this site)" if signs_set else ""
-            yield NO_PROXIES.told(
+            yield NO_PROXIES.message(
                 f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}."
             )
 
@@ -282,14 +282,14 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
         below = [rule.name for rule in rules if any(path.startswith(f"{script}/") for path in rule.paths)]
         if below:
             text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
-            yield SCRIPT_NAME.told(text, script=script)
+            yield SCRIPT_NAME.message(text, script=script)
 
 
 @register(Tags.database)
 def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """The tables of rules are there. As every check that asks a database, only where one is named: `--database`."""
     if primary() in (databases or ()) and (problem := migration_problem()):
-        yield NOT_MIGRATED.told(problem)
+        yield NOT_MIGRATED.message(problem)
 
 
 @register(Tags.database)
@@ -309,13 +309,13 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
         return  # Not migrated yet, or not there: others say so.
     if owner not in ("", own):
         prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
-        yield OTHER_SITE.told(f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}.")
+        yield OTHER_SITE.message(f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}.")
     known = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in known)
     earlier = sum(by_key.values()) - lost
     if lost:
-        yield LOST_VALUES.told(
+        yield LOST_VALUES.message(
             f"{lost} overrides for values of fields find nobody: the key of their digests is not known any more."
         )
     if earlier:
-        yield EARLIER_KEY.told(f"{earlier} overrides for values of fields are found by an earlier key alone.")
+        yield EARLIER_KEY.message(f"{earlier} overrides for values of fields are found by an earlier key alone.")

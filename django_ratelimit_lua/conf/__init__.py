@@ -45,9 +45,9 @@ def unmapped(network: Network) -> Network:
 
 
 def _cache_alias(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be an alias of CACHES, such as 'default'")
-    return value
+    if value and isinstance(value, str):
+        return value
+    raise ValueError("must be an alias of CACHES, such as 'default'")
 
 
 def _prefix(value: Any) -> bytes:
@@ -99,10 +99,10 @@ def _function(value: Any) -> Callable[..., Any]:
 
 
 def _exception(value: Any) -> type[Exception]:
-    found = _function(value)
-    if not (isinstance(found, type) and issubclass(found, Exception)):
-        raise ValueError("must be a class of exceptions, or its dotted path")
-    return found
+    named = _function(value)
+    if isinstance(named, type) and issubclass(named, Exception):
+        return named
+    raise ValueError("must be a class of exceptions, or its dotted path")
 
 
 def _meta_key(value: Any) -> str | Callable[[Any], str]:

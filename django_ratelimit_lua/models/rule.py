@@ -151,12 +151,9 @@ class RateLimitRule(RateFields, AuditedModel):
             "key": key[0] if len(key) == 1 else key,
             "rate": None if self.exempt else self.rate,
             "tiers": tiers,
-            "count_denied": self.count_denied,
             "message": self.message,
         }
-        values |= {
-            option: getattr(self, option) for option in OPTIONS if option not in values and hasattr(self, option)
-        }
+        values |= {option: getattr(self, option) for option in OPTIONS if option not in values}
         said = {field: value for field, value in values.items() if value not in (None, "", [], False)}
         said |= {field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None}
         if not self.order:
