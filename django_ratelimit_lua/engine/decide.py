@@ -190,15 +190,13 @@ def answered(call: Call) -> Waiting[Decision]:
     by rules that are not the current ones, and nothing where Redis cannot be asked."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return Decision(True, granted=call.units)
-    if call.operation == "hit" and call.now is None:
-        denial = deny_cache.find(call)
-        refusal = None if denial is None else denial.answer()
-        if refusal is not None:
-            return refusal
+    denial = deny_cache.find(call)
+    if denial is not None:
+        return denial
     begun = deny_cache.begin()
     is_hot = False
     for charge in call.charges:
-        is_hot = is_hot or charge.limit.lease is not None or charge.limit.split is not None
+        is_hot = is_hot or charge.limit.is_hot
     try:
         if is_hot or fallback_limiter.is_recovering:
             decision = yield from _by_process(call, is_hot=is_hot)

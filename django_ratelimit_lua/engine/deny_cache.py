@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -27,31 +28,18 @@ MOST, MOST_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 
+@dataclass(slots=True)
 class CachedDenial:
-    """One refusal, made between being asked for and now, and for how many seconds it is the answer.
+    """One refusal, when it was heard, and until when it is the answer.
 
-    Redis made it somewhere in between: it ends as if it had been made at the beginning, and what it tells of times
-    counts from the end. So it is never repeated too long, and never promises too much.
+    Redis made it between being asked and that moment: it ends as if it had been made at the beginning, and what it
+    tells of times counts from the end. So it is never repeated too long, and never promises too much.
     """
 
-    __slots__ = ("__weakref__", "_decision", "_told_at", "_until", "limits")
-
-    def __init__(self, limits: tuple[Limit, ...], decision: Decision, asked_at: float, seconds: float) -> None:
-        self.limits = limits
-        self._decision = decision
-        self._told_at = time.monotonic()
-        self._until = asked_at + seconds
-
-    def drop(self) -> None:
-        """It is no answer any more."""
-        self._until = 0.0
-
-    def answer(self) -> Decision | None:
-        """The refusal as it would be told now; None if it has to be asked for."""
-        now = time.monotonic()
-        if now >= self._until:
-            return None
-        return self._decision.later(now - self._told_at, "deny-cache")
+    limits: tuple[Limit, ...]
+    decision: Decision
+    heard_at: float
+    until: float
 
 
 class DenyCache:
@@ -59,24 +47,25 @@ class DenyCache:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MOST, MOST_BYTES, _weight)
-        self._by_digest: dict[bytes, set[Any]] = {}
-        self._lock = Lock()
+        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MOST, MOST_BYTES, _weight, labels_of=_digests)
+        self._renew()
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
         self._lock = Lock()
-        self.clear()  # Another thread may have been in the middle of it.
+        self.clear()  # Another thread of the parent may have been in the middle of it.
 
     def __len__(self) -> int:
         return len(self._denials)
 
-    def find(self, call: Call) -> CachedDenial | None:
-        """The refusal of the very same call, if it is remembered."""
-        denial = self._denials.get(_key(call)) if self._by_digest else None
-        if denial is None or denial.limits != tuple(charge.limit for charge in call.charges):
+    def find(self, call: Call) -> Decision | None:
+        """The refusal of the very same hit, as it would be told now, if it is remembered."""
+        if call.operation != "hit" or call.now is not None or not self._denials:
             return None
-        return denial
+        denial, now = self._denials.get(_key(call)), time.monotonic()
+        if denial is None or now >= denial.until or denial.limits != tuple([charge.limit for charge in call.charges]):
+            return None
+        return denial.decision.later(now - denial.heard_at, "deny-cache")
 
     def begin(self) -> tuple[float, int]:
         """The moment before a call, for `note`."""
@@ -88,53 +77,34 @@ class DenyCache:
             return
         asked_at, generation = begun
         retry = decision.retry_after
-        seconds = conf.DENY_CACHE_SECONDS if retry is None else min(retry, conf.DENY_CACHE_SECONDS)
-        key = _key(call)
-        denial = CachedDenial(tuple(charge.limit for charge in call.charges), decision, asked_at, seconds)
+        until = asked_at + (conf.DENY_CACHE_SECONDS if retry is None else min(retry, conf.DENY_CACHE_SECONDS))
+        denial = CachedDenial(tuple([charge.limit for charge in call.charges]), decision, time.monotonic(), until)
         with self._lock:
-            if generation != self._generation:
-                return
-            self._remove(key)
-            for charge in call.charges:
-                self._by_digest.setdefault(charge.digest, set()).add(key)
-            for other, gone in self._denials.put(key, denial):
-                self._gone(other, gone)
+            if generation == self._generation:
+                self._denials.put(_key(call), denial)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Something was given back to these identities, or all of it; to be called when that is done."""
         with self._lock:
             self._generation += 1
-            for who in set(digests) & self._by_digest.keys():
-                for key in list(self._by_digest.get(who, ())):
-                    self._remove(key)
+            for digest in digests:
+                self._denials.pop_labelled(digest)
 
     def clear(self) -> None:
         """Rules, settings or the clock have changed."""
         with self._lock:
             self._generation += 1
-            for denial in self._denials.clear():
-                denial.drop()
-            self._by_digest.clear()
-
-    def _remove(self, key: Any) -> None:
-        denial = self._denials.pop(key)
-        if denial is not None:
-            self._gone(key, denial)
-
-    def _gone(self, key: Any, denial: CachedDenial) -> None:
-        denial.drop()
-        for who in {who for who, _, _ in key[-1]}:
-            keys = self._by_digest.get(who)
-            if keys is not None:
-                keys.discard(key)
-                if not keys:
-                    del self._by_digest[who]
+            self._denials.clear()
 
 
 def _key(call: Call) -> Any:
     charges = tuple([(charge.digest, charge.limit.key_part, charge.cost) for charge in call.charges])
     subjects = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
     return (call.prefix, call.revision, call.partial, call.max_wait_us, call.longest_hold_us, subjects, charges)
+
+
+def _digests(key: Any) -> set[bytes]:
+    return {digest for digest, _, _ in key[-1]}
 
 
 def _weight(key: Any, denial: CachedDenial) -> int:

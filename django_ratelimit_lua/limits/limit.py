@@ -52,6 +52,8 @@ class Limit:
     numbers: Callable[[int], Numbers] = field(repr=False, compare=False)
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
+    is_hot: bool = field(repr=False, compare=False)
+    """Whether it is decided in this process, as far as may be."""
 
     def __init__(self, name: str, rate: Rate | str | tuple[int, float], **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
@@ -66,16 +68,12 @@ class Limit:
             "key_part": _bounded(name) + b":" + kind.suffix,
             "max_wait_us": -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND),
             "wants_more": kind.wants_more(self),
+            "is_hot": self.lease is not None or self.split is not None,
         }
         for attribute, value in made.items():
             object.__setattr__(self, attribute, value)
         kind.check(self)
         object.__setattr__(self, "numbers", self._numbers(kind))
-
-    @property
-    def is_hot(self) -> bool:
-        """Whether it is decided in this process, as far as may be."""
-        return self.lease is not None or self.split is not None
 
     @property
     def lapse(self) -> float:

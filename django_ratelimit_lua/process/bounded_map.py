@@ -7,7 +7,7 @@ Only for what may be forgotten at any time, because it can be asked for or made 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -23,11 +23,12 @@ class BoundedMap(Generic[K, V]):
     """Keeps at most `most` entries of at most `most_bytes` together; what was put there first goes first.
 
     `weigh` tells how many bytes an entry has, about; None: few. An entry that is heavier than `heaviest` (a hundredth
-    of the whole) is not kept at all, so that no single one drives out the others. Reading takes no lock.
+    of the whole) is not kept at all, so that no single one drives out the others. `labels_of` tells by which labels an
+    entry can be forgotten, beside its key. Reading takes no lock.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
-    ...     _ = squares.put(number, number * number)
+    ...     squares.put(number, number * number)
     >>> squares.get(1), squares.get(3), len(squares)
     (None, 9, 2)
     """
@@ -38,11 +39,13 @@ class BoundedMap(Generic[K, V]):
         most_bytes: int = 16 * 2**20,
         weigh: Callable[[K, V], int] | None = None,
         heaviest: int | None = None,
+        labels_of: Callable[[K], Iterable[bytes]] | None = None,
     ) -> None:
         self.most = most
         self._most_bytes = most_bytes
         self._heaviest = most_bytes // 100 if heaviest is None else heaviest
         self._weigh = weigh
+        self._labels_of = labels_of
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._renew()
         renew_after_fork(self._renew)
@@ -50,6 +53,9 @@ class BoundedMap(Generic[K, V]):
     def _renew(self) -> None:
         self._lock = Lock()
         self._bytes = sum(weight for _, weight in self._entries.values())
+        self._labelled: dict[bytes, set[K]] = {}
+        for key in self._entries:
+            self._label(key)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,43 +65,51 @@ class BoundedMap(Generic[K, V]):
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
-    def put(self, key: K, value: V) -> list[tuple[K, V]]:
-        """Keep something, as the latest. Returns what is not kept any more instead, or it itself if it is too heavy."""
+    def put(self, key: K, value: V) -> None:
+        """Keep something, as the latest."""
         weight = ENTRY_BYTES + (self._weigh(key, value) if self._weigh is not None else 0)
-        gone: list[tuple[K, V]] = []
         with self._lock:
             self._drop(key)
             if weight > self._heaviest:
-                return [(key, value)]
+                return
             self._entries[key] = (value, weight)
             self._bytes += weight
+            self._label(key)
             while len(self._entries) > self.most or self._bytes > self._most_bytes:
-                other, (was, its_weight) = self._entries.popitem(last=False)
-                self._bytes -= its_weight
-                gone.append((other, was))
-        return gone
+                self._drop(next(iter(self._entries)))
 
     def pop(self, key: K) -> V | None:
         """Forget a key; returns what was kept under it."""
         with self._lock:
             return self._drop(key)
 
+    def pop_labelled(self, label: bytes) -> list[V]:
+        """Forget all that has a label; returns it."""
+        with self._lock:
+            values = [self._drop(key) for key in list(self._labelled.get(label, ()))]
+        return [value for value in values if value is not None]
+
     def clear(self) -> list[V]:
         """Forget all; returns it."""
         with self._lock:
             values = [value for value, _ in self._entries.values()]
             self._entries.clear()
+            self._labelled.clear()
             self._bytes = 0
         return values
 
-    def items(self) -> list[tuple[K, V]]:
-        """All that is kept, the latest last."""
-        with self._lock:
-            return [(key, value) for key, (value, _) in self._entries.items()]
+    def _label(self, key: K) -> None:
+        for label in self._labels_of(key) if self._labels_of is not None else ():
+            self._labelled.setdefault(label, set()).add(key)
 
     def _drop(self, key: K) -> V | None:
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
         self._bytes -= entry[1]
+        for label in self._labels_of(key) if self._labels_of is not None else ():
+            keys = self._labelled.get(label, set())
+            keys.discard(key)
+            if not keys:
+                self._labelled.pop(label, None)
         return entry[0]

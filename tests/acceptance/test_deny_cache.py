@@ -198,10 +198,10 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         limiter.hit(f"who {number}")
     assert len(deny_cache) == 10
-    assert len(deny_cache._by_digest) == 10
+    assert len(deny_cache._denials._labelled) == 10
     assert refused(limiter, "who 29") == "deny-cache"
     limiter.reset("who 29")
-    assert len(deny_cache) == len(deny_cache._by_digest) == 9
+    assert len(deny_cache) == len(deny_cache._denials._labelled) == 9
     deny_cache.clear()
     assert refused(limiter, "who 28") == "redis"
 

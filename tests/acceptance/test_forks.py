@@ -75,7 +75,7 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.undo()  # Heartbeats, too.
         start_fresh()
         yield server
-    leases.drop()
+    leases.clear()
     heartbeat.goodbye()
 
 

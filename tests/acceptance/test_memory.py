@@ -58,7 +58,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
         deny_cache.clear()
         counters.clear()
-        leases.drop()
+        leases.clear()
         limiters.clear()
         override_cache._known.clear()
 
@@ -239,29 +239,35 @@ def test_a_long_name_is_shortened_and_none_is_another() -> None:
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["put", "pop", "get"]), st.integers(0, 12), st.integers(0, 3000))),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["put", "pop", "get", "labelled"]), st.integers(0, 12), st.integers(0, 3000))
+    ),
     most=st.integers(1, 8),
 )
 def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int]], most: int) -> None:
-    """As a list does that forgets its oldest when there are too many or they are too heavy; what goes is told."""
-    bounded: BoundedMap[int, int] = BoundedMap(most, 8000, lambda key, weight: weight, 2000)
+    """As a list does that forgets its oldest when there are too many or they are too heavy, and all of one label."""
+    bounded: BoundedMap[int, int] = BoundedMap(
+        most, 8000, lambda key, weight: weight, 2000, lambda key: {b"%d" % (key % 3), b"all"}
+    )
     model: dict[int, int] = {}
     for step, key, weight in steps:
         if step == "put":
-            gone = bounded.put(key, weight)
+            bounded.put(key, weight)
             model.pop(key, None)
             model[key] = weight
-            expected = []
             if weight + ENTRY_BYTES > 2000:
-                expected = [(key, model.pop(key))]
+                model.pop(key)
             while len(model) > most or sum(one + ENTRY_BYTES for one in model.values()) > 8000:
-                oldest = next(iter(model))
-                expected.append((oldest, model.pop(oldest)))
-            assert gone == expected
+                model.pop(next(iter(model)))
         elif step == "pop":
             assert bounded.pop(key) == model.pop(key, None)
+        elif step == "labelled":
+            labelled = [other for other in model if other % 3 == key % 3]
+            assert sorted(bounded.pop_labelled(b"%d" % (key % 3))) == sorted(model.pop(other) for other in labelled)
         else:
             assert bounded.get(key) == model.get(key)
-        assert bounded.items() == list(model.items())
+        assert [(key, value) for key, (value, _) in bounded._entries.items()] == list(model.items())
+        assert bounded._labelled.get(b"all", set()) == set(model)
+        assert len(bounded._labelled) == len({other % 3 for other in model}) + bool(model)
         assert len(bounded) == len(model)
         assert bounded._bytes == sum(one + ENTRY_BYTES for one in model.values())

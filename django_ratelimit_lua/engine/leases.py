@@ -1,0 +1,495 @@
+"""Limits of hot keys, decided in this process as far as may be; what else a call is about is asked of Redis. Together
+it is all or nothing.
+
+A **lease** are units of one identity's limit that this process has taken from the shared count and not spent yet. They
+are counted before they are spent, so nothing is over-admitted. They may be spent for a second, or until the window ends
+that they were counted in, by a clock that begins before they were asked for. What is not spent goes back then, when
+nobody comes for it, and when the process ends.
+
+A **split** limit is decided by this process's part of it.
+
+Deciding is written as generators that yield the calls that have to be made and are sent their decisions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from ..exceptions import StoreError
+from ..limits.call import Call, Charge
+from ..limits.decision import Decision, LimitState, Source
+from ..process.bounded_map import BoundedMap
+from ..process.forks import renew_after_fork, start_thread
+from ..store import Patience, get_store, last_patience
+from ..store.freshness import fence, without
+from .counters import counters
+from .deny_cache import deny_cache
+from .fallback import Steps
+from .heartbeat import heartbeat
+
+HORIZON = 0.1
+"""Seconds that a batch is meant to last."""
+LOW = 0.2
+"""Which part of a batch is left when the next one is asked for."""
+IDLE = 0.25
+"""Seconds without a hit after which units go back."""
+DRY = 0.05
+"""Seconds for which no batch is asked for where there was none."""
+SHORTEST = 0.0005
+"""Seconds over which speed is measured at least."""
+MOST, MOST_BYTES, LEASE_BYTES = 10_000, 32 * 2**20, 2500
+"""Leases that are remembered: the latest; and what one of them takes, about."""
+SWEEP_SECONDS = 0.1
+EVERYTHING = 2**63
+ATTEMPTS = 3
+"""How often a hit is decided again because a batch came in that it was refused for."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """So many units: may be spent until then (monotonic), count since `moment` (microseconds since 1970, Redis's)."""
+
+    units: int
+    until: float
+    moment: int
+
+
+class Lease:
+    """The batches that this process holds of one identity's limit, and how fast it spends them."""
+
+    def __init__(self, call: Call, charge: Charge) -> None:
+        self.limit = charge.limit
+        self.digest = charge.digest
+        self._refund = replace(without(call), operation="refund", partial=False)
+        self._lock = threading.Lock()
+        self._batches: deque[Batch] = deque()
+        self._expired: list[Batch] = []
+        self._units = self._low = 0
+        self._is_asking = self._is_closed = False
+        self._said: LimitState | None = None
+        self._said_at = self._hit_at = self._since = time.monotonic()
+        self._speed, self._spent = 0.0, 0
+        self._dry_until = 0.0
+
+    def take(self, cost: int) -> tuple[LimitState, int] | None:
+        """The limit's state, and since when the units count that were taken; None where there are not so many."""
+        now = time.monotonic()
+        with self._lock:
+            batch = self._batch_of(cost, now)
+            if batch is None:
+                return None
+            self._hit_at = now
+            batch.units -= cost
+            if not batch.units:
+                self._batches.remove(batch)
+            self._units -= cost
+            self._spent += cost
+            return self._state(now), batch.moment
+
+    def peek(self, cost: int) -> tuple[LimitState, int] | None:
+        """What `take` would say, without taking."""
+        now = time.monotonic()
+        with self._lock:
+            batch = self._batch_of(cost, now)
+            return None if batch is None else (self._state(now), batch.moment)
+
+    def _batch_of(self, cost: int, now: float) -> Batch | None:
+        """The batch that a hit is spent from: one that has all its units, which then count since one moment, by which
+        they can be given back."""
+        while self._batches and self._batches[0].until <= now:
+            batch = self._batches.popleft()
+            self._units -= batch.units
+            self._expired.append(batch)
+        return next((batch for batch in self._batches if batch.units >= cost), None)
+
+    def _state(self, now: float) -> LimitState:
+        assert self._said is not None
+        return self._said.with_leased(self._units, now - self._said_at)
+
+    def put_back(self, units: int, moment: int) -> None:
+        """Units that were just taken, and count since that moment, were not needed."""
+        with self._lock:
+            if self._is_closed:
+                return
+            batch = next((batch for batch in self._batches if batch.moment == moment), None)
+            if batch is None:  # It has expired, or these were its last ones.
+                self._expired.append(Batch(units, 0.0, moment))
+            else:
+                batch.units += units
+                self._units += units
+
+    def next_batch_size(self, cost: int) -> int:
+        """How many units to ask for now: 0 unless a batch would pay. The caller that gets more has to ask, and say what
+        came of it by `add_batch` or `ask_failed`."""
+        now = time.monotonic()
+        with self._lock:
+            if self._is_asking or self._is_closed or now < self._dry_until or self._units > self._low:
+                return 0
+            elapsed = now - self._since
+            if elapsed >= SHORTEST:
+                speed = self._spent / elapsed
+                self._speed = speed if elapsed > IDLE else (self._speed + speed) / 2
+                self._since, self._spent = now, 0
+            # One part more than there are processes, for hits that are on their way to Redis by themselves.
+            fair = self._said.remaining // (heartbeat.count + 1) if self._said is not None else 0
+            size = min(self.limit.lease or 0, int(self._speed * HORIZON), fair)
+            self._is_asking = size > cost
+            return size if self._is_asking else 0
+
+    def add_batch(self, decision: Decision, asked_at: float) -> None:
+        """What came of asking for a batch."""
+        now = time.monotonic()
+        with self._lock:
+            self._is_asking = False
+            self._said, self._said_at = decision.limits[0], now
+            if not decision.allowed or not decision.granted:
+                self._dry_until = now + DRY
+                return
+            until = asked_at + self.limit.lapse
+            if self.limit.algorithm == "fixed_window":
+                until = min(until, asked_at + self._said.reset_after)
+            moment = self._said.counted_at or decision.counted_at(self.digest)
+            self._batches.append(Batch(decision.granted, until, moment))
+            self._units += decision.granted
+            self._low = int(decision.granted * LOW)
+
+    def ask_failed(self) -> None:
+        """Asking for a batch has failed."""
+        with self._lock:
+            self._is_asking = False
+            self._dry_until = time.monotonic() + DRY
+
+    def observe(self, state: LimitState, cost: int) -> None:
+        """What Redis said of the limit when it was asked for a single hit."""
+        with self._lock:
+            self._said, self._said_at = state, time.monotonic()
+            if state.allowed:
+                self._spent += cost
+
+    def take_expired(self, fewer_than: int = 0) -> list[Call]:
+        """The calls that give back what is not to be spent here any more; and everything, if that is fewer than so many
+        units. The caller has to make them."""
+        now = time.monotonic()
+        with self._lock:
+            if self._batch_of(fewer_than, now) is None or now - self._hit_at > IDLE:
+                self._expired += self._batches
+                self._batches.clear()
+                self._units = 0
+            expired, self._expired = self._expired, []
+        return [
+            replace(self._refund, charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment)
+            for batch in expired
+            if batch.units
+        ]
+
+    def has(self, cost: int) -> bool:
+        """Whether so many units can be spent, as far as can be told without looking at the time."""
+        with self._lock:
+            return cost > 0 and any(batch.units >= cost for batch in self._batches)
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether there are units, or some are on their way."""
+        return self._is_asking or self._units > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to spend or to give back."""
+        return not self._batches and not self._expired
+
+    def close(self) -> None:
+        """Spend nothing more, and give nothing back: it is not counted any more."""
+        with self._lock:
+            self._is_closed, self._units = True, 0
+            self._batches.clear()
+            self._expired.clear()
+
+    def leave_to_parent(self) -> None:
+        """Spend nothing more, in a child process, where whoever held the lock is gone."""
+        self._lock = threading.Lock()
+        self._is_closed, self._units = True, 0
+
+
+class Leases:
+    """Every lease of this process."""
+
+    def __init__(self) -> None:
+        self._leases: BoundedMap[Any, Lease] = BoundedMap(
+            MOST, MOST_BYTES, lambda key, lease: LEASE_BYTES + len(lease.limit.name), labels_of=lambda key: (key[1],)
+        )
+        self._holding: set[Lease] = set()
+        self._begin()
+        renew_after_fork(self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        for lease in {*self._leases.clear(), *self._holding}:
+            lease.leave_to_parent()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._holding.clear()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def of(self, call: Call, charge: Charge) -> Lease:
+        """The lease that a charge of a call is spent from."""
+        tags = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
+        key = (call.prefix, charge.digest, charge.limit.key_part, call.revision, tags)
+        lease = self._leases.get(key)
+        if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
+            heartbeat.start()
+            lease = Lease(call, charge)
+            self._leases.put(key, lease)  # One that goes for it and holds something goes on until that has expired.
+        return lease
+
+    def hold(self, lease: Lease) -> None:
+        """Something was put into a lease: nobody is refused for the lack of it, and it goes back if it is not spent."""
+        deny_cache.forget([lease.digest])
+        with self._lock:
+            self._holding.add(lease)
+            if self._thread is None:
+                self._thread = start_thread(self._watch, "ratelimit-leases")
+
+    def drop(self, digests: Iterable[bytes]) -> None:
+        """Spend and give back nothing more of what these identities had: it was reset."""
+        digests = set(digests)
+        with self._lock:
+            held = [lease for lease in self._holding if lease.digest in digests]
+        for lease in held + [lease for digest in digests for lease in self._leases.pop_labelled(digest)]:
+            lease.close()
+
+    def clear(self) -> None:
+        """Spend and give back nothing more at all."""
+        with self._lock:
+            held = list(self._holding)
+        for lease in held + self._leases.clear():
+            lease.close()
+
+    def give_back(self, patience: Patience | None = None) -> bool:
+        """Give back what is not to be spent here any more; whether anything is held still. With a patience, give back
+        everything within it, as far as that goes."""
+        for lease in list(self._holding):
+            for refund in lease.take_expired(0 if patience is None else EVERYTHING):
+                try:
+                    get_store(background=True).decide(refund, patience)
+                    deny_cache.forget([lease.digest])
+                except StoreError:  # Then they stay counted until the limit forgets them.
+                    if patience is not None and patience.is_over:
+                        return True
+            with self._lock:
+                if lease.is_empty:
+                    self._holding.discard(lease)
+        return bool(self._holding)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(SWEEP_SECONDS)
+            with suppress(Exception):
+                if self.give_back():
+                    continue
+            with self._lock:
+                if not self._holding:
+                    self._thread = None
+                    return
+
+
+leases = Leases()
+
+
+@dataclass(slots=True)
+class LocalPart:
+    """What is decided here of a call: states by the place of their charge, and what was taken for it."""
+
+    call: Call
+    states: dict[int, LimitState] = field(default_factory=dict)
+    moments: dict[bytes, int] = field(default_factory=dict)
+    splits: Call | None = None
+    split: Decision | None = None
+    taken: list[tuple[Lease, int, int]] = field(default_factory=list)
+    """Leases, the units that were taken from them, and since when these count."""
+
+    @property
+    def granted(self) -> list[int]:
+        """The units that each part was granted."""
+        return [cost for _, cost, _ in self.taken] + ([self.split.granted] if self.split is not None else [])
+
+    def undo(self, keep: int = 0) -> None:
+        """Give back what was taken of each limit, but for so many units."""
+        for lease, cost, moment in self.taken:
+            if cost > keep:
+                lease.put_back(cost - keep, moment)
+                leases.hold(lease)
+        if self.splits is None or self.split is None or self.split.granted <= keep:
+            return
+        refund = replace(self.splits, operation="refund", partial=False)
+        for charge, state in zip(self.splits.charges, self.split.limits, strict=True):
+            back = (self.split.granted if self.call.partial else charge.cost) - keep
+            if state.counted_at and back > 0:
+                counters.decide(replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at))
+
+
+def may_have_more(call: Call) -> bool:
+    """Whether units are on their way, so that a refusal says nothing about the next hit."""
+    return any(charge.limit.lease is not None and leases.of(call, charge).may_have_more for charge in call.charges)
+
+
+def decide_here(call: Call) -> Steps:
+    """Decide a call, here and in Redis. Raises `StoreError` and `StaleRules` where what it yields does."""
+    for _ in range(ATTEMPTS):
+        decision = yield from _decide_once(call)
+        if decision.allowed or call.operation != "hit" or not any(
+            not state.allowed and _is_leased(call, charge) and leases.of(call, charge).has(charge.cost)
+            for charge, state in zip(call.charges, decision.limits, strict=True)
+        ):  # fmt: skip
+            break  # Else somebody took, while Redis was asked, what it said there is no more of.
+    return decision
+
+
+def _decide_once(call: Call) -> Steps:
+    here = LocalPart(call)
+    yield from _decide_splits(call, here)
+    is_refused = here.split is not None and not here.split.allowed
+    asked = replace(call, operation="peek") if is_refused and call.operation == "hit" else call
+    rest: list[int] = []
+    redis: Decision | None = None
+    try:
+        for place, charge in enumerate(call.charges):
+            if place not in here.states and not (_is_leased(asked, charge) and (yield from _spend(here, place, asked))):
+                rest.append(place)
+        if rest:
+            redis = yield replace(asked, charges=[_at_most(asked, call.charges[place], here) for place in rest])
+            for place, state in zip(rest, redis.limits, strict=True):
+                charge = call.charges[place]
+                here.states[place] = state
+                here.moments[charge.digest] = redis.counted_at(charge.digest)
+                if _is_leased(call, charge):
+                    cost = charge.cost if redis.allowed and call.operation == "hit" else 0
+                    leases.of(call, charge).observe(state, cost)
+    except BaseException:
+        here.undo()
+        raise
+    return _combine(call, here, redis, is_refused)
+
+
+def _at_most(call: Call, charge: Charge, here: LocalPart) -> Charge:
+    """Of a partial hit, no more is asked than was granted here."""
+    if not call.partial or not here.granted or call.operation != "hit":
+        return charge
+    return replace(charge, cost=min([charge.cost, *here.granted]))
+
+
+def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bool) -> Decision:
+    allowed = not is_refused and (redis is None or redis.allowed)
+    grants = here.granted + ([redis.granted] if redis is not None else [])
+    granted = (min if call.partial else max)(grants) if allowed and call.operation != "peek" else 0
+    if call.operation == "hit" and (not allowed or call.partial):
+        here.undo(granted)
+    states = tuple([here.states[place] for place in range(len(call.charges))])
+    # What was taken here of a limit that a later one refuses has no turn to wait for; else all go together.
+    wait = max([state.wait for state in states if state.enforced], default=0.0)
+    moments = here.moments
+    if redis is not None:
+        return replace(redis, allowed=allowed, limits=states, granted=granted, wait=wait, moments=moments,
+                       revision=call.revision_number)  # fmt: skip
+    source: Source = "lease" if here.taken else "split"
+    moment = max(moments.values(), default=time.time_ns() // 1000)
+    return Decision(allowed, states, granted, wait, source, moment, call.revision_number, moments or None)
+
+
+def _decide_splits(call: Call, here: LocalPart) -> Generator[Call, Decision, None]:
+    """Decide what is split by this process's part of it."""
+    places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
+    if not places or call.now is not None:  # A clock of the caller's own is not this process's.
+        return
+    heartbeat.start()
+    if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
+        return  # Not known in the first moments of a process: until then it is one count, in Redis.
+    if len(places) == len(call.charges):
+        yield from fence.verify(call, _ask, needed=False)
+    here.splits = replace(call, charges=[call.charges[place] for place in places])
+    here.split = counters.decide(here.splits)
+    here.states.update(zip(places, here.split.limits, strict=True))
+
+
+def _ask(call: Call) -> Generator[Call, Decision, None]:
+    yield call
+
+
+def _is_leased(call: Call, charge: Charge) -> bool:
+    # A clock of the caller's own is not the one that leases expire by; a wait of one's own is for Redis to plan.
+    return (
+        charge.limit.lease is not None
+        and call.operation in ("hit", "peek")
+        and call.now is None
+        and call.max_wait_us is None
+    )
+
+
+def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision, bool]:
+    """Spend a charge from its lease, for which a batch is asked if that pays; whether it could be."""
+    charge = call.charges[place]
+    lease = leases.of(call, charge)
+    if call.operation == "peek":
+        found = lease.peek(max(charge.cost, 1))
+    else:
+        charge = _at_most(call, charge, here)
+        found = lease.take(charge.cost)
+        size = lease.next_batch_size(charge.cost)
+        if size:
+            if found is not None:
+                here.taken.append((lease, charge.cost, found[1]))
+            yield from _ask_batch(call, charge, lease, size, is_needed=found is None)
+            if found is not None:
+                here.taken.pop()
+            else:
+                found = lease.take(charge.cost)
+        if found is None:
+            for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
+                with suppress(StoreError):
+                    yield refund
+                deny_cache.forget([charge.digest])
+    if found is None:
+        return False
+    here.states[place], here.moments[charge.digest] = found
+    if call.operation == "hit":
+        here.taken.append((lease, charge.cost, found[1]))
+    return True
+
+
+def _ask_batch(
+    call: Call, charge: Charge, lease: Lease, size: int, *, is_needed: bool
+) -> Generator[Call, Decision, None]:
+    """Ask for a batch; raises `StoreError` only if it `is_needed` now."""
+    asked_at = time.monotonic()
+    try:
+        decision = yield replace(call, charges=[replace(charge, cost=size)], partial=True)
+    except BaseException as error:
+        lease.ask_failed()
+        if is_needed or not isinstance(error, StoreError):
+            raise
+    else:
+        lease.add_batch(decision, asked_at)
+        leases.hold(lease)
+
+
+@atexit.register
+def _at_exit() -> None:
+    with suppress(Exception):
+        leases.give_back(last_patience())
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    if setting.startswith("RATELIMIT_") or setting in ("CACHES", "SECRET_KEY"):
+        leases.clear()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.engine.leases")
