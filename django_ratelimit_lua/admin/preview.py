@@ -1,7 +1,8 @@
-"""The preview of a rule's form: what the rule that is being written would do."""
+"""The preview of a rule's form: what the rule that is being written would do, as lines of an SVG and in words."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -10,16 +11,17 @@ from ..exceptions import StoreError
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
-from ..operations.simulate import simulate
+from ..operations.simulate import Simulation, simulate
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm, RuleForm
-from .plot import plot
 
-NUMBERS = (
+FIELDS = (
     *("limit", "period", "unit", "cost", "exempt"),
     *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
 )
 """The fields of a rule that a preview goes by."""
+WIDTH, HEIGHT = 640, 240
+LEFT, RIGHT, TOP, BOTTOM = 52, 628, 12, 206
 
 
 def previewed(posted: Any) -> dict[str, Any]:
@@ -31,10 +33,10 @@ def previewed(posted: Any) -> dict[str, Any]:
     form.is_valid()
     given = form.cleaned_data
     rule = RateLimitRule()
-    for name in NUMBERS:
+    for name in FIELDS:
         setattr(rule, name, given.get(name, getattr(rule, name)))
     rule.name, rule.key = "preview", "ip"
-    problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in NUMBERS]
+    problems = [f"{form.fields[name].label}: {errors[0]}" for name, errors in form.errors.items() if name in FIELDS]
     if rule.exempt and not problems:
         return {"problems": [_("The rule exempts requests: every request is allowed, and none is counted.")]}
     if problems or rule.limit is None or not rule.period:
@@ -45,13 +47,95 @@ def previewed(posted: Any) -> dict[str, Any]:
         assert isinstance(template.rates[0], Rate)
         limit = template.limit("preview", template.rates[0])
         burst = sent.cleaned_data["preview_burst"]
-        burst = min(2 * limit.rate.limit, 1000) if burst is None else burst
         flow = sent.cleaned_data["preview_flow"]
         unit = sent.cleaned_data["preview_unit"] or "m"
-        steady = limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None
-        cost = 1 if rule.cost is None else rule.cost
-        return {"plot": plot(simulate(limit, burst, steady, cost))}
+        simulation = simulate(
+            limit,
+            min(2 * limit.rate.limit, 1000) if burst is None else burst,
+            limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None,
+            1 if rule.cost is None else rule.cost,
+        )
     except RuleError as error:
         return {"problems": [error.problem]}
     except StoreError as error:
         return {"problems": [_("Redis is unavailable: %s") % error]}
+    return {"plot": plot(simulation), "words": words(simulation), "notes": notes(given)}
+
+
+def notes(given: dict[str, Any]) -> list[str]:
+    """What the preview leaves out of the rule in the form."""
+    left_out = []
+    if given.get("mode") == "shadow":
+        left_out.append(_("The rule is in shadow mode: it refuses nobody. The preview shows what it would refuse."))
+    elif given.get("mode") == "off":
+        left_out.append(_("The rule is off. The preview shows what it would do."))
+    if given.get("lease"):
+        left_out.append(_("The preview leaves out the lease: a process may refuse while others hold units."))
+    if given.get("split"):
+        left_out.append(_("The preview leaves out the split: each process has only a share of what is shown."))
+    return left_out
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Two lines in the units of the picture, and its ticks (place, text)."""
+
+    sent: str
+    allowed: str
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = RIGHT
+    top: int = TOP
+    bottom: int = BOTTOM
+
+
+def plot(simulation: Simulation) -> Plot:
+    """What was sent and what was allowed, added up over time."""
+    total = max(1, simulation.burst + simulation.flow_sent)
+    seconds = simulation.seconds
+
+    def x(at: float) -> float:
+        return round(LEFT + min(at, seconds) / seconds * (RIGHT - LEFT), 2)
+
+    def y(count: float) -> float:
+        return round(BOTTOM - count / total * (BOTTOM - TOP), 2)
+
+    def line(events: list[tuple[float, int]]) -> str:
+        points, count = [f"{x(0)},{y(0)}"], 0
+        for at, number in sorted(events):
+            if at > seconds:
+                break
+            points += [f"{x(at)},{y(count)}", f"{x(at)},{y(count + number)}"]
+            count += number
+        return " ".join([*points, f"{x(seconds)},{y(count)}"])
+
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), ("ms", 0.001))
+    return Plot(
+        line([(hit.at, hit.count) for hit in simulation.sent]),
+        line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted]),
+        tuple((x(seconds * part / 6), f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)),
+        tuple((y(total * part / 4), f"{total * part / 4:.4g}") for part in range(5)),
+    )
+
+
+def words(simulation: Simulation) -> str:
+    """The same in words."""
+    parts = []
+    if simulation.burst:
+        parts.append(
+            _("Of %(sent)d at once, %(granted)d are allowed.")
+            % {"sent": simulation.burst, "granted": simulation.burst_granted}
+        )
+    if simulation.flow_sent:
+        parts.append(
+            _("Of %(sent)d that follow steadily, %(granted)d are allowed.")
+            % {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
+        )
+    longest = max((hit.wait for hit in simulation.sent if hit.granted), default=0.0)
+    if longest:
+        parts.append(_("The longest wait is %(seconds).3g s.") % {"seconds": longest})
+    return " ".join(parts) or _("No requests.")

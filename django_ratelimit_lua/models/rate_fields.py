@@ -16,6 +16,7 @@ from ..limits.values import Number, Whole
 from ..rules.rule import UNWRITABLE
 
 MOST = Rate.MOST_UNITS
+_TRIMMED = ("name", "route", "group")
 _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("not logged in"), "authenticated": _("logged in"),
@@ -70,8 +71,12 @@ class RateFields(models.Model):
             problems = error.update_error_dict({})
         for field in self._meta.concrete_fields:
             value = getattr(self, field.attname)
-            if field.name not in (exclude or ()) and isinstance(value, str) and UNWRITABLE.search(value):
+            if field.name in (exclude or ()) or not isinstance(value, str):
+                continue
+            if UNWRITABLE.search(value):
                 problems.setdefault(field.name, []).append(ValidationError(_("Enter text without control characters.")))
+            elif field.name in _TRIMMED and value != value.strip():  # As forms trim it, it would be another name.
+                problems.setdefault(field.name, []).append(ValidationError(_("Enter it without spaces around it.")))
         if problems:
             raise ValidationError(problems)
 

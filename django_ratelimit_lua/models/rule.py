@@ -20,6 +20,21 @@ from .rate_fields import RateFields, column, named
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
+class NamesField(models.JSONField):
+    """A list of names. JSON that Python does not read, which somebody has put there by hand, reads as a value that no
+    rule can have: the row can be shown and switched off, and the rule is left out."""
+
+    def from_db_value(self, value: Any, *args: Any) -> Any:
+        try:
+            return super().from_db_value(value, *args)
+        except (ValueError, RecursionError):
+            return {"unreadable": value}
+
+    def deconstruct(self) -> Any:
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django.db.models.JSONField", args, kwargs
+
+
 class RateLimitRule(RateFields, AuditedModel):
     """A limit and when it applies."""
 
@@ -58,11 +73,11 @@ class RateLimitRule(RateFields, AuditedModel):
             " the code."
         ),
     )  # fmt: skip
-    methods = models.JSONField(
+    methods = NamesField(
         _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
-    groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    groups = NamesField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     key = models.CharField(
         _("count by"), max_length=300, blank=True,
         help_text=_(
@@ -120,10 +135,10 @@ class RateLimitRule(RateFields, AuditedModel):
         self.save(update_fields=["mode"])
 
     def has_tiers(self, tiers: Sequence[Any]) -> None:
-        """Take these for its tiers, whatever the database has."""
-        known: Any = self.tiers.none()
-        known._result_cache = sorted(tiers, key=lambda tier: tier.group)
-        vars(self)["_prefetched_objects_cache"] = {"tiers": known}
+        """Use these tiers, whatever the database has."""
+        rows: Any = self.tiers.none()
+        rows._result_cache = list(tiers)
+        vars(self)["_prefetched_objects_cache"] = {"tiers": rows}
 
     def reading(self) -> str:
         """The rule in one sentence."""
@@ -132,11 +147,13 @@ class RateLimitRule(RateFields, AuditedModel):
     def declared(self) -> Declared:
         """The rule as `RATELIMIT_RULES` would have it; what is not said has its default."""
         key = [part.strip() for part in self.key.split("+")]
-        audience = [f"group:{name}" for name in self.groups] if self.audience == "groups" else self.audience
+        audience: Any = self.audience
+        if audience == "groups":
+            audience = [f"group:{name}" for name in self.groups] if isinstance(self.groups, list) else self.groups
         paths = [line.strip() for line in self.path.splitlines() if line.strip()]
         is_bare = not paths and not self.route and not self.group
-        tiers = [tier.declared() for tier in self.tiers.all()] if self.pk else []
-        tiers.sort(key=lambda tier: tier["group"])  # Databases sort text each in their own way.
+        # Databases sort text each in their own way.
+        tiers = sorted(self.tiers.all(), key=lambda tier: tier.group) if self.pk else []
         values = {
             "name": self.name,
             "description": self.description,
@@ -150,15 +167,15 @@ class RateLimitRule(RateFields, AuditedModel):
             "audience": audience if audience != "everyone" else None,
             "key": key[0] if len(key) == 1 else key,
             "rate": None if self.exempt else self.rate,
-            "tiers": tiers,
+            "tiers": [tier.declared() for tier in tiers],
             "message": self.message,
         }
         values |= {option: getattr(self, option) for option in OPTIONS if option not in values}
-        said = {field: value for field, value in values.items() if value not in (None, "", [], False)}
-        said |= {field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None}
+        given = {field: value for field, value in values.items() if value not in (None, "", [], False)}
+        given |= {field: getattr(self, field) for field in _ZEROS if getattr(self, field) is not None}
         if not self.order:
-            said.pop("order", None)
-        return self.ordered(said)
+            given.pop("order", None)
+        return self.ordered(given)
 
     @staticmethod
     def ordered(given: Mapping[str, Any]) -> Declared:
@@ -177,20 +194,20 @@ class RateLimitRule(RateFields, AuditedModel):
         if not self.name or self.to_check == "nothing":
             return  # Where there is no name, that is said already.
         for field in ("methods", "groups"):
-            value = getattr(self, field)
-            names = value if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
-            if names is None or len(set(names)) < len(names) or (field == "methods" and names != _upper(names)):
+            names = getattr(self, field)
+            is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+            if not is_list or len(set(names)) < len(names) or (field == "methods" and any(map(_is_lower, names))):
                 raise ValidationError({field: _("Enter a list of names.")})
         try:
             self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
             field = _FORM_FIELDS.get(error.field, error.field)
-            known = {one.name for one in self._meta.get_fields()}
-            raise ValidationError({field: error.problem} if field in known else error.problem) from None
+            is_field = field in {column.name for column in self._meta.get_fields()}
+            raise ValidationError({field: error.problem} if is_field else error.problem) from None
 
 
-def _upper(names: Sequence[str]) -> list[str]:
-    return [name.upper() for name in names]
+def _is_lower(name: str) -> bool:
+    return name != name.upper()
 
 
 _ZEROS = ("cost", *(option for option, row in OPTIONS.items() if getattr(row.check, "least", None) == 0))

@@ -23,6 +23,7 @@ from ..rules.describe import difference, reading
 from ..rules.rule import RuleError, compile_rule
 
 Declared = Mapping[str, Any]
+Built = tuple[RateLimitRule, list[RateLimitTier]]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -94,57 +95,56 @@ class _Loader(yaml.SafeLoader):
                 raise ConstructorError(None, None, "merge keys (<<) are not read; write it out", key.start_mark)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        made = super().construct_mapping(node, deep=deep)
-        if len(made) < len(node.value):
-            met: set[Any] = set()
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            names = set()
             for key, _ in node.value:
                 name = self.construct_object(key, deep=True)
-                if name in met:
+                if name in names:
                     raise ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
-                met.add(name)
-        return made
+                names.add(name)
+        return mapping
 
 
-def build_rule(given: Declared, where: str = "Rules") -> tuple[RateLimitRule, list[RateLimitTier]]:
-    """A rule, and its tiers, from how it is declared; not saved. Raises `RuleError`."""
-    rule = compile_rule(given, plain=True, where=where)
-    where = f"{where}: rule {rule.name!r}"
+def build_rule(given: Declared, where: str = "Rules") -> Built:
+    """A rule and its tiers, from how the rule is declared; not saved. Raises `RuleError`."""
+    compiled = compile_rule(given, plain=True, where=where)
+    where = f"{where}: rule {compiled.name!r}"
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
-    if not rule.paths and rule.route is None and rule.group is None:
+    if not compiled.paths and compiled.route is None and compiled.group is None:
         problem = "names no path, route or group; write the path / for every request, or a group for a call site"
         raise RuleError(where, "path", problem)
-    made = RateLimitRule(name=rule.name)
-    for field in ("description", "mode", "order", "exempt", "route", "cost", "message", *OPTIONS):
+    rule = RateLimitRule(name=compiled.name)
+    for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", *OPTIONS):
         if given.get(field) is not None:
-            setattr(made, field, given[field])
-    made.algorithm = SYNONYMS.get(made.algorithm, made.algorithm)
-    made.path = "\n".join(rule.paths)
-    made.group = "" if rule.group in (None, rule.name) and not rule.paths and rule.route is None else rule.group or ""
-    made.methods = list(dict.fromkeys(name.upper() for name in _names(given, "method", where)))
-    audience = _names(given, "audience", where) or ["everyone"]
-    if audience[0].startswith("group:"):
-        made.audience, made.groups = "groups", [name.removeprefix("group:") for name in audience]
-    else:
-        made.audience = audience[0]
-    made.key = "+".join(_names(given, "key", where))
+            setattr(rule, field, given[field])
+    rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)
+    rule.path = "\n".join(compiled.paths)
+    if rule.group == rule.name and not rule.path and not rule.route:
+        rule.group = ""
+    rule.methods = list(dict.fromkeys(name.upper() for name in _names(given, "method", where)))
+    rule.key = "+".join(_names(given, "key", where))
+    rule.audience, *others = _names(given, "audience", where) or ["everyone"]
+    if rule.audience.startswith("group:"):
+        rule.groups = [name.removeprefix("group:") for name in (rule.audience, *others)]
+        rule.audience = "groups"
     tiers = []
     try:
-        if not made.exempt:
-            made.rate = given["rate"]
+        if not rule.exempt:
+            rule.rate = given["rate"]
         for tier in given.get("tiers") or ():
-            tiers.append(RateLimitTier(rule=made, group=tier["group"], burst=tier.get("burst")))
+            tiers.append(RateLimitTier(rule=rule, group=tier["group"], burst=tier.get("burst")))
             tiers[-1].rate = tier["rate"]
+        rule.full_clean(validate_unique=False, validate_constraints=False)
+        for row in tiers:
+            row.clean_fields(exclude=["rule"])
     except LimitError as error:
         raise RuleError(where, "rate", str(error)) from None
-    try:
-        made.full_clean(validate_unique=False, validate_constraints=False)
-        for one in tiers:
-            one.clean_fields(exclude=["rule"])
     except ValidationError as error:
         field, problems = next(iter(error.message_dict.items()))
         raise RuleError(where, field, f"{field}: {' '.join(problems)}") from None
-    return made, tiers
+    return rule, tiers
 
 
 def _names(given: Declared, field: str, where: str) -> list[str]:
@@ -156,14 +156,14 @@ def _names(given: Declared, field: str, where: str) -> list[str]:
     return names
 
 
-def load(text: str) -> list[tuple[RateLimitRule, list[RateLimitTier]]]:
+def load(text: str) -> list[Built]:
     """The rules of a YAML text, not saved. Raises `RuleError` that says which rule, where, and what is wrong."""
-    rows = [build_rule(given, f"Rules, line {line}") for line, given in _parsed(text)]
-    counts = Counter(made.name for made, _ in rows)
+    built = [build_rule(given, f"Rules, line {line}") for line, given in _parsed(text)]
+    counts = Counter(rule.name for rule, _ in built)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise RuleError("Rules", "name", f"two rules are called {', '.join(twice)}")
-    return rows
+    return built
 
 
 def _parsed(text: str) -> list[tuple[int, Any]]:
@@ -179,11 +179,11 @@ def _parsed(text: str) -> list[tuple[int, Any]]:
         line = node.start_mark.line + 1
         if not isinstance(node, yaml.SequenceNode):
             raise RuleError(f"Rules, line {line}", "yaml", "must be a list of rules, each a mapping with a name")
-        found = []
-        for one in node.value:
-            line = one.start_mark.line + 1
-            found.append((line, loader.construct_document(one)))
-        return found
+        items = []
+        for item in node.value:
+            line = item.start_mark.line + 1
+            items.append((line, loader.construct_document(item)))
+        return items
     except ReaderError as error:
         line = text.count("\n", 0, int(error.position)) + 1
         raise RuleError(f"Rules, line {line}", "yaml", f"not YAML: {error.reason}") from None
@@ -198,53 +198,48 @@ def plan(text: str) -> list[RuleChange]:
     return _plan(load(text))
 
 
-def _plan(rows: Sequence[tuple[RateLimitRule, list[RateLimitTier]]]) -> list[RuleChange]:
-    present = {rule.name: rule for rule in RateLimitRule.objects.prefetch_related("tiers")}
-    wanted = {made.name: _declared(made, tiers) for made, tiers in rows}
-    steps = [
-        RuleChange(name, present[name].declared() if name in present else None, after) for name, after in wanted.items()
-    ]
-    steps += [RuleChange(name, rule.declared(), None) for name, rule in present.items() if name not in wanted]
-    return [step for step in steps if step.before != step.after]
+def _plan(built: Sequence[Built]) -> list[RuleChange]:
+    before = {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
+    after = {rule.name: _declared(rule, tiers) for rule, tiers in built}
+    changes = [RuleChange(name, before.get(name), after.get(name)) for name in {**after, **before}]
+    return [change for change in changes if change.before != change.after]
 
 
-def _declared(made: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
-    given = made.declared()
+def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
+    given = rule.declared()
     if tiers:
         given["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
-    return made.ordered(given)
+    return rule.ordered(given)
 
 
 def apply(text: str) -> list[RuleChange]:
     """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay."""
     with one_change(router.db_for_write(RateLimitRule)):
-        rows = {made.name: (made, tiers) for made, tiers in load(text)}
-        steps = _plan(list(rows.values()))
-        for step in steps:
-            if step.after is None:
-                RateLimitRule.objects.get(name=step.name).delete()
+        built = {rule.name: (rule, tiers) for rule, tiers in load(text)}
+        changes = _plan(list(built.values()))
+        for change in changes:
+            if change.after is None:
+                RateLimitRule.objects.get(name=change.name).delete()
             else:
-                save_rule(*rows[step.name])
-    return steps
+                save_rule(*built[change.name])
+    return changes
 
 
-def save_rule(made: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
+def save_rule(rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:
     """Save a rule and its tiers in the place of the one of that key, or else of that name, if there is one."""
     with transaction.atomic(router.db_for_write(RateLimitRule)):
-        wanted = {"name": made.name} if pk is None else {"pk": pk}
-        present = RateLimitRule.objects.filter(**wanted).first()
-        made.pk = present.pk if present is not None else pk
-        made._state.adding = present is None
-        made.save()
-        kept = {tier.group: tier for tier in made.tiers.all()}
-        for group in set(kept) - {tier.group for tier in tiers}:
-            kept[group].delete()
+        present = RateLimitRule.objects.filter(**({"name": rule.name} if pk is None else {"pk": pk})).first()
+        rule.pk = present.pk if present is not None else pk
+        rule._state.adding = present is None
+        rule.save()
+        saved = {tier.group: tier for tier in rule.tiers.all()}
+        for group in set(saved) - {tier.group for tier in tiers}:
+            saved[group].delete()
         for tier in tiers:
-            same = kept.get(tier.group)
-            if same is not None and same.declared() == tier.declared():
-                continue
-            tier.pk = same.pk if same is not None else None
-            tier.rule = made
-            tier._state.adding = same is None
-            tier.save()
-    return made
+            same = saved.get(tier.group)
+            if same is None or same.declared() != tier.declared():
+                tier.pk = same.pk if same is not None else None
+                tier.rule = rule
+                tier._state.adding = same is None
+                tier.save()
+    return rule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.decide import build_call
@@ -45,44 +44,40 @@ class Simulation:
 def simulate(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
     """Send a burst at once and then a steady flow, for three of the limit's periods.
 
-    `cost`: units of one request. Where there are more than some hundred requests, several are asked about at once.
+    `cost`: units of one request. Where there are more than some hundred requests, several are decided about at once.
     What is counted is deleted again. Raises `StoreError`.
     """
     seconds = limit.rate.period * PERIODS
-    moments = [(0.0, count) for count in _portions(burst)]
+    step = max(1, -(-burst // (MOST_CALLS // 3)))
+    moments = [(0.0, min(step, burst - done)) for done in range(0, burst, step)]
+    in_burst = len(moments)
     if flow is not None and flow.limit:
         total = int(seconds * flow.limit / flow.period)
         step = max(1, -(-total // MOST_CALLS))
         moments += [(number * flow.period / flow.limit, step) for number in range(1, total + 1, step)]
     limit = limit.renamed(f"preview:{uuid.uuid4().hex}")
-    who = digest("preview")
-    sent: list[SimulatedHit] = []
-    store = get_store()
-    for at, count in moments:
-        now = START_US + round(at * SECOND)
-        # No limit holds as many units as a call can ask for, so more would be granted no more.
-        charge = Charge(limit, who, min(count * cost, MOST_COST))
-        decision = store.decide(build_call([charge], partial=count > 1, now=now))
-        shadow = limit.mode == "shadow" and not decision.limits[0].allowed
-        granted = 0 if shadow else (decision.granted // cost if cost else count * decision.allowed)
-        # Asked together, those who do not fit are not counted: here they are, as they are when they come one by one.
-        left = count * cost - max(decision.granted, 1)
-        if limit.count_denied and count > 1 and left > 0:
-            store.decide(build_call([Charge(limit, who, min(left, MOST_COST))], now=now))
-        sent.append(SimulatedHit(at, count, granted, decision.wait))
-    store.delete(build_call([Charge(limit, who)], "refund"))
-    first = sent[: len(_portions(burst))]
-    rest = sent[len(first) :]
+    sent = [_send(limit, at, count, cost) for at, count in moments]
+    get_store().delete(build_call([Charge(limit, digest("preview"))], "refund"))
+    first, rest = sent[:in_burst], sent[in_burst:]
     return Simulation(
         tuple(sent),
-        sum(one.count for one in first),
-        sum(one.granted for one in first),
-        sum(one.count for one in rest),
-        sum(one.granted for one in rest),
+        sum(hit.count for hit in first),
+        sum(hit.granted for hit in first),
+        sum(hit.count for hit in rest),
+        sum(hit.granted for hit in rest),
         seconds,
     )
 
 
-def _portions(burst: int) -> Sequence[int]:
-    step = max(1, -(-burst // (MOST_CALLS // 3)))
-    return [min(step, burst - done) for done in range(0, burst, step)]
+def _send(limit: Limit, at: float, count: int, cost: int) -> SimulatedHit:
+    now = START_US + round(at * SECOND)
+    identity = digest("preview")
+    # No limit holds as many units as a call can ask for, so more would be granted no more.
+    charge = Charge(limit, identity, min(count * cost, MOST_COST))
+    decision = get_store().decide(build_call([charge], partial=count > 1, now=now))
+    # Decided about together, those who do not fit are not counted: here they are, as when they come one by one.
+    refused = count * cost - max(decision.granted, 1)
+    if limit.count_denied and count > 1 and refused > 0:
+        get_store().decide(build_call([Charge(limit, identity, min(refused, MOST_COST))], now=now))
+    granted = decision.granted // cost if cost else count * decision.allowed
+    return SimulatedHit(at, count, granted, decision.wait)

@@ -253,6 +253,25 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     assert not RateLimitRule.objects.exists()
 
 
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({}, ""),
+        ({"mode": "shadow"}, "it refuses nobody"),
+        ({"mode": "off"}, "The rule is off"),
+        ({"lease": 5}, "leaves out the lease"),
+        ({"split": "equal"}, "leaves out the split"),
+    ],
+)
+def test_the_preview_says_what_it_leaves_out(fields: dict[str, Any], note: str, operator: Client) -> None:
+    """Mode, lease and split are not played through."""
+    form = given(path="/ok", key="ip", limit=3, unit="m", algorithm="token_bucket", preview_burst=5, preview_flow=0)
+    page = operator.post(f"{RULES}preview/", {**form, **fields}).content.decode()
+    assert "Of 5 at once, 3 are allowed." in page
+    assert re.findall(r'<p class="help">', page) == ['<p class="help">'] * len(fields)
+    assert note in page
+
+
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
 def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client, algorithm: str) -> None:
     """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as that."""

@@ -21,6 +21,8 @@ from django.urls import path, reverse
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said
@@ -361,7 +363,7 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
         assert "No user has this name" in operator.post(url, {**asked, "user": user}).content.decode()
     assert "by session" in said("explain", "--path", "//[")
     assert "cannot be applied to this request: tenant" in said("explain", "--path", "/search")
-    with pytest.raises(CommandError, match="nobody has that"):
+    with pytest.raises(CommandError, match="no user has this"):
         said("explain", "--user", "²")
 
 
@@ -481,6 +483,33 @@ def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, r
     assert operator.post(RULES, form).status_code == 302
     assert (RateLimitRule.objects.get(name="broken").mode, RateLimitRule.objects.get(name="day").order) == ("off", 5)
     assert operator.get(f"{RULES}{RateLimitRule.objects.get(name='broken').pk}/change/").status_code == 200
+
+
+@pytest.mark.parametrize("column", ["methods", "groups"])
+@pytest.mark.parametrize("way", ["list", "action", "button", "command"])
+def test_a_row_whose_json_is_unreadable_is_shown_and_switched_off(column: str, way: str, operator: Client) -> None:
+    """In every way in which a rule is switched; it is never applied as if nothing had been said there."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=0, audience="groups", groups=["pro"])
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {APP}_ratelimitrule SET {column} = '[{'9' * 5000}]'")  # Which databases take.
+    publish(rebuild=True)
+    assert Client().get("/ok").status_code == 200
+    assert any("site" in problem for problem in provider.reload().problems)
+    for page in (RULES, f"{RULES}{rule.pk}/change/", f"{RULES}{rule.pk}/history/"):
+        assert operator.get(page).status_code == 200
+    if way == "list":
+        row = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": rule.pk, "form-0-order": 0}
+        operator.post(RULES, {**row, "form-0-mode": "off", "_save": "Save"})
+    elif way == "action":
+        operator.post(RULES, {"action": "switch_off", "_selected_action": rule.pk})
+    elif way == "button":
+        operator.post(f"{RULES}{rule.pk}/mode/off/")
+    else:
+        said("mode", "site", "off")
+    assert RateLimitRule.objects.values_list("mode", flat=True).get() == "off"
+    assert "Enter a list" in errors(
+        operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", limit=1, key="ip"))
+    ) or (RateLimitRule.objects.get().methods == [])
 
 
 @pytest.mark.parametrize("fields", [{"key": "nonsense"}, {"methods": {}}, {"unit": "y"}])

@@ -65,9 +65,9 @@ def test_commands_say_that_redis_could_not_be_asked(begin: Any) -> None:
     assert "Redis" not in said("list") + said("explain", "--path", "/ok")
     begin()
     text = said("list")
-    assert "Redis cannot be asked: these are the rules of the database and the settings" in text
+    assert "Redis is unavailable: these are the rules of the database and the settings" in text
     assert "1 rule; revision 1" in text
-    assert "Redis cannot be asked" in said("explain", "--path", "/ok")
+    assert "Redis is unavailable" in said("explain", "--path", "/ok")
 
 
 def test_a_slow_database_is_waited_for_by_a_thread(begin: Any, settings: Any, monkeypatch: Any) -> None:

@@ -86,7 +86,7 @@ def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
     Client(REMOTE_ADDR="203.0.113.9").get("/search")
     text = said("explain", "--path", "/search", "--ip", "203.0.113.9")
     assert "site (settings): 600 per minute per address" in text
-    assert "1 of 600 used, 599 left, frees up in" in text
+    assert "1 of 600 used, 599 left, resets in" in text
     assert "search:*:ip:100/m (code): 100 per minute per address, where the code says search" in text
     assert text == said("explain", "--path", "/search", "--ip", "203.0.113.9")
     RateLimitOverride.objects.create(user=User.objects.get(), effect="exempt")
@@ -98,10 +98,11 @@ def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
     key.set_value("hush")
     key.save()
     text = said("explain", "--path", "/ok", "--header", "X-Key: hush")
-    assert text == f"blocked, whatever rule: override {key.pk} (header:X-Key (Bob's))\n"
-    assert said("explain", "--path", "/ok") == "no rule applies\n"
+    blocked = f"blocked, with or without rules: override {key.pk} (header:X-Key (Bob's))\n"
+    assert text == f"{blocked}The next request like this would be refused.\n"
+    assert said("explain", "--path", "/ok") == "no rule applies\nThe next request like this would be allowed.\n"
     assert "exempt: static" in said("explain", "--path", "/static/x.css", "--method", "post")
-    for wrong, problem in ((("--header", "key"), "write NAME:VALUE"), (("--user", "nobody"), "nobody has that")):
+    for wrong, problem in ((("--header", "key"), "write NAME:VALUE"), (("--user", "nobody"), "no user has this")):
         with pytest.raises(CommandError, match=problem):
             said("explain", *wrong)
 
@@ -270,6 +271,13 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
         ("- {name: x, path: /, key: ip, rate: 1/s, 5: y}", "unknown 5"),
         ("\n\n- {name: x, path: /, key: 5, rate: 1/s}", "line 3: rule 'x': key is 5"),
         ("- {name: x, path: /, key: [[ip]], rate: 1/s}", "key is"),
+        ("- {name: 'x ', path: /, key: ip, rate: 1/s}", "line 1: rule 'x ': name: Enter it without spaces"),
+        ("- {name: x, route: ' a', key: ip, rate: 1/s}", "route: Enter it without spaces"),
+        ("- {name: x, group: 'a ', key: ip, rate: 1/s}", "group: Enter it without spaces"),
+        (
+            "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: ' pro', rate: 5/s}]}",
+            "group: Enter it without spaces",
+        ),
         ("- {name: x, key: ip, rate: 1/s}", "names no path, route or group"),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
         ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "anchors .* line 1"),
@@ -329,7 +337,7 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
 def test_explain_says_what_it_cannot_look_at(settings: Any) -> None:
     """An address that is none is an error; a function that finds addresses may not see the one that is given."""
     for wrong in ("999.1", "", "localhost"):
-        with pytest.raises(CommandError, match="is no address"):
+        with pytest.raises(CommandError, match="is not an address"):
             said("explain", "--ip", wrong)
     assert "is a function" not in said("explain", "--ip", "2001:db8::1")
     settings.RATELIMIT_IP_META_KEY = f"{__name__}.whence"
