@@ -20,7 +20,7 @@ from .rate_fields import RateFields, column, named
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-class NamesField(models.JSONField):
+class _NamesField(models.JSONField):
     """A list of names. JSON that Python does not read, which somebody has put there by hand, reads as a value that no
     rule can have: the row can be shown and switched off, and the rule is left out."""
 
@@ -73,11 +73,11 @@ class RateLimitRule(RateFields, AuditedModel):
             " the code."
         ),
     )  # fmt: skip
-    methods = NamesField(
+    methods = _NamesField(
         _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
-    groups = NamesField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    groups = _NamesField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     key = models.CharField(
         _("count by"), max_length=300, blank=True,
         help_text=_(
