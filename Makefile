@@ -5,6 +5,9 @@ RUN := $(VENV)/bin
 # Most tests wait for something, so there are more workers than processors. A file stays in one of them, for its fixtures.
 WORKERS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
+# The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test lint bench faults docs format
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import redis
 from coverage import Coverage
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.engine.heartbeat import heartbeat
@@ -23,6 +25,11 @@ from django_ratelimit_lua.stats.refusals import refusal_counter
 from tests.server import server, url
 
 _serial = itertools.count()
+# How long an example takes is no promise of ours, and on a busy machine it is long.
+hypothesis_settings.register_profile(
+    "busy", parent=hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("busy")
 
 
 def _keep_forks_apart_from_coverage() -> None:

@@ -191,7 +191,8 @@ def last(where: str, kind: str, cookies: Any = None, **headers: str) -> Any:
 def promised(response: Any) -> None:
     assert response.status_code == 429
     assert response["Cache-Control"] == "no-store"
-    assert 3600 <= int(response["Retry-After"]) <= 3960
+    # An hour, and up to a segment more, from the first hit: on a busy machine that was up to a minute ago.
+    assert 3540 <= int(response["Retry-After"]) <= 3960
 
 
 @pytest.mark.django_db(transaction=True)
