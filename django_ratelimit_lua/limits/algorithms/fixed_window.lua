@@ -47,7 +47,7 @@ local function remove(place)
 end
 
 local state = checked(redis.pcall('GET', key), key)
-if state and #state >= 40 and #state % 16 == 8 and is_ours(state) then
+if state and #state >= 40 and #state % 16 == 8 and is_ours(state, #state) then
   local clock
   clock, from, last_end = unpack('<ddd', state)
   local back = kind ~= 2 and clock_regression(clock) or 0 -- Days and months are what the calendar says.

@@ -20,7 +20,7 @@ local function finish(moment)
 end
 
 local state = checked(redis.pcall('GET', key), key)
-if state and #state >= 32 and #state % 16 == 0 and is_ours(state) then
+if state and #state >= 32 and #state % 16 == 0 and is_ours(state, #state) then
   local clock
   clock, from = unpack('<dd', state)
   local back = clock_regression(clock)

@@ -44,24 +44,19 @@ local function write(key, state, idle_at, time)
   end
 end
 
--- Whether a state's numbers (four at least) are such as this program writes; else it is no more ours to keep than a key of
--- another type. Nearly all states have eight at most: for these, no loop and no table.
-local function is_ours(state)
+-- Whether a state's numbers, up to so many bytes of it, are such as this program writes; else it is no more ours to keep than
+-- a key of another type. Eight at a time, without a table. (Behind the last number, `unpack` gives a position.)
+local function is_ours(state, size)
   local most = 9007199254740992
-  if #state > 64 then
-    local numbers = {unpack('<' .. string.rep('d', #state / 8), state)}
-    for i = 1, #state / 8 do
-      local number = numbers[i]
-      if not (number > -most and number < most and number % 1 == 0) then return false end
-    end
-    return true
+  for offset = 1, size, 64 do
+    local m, n, o, p, q, r, s, t = unpack(string.sub('<dddddddd', 1, 1 + (size - offset + 1) / 8), state, offset)
+    n, o, p, q, r, s, t = n or 0, o or 0, p or 0, q or 0, r or 0, s or 0, t or 0
+    if not (m > -most and m < most and m % 1 == 0 and n > -most and n < most and n % 1 == 0
+        and o > -most and o < most and o % 1 == 0 and p > -most and p < most and p % 1 == 0
+        and q > -most and q < most and q % 1 == 0 and r > -most and r < most and r % 1 == 0
+        and s > -most and s < most and s % 1 == 0 and t > -most and t < most and t % 1 == 0) then return false end
   end
-  local m, n, o, p, q, r, s, t = unpack(string.sub('<dddddddd', 1, 1 + #state / 8), state)
-  q, r, s, t = q or 0, r or 0, s or 0, t or 0
-  return m > -most and m < most and m % 1 == 0 and n > -most and n < most and n % 1 == 0
-    and o > -most and o < most and o % 1 == 0 and p > -most and p < most and p % 1 == 0
-    and q > -most and q < most and q % 1 == 0 and r > -most and r < most and r % 1 == 0
-    and s > -most and s < most and s % 1 == 0 and t > -most and t < most and t % 1 == 0
+  return true
 end
 
 -- Units that were used without asking may be as many as a number holds; what is more than that counts as that many.

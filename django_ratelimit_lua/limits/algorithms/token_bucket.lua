@@ -27,8 +27,21 @@ local function move(units)
   if us >= 9007199254740991 then us, part = 9007199254740991, 0 end
 end
 
+-- The first moment, the moment it is worked off from, and the units of a run; one that is not ours is a run of nothing.
+local function run_at(offset)
+  local first, from, units = unpack('<ddd', runs, offset)
+  local most = 9007199254740992
+  if first > -most and first < most and from > -most and from < most and units > -most and units < most
+      and first % 1 == 0 and from % 1 == 0 and units % 1 == 0 then
+    return first, from, units
+  end
+  return time, time, 0
+end
+
 local state = checked(redis.pcall('GET', key), key)
-if state and (#state == 64 or (#state >= 48 and #state % 24 == 0)) and is_ours(state) then
+-- A run is looked at where it is read: nearly every call needs the last one only.
+if state and (#state == 64 or (#state >= 48 and #state % 24 == 0))
+    and is_ours(state, (more ~= '' or #state < 64) and #state or 64) then
   local clock, due, rest, old_tokens, old_micros, old_burst = unpack('<dddddd', state)
   runs = string.sub(state, 49)
   if #state == 64 then runs = string.sub(state, 49, 56) .. runs end
@@ -81,7 +94,7 @@ local function note(cost, moment)
   cost = bounded(cost)
   local size, done, first, from, units = #runs, 0, nil, nil, nil
   while size > 0 do
-    first, from, units = unpack('<ddd', runs, size - 23)
+    first, from, units = run_at(size - 23)
     units = bounded(units + done)
     local parts = units * step_part
     local finish = from + units * step + floor(parts / tokens)
@@ -99,7 +112,7 @@ local function note(cost, moment)
       local firsts, froms, sums, gaps = {}, {}, {}, {}
       for offset = 1, #runs, 24 do
         local count = #froms
-        firsts[count + 1], froms[count + 1], sums[count + 1] = unpack('<ddd', runs, offset)
+        firsts[count + 1], froms[count + 1], sums[count + 1] = run_at(offset)
         local before, start = froms[count], froms[count + 1]
         if before then gaps[count] = before <= time and start > time and math.huge or start - before end
       end
@@ -119,7 +132,7 @@ local function note(cost, moment)
   else
     -- Together with the last, or taken after what will go later.
     while size > 24 and first > moment do
-      local earlier, _, before = unpack('<ddd', runs, size - 47)
+      local earlier, _, before = run_at(size - 47)
       first, units, size = earlier, units + before, size - 24
     end
     runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first < moment and first or moment, from, bounded(units + cost))
@@ -144,7 +157,7 @@ local refund = op == 'refund' and function(cost)
   if more ~= '' then return save() end
   local due, due_part, total = time, 0, 0
   for offset = #runs - 23, 1, -24 do
-    local first, from, units = unpack('<ddd', runs, offset)
+    local first, from, units = run_at(offset)
     if left > 0 and (not given_at or first <= given_at) then
       local back = units < left and units or left
       units, left = units - back, given_at and 0 or left - back
