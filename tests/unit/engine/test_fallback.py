@@ -1,0 +1,88 @@
+"""What a decision is when Redis cannot be asked, and just after: by each limit's policy. Without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.engine import fallback
+from django_ratelimit_lua.engine.counters import Counters
+from django_ratelimit_lua.engine.fallback import FallbackLimiter, Steps
+from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision, LimitState
+from django_ratelimit_lua.limits.limit import Limit
+
+WHO = b"x" * 32
+SHARED = Limit("shared", "8/h", on_store_error="local")
+CLOSED = Limit("closed", "8/h", on_store_error="closed")
+OPEN = Limit("open", "1/h", on_store_error="open")
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[FallbackLimiter]:
+    """One of four processes, which has counted nothing and tells nobody."""
+    monkeypatch.setattr(heartbeat, "count", 4)
+    monkeypatch.setattr(fallback, "counters", Counters())
+    monkeypatch.setattr(FallbackLimiter, "_start_telling", lambda self: None)
+    return FallbackLimiter()
+
+
+def hit(*limits: Limit) -> Call:
+    return Call([Charge(limit, WHO) for limit in limits])
+
+
+def test_each_limit_goes_by_its_own_policy(here: FallbackLimiter) -> None:
+    """A share of its own, everything, or nothing; and one that is closed refuses for all of them."""
+    shared = [here.decide(hit(SHARED)) for _ in range(4)]
+    assert [decision.allowed for decision in shared] == [True, True, False, False]
+    assert [here.decide(hit(OPEN)).granted for _ in range(3)] == [1, 1, 1]
+    closed = here.decide(hit(CLOSED))
+    assert (closed.allowed, closed.retry_after, closed.source) == (False, 1.0, "fallback")
+    other = Limit("other", "8/h", on_store_error="local")
+    assert here.decide(hit(CLOSED, other)).denied_by == ("closed",)
+    assert here.decide(Call([Charge(other, WHO)], "peek")).limits[0].used == 0
+
+
+def test_a_share_begins_with_what_redis_said_last_unless_that_was_reset(here: FallbackLimiter) -> None:
+    """A quarter of the four units that all have used is this process's."""
+    said = Decision(True, (LimitState.of(SHARED, allowed=True, used=4, remaining=4, retry_after=0.0, reset_after=9.0),))
+    here.remember(hit(SHARED), said)
+    assert [here.decide(hit(SHARED)).allowed for _ in range(2)] == [True, False]
+    here.remember(hit(SHARED), said)
+    fallback.counters.forget(hit(SHARED))
+    assert [here.decide(hit(SHARED)).allowed for _ in range(3)] == [True, True, False]
+
+
+def steps(allowed: bool, asked: list[Call]) -> Steps:
+    """What asking Redis comes to."""
+    asked.append((yield hit(SHARED)).limits)
+    return Decision(allowed)
+
+
+def drive(steps: Steps) -> Decision:
+    try:
+        next(steps)
+        steps.send(Decision(True))
+    except StopIteration as finished:
+        return finished.value
+    raise AssertionError
+
+
+def test_just_after_an_outage_both_have_to_allow(here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Redis refuses costs no share; a share that is used up refuses without asking; then it is over."""
+    assert not here.is_recovering
+    here.decide(Call([Charge(SHARED, WHO)], "peek"))
+    assert here.is_recovering
+    asked: list[Any] = []
+    decisions = [
+        drive(here.decide_by_both(hit(SHARED), steps(allowed, asked))) for allowed in (False, True, True, True)
+    ]
+    assert [decision.allowed for decision in decisions] == [False, True, True, False]
+    assert (decisions[-1].source, len(asked)) == ("fallback", 3)
+    monkeypatch.setattr(fallback, "BACK_SECONDS", -1.0)
+    here.on_store_up()
+    assert drive(here.decide_by_both(hit(SHARED), steps(True, asked))).allowed
+    assert not here.is_recovering

@@ -1,0 +1,204 @@
+"""A lease: units that are spent here, when the next ones are asked for, and what goes back. Without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.engine.leases import DRY, EVERYTHING, IDLE, Lease, decide_here, leases
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision, LimitState
+from django_ratelimit_lua.limits.limit import Limit
+
+WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
+PLAIN = Limit("plain", "10/h")
+WHO = b"x" * 32
+
+
+class Clock:
+    """The clock that leases go by, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """It stands still until it is moved."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only one, and no thread gives back what it holds."""
+    monkeypatch.setattr(heartbeat, "count", 1)
+    monkeypatch.setattr("django_ratelimit_lua.engine.leases.start_thread", lambda *arguments: None)
+    leases.clear()
+    yield
+    leases.clear()
+
+
+def state(limit: Limit, used: int, *, allowed: bool = True, moment: int = 7_000_000) -> LimitState:
+    return LimitState.of(
+        limit, allowed=allowed, used=used, remaining=limit.rate.limit - used, retry_after=0.0 if allowed else 60.0,
+        reset_after=3600.0, counted_at=moment if allowed else 0,
+    )  # fmt: skip
+
+
+def filled(units: int, moment: int = 7_000_000) -> Lease:
+    """A lease that has got a batch."""
+    lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
+    lease.add_batch(Decision(True, (state(WINDOW, units, moment=moment),), units, moment=moment), time.monotonic())
+    return lease
+
+
+def back(lease: Lease, fewer_than: int = 0) -> list[tuple[int, int | None]]:
+    """What goes back: units, and since when they count."""
+    return [(call.charges[0].cost, call.hit_at) for call in lease.take_expired(fewer_than)]
+
+
+def test_units_are_spent_for_a_second_and_then_go_back(clock: Clock) -> None:
+    """Those that are left, by the moment they count from."""
+    lease = filled(10)
+    taken = lease.take(4)
+    assert taken is not None
+    assert (taken[0].used, taken[0].remaining, taken[1]) == (4, 996, 7_000_000)
+    assert back(lease) == []
+    clock.now += 1.0
+    assert lease.take(1) is None
+    assert back(lease) == [(6, 7_000_000)]
+    assert lease.is_empty
+
+
+def test_what_nobody_comes_for_goes_back_and_so_does_what_is_too_little(clock: Clock) -> None:
+    """After a quarter of a second; or at once, where a hit needs more than there is; or where all is asked back."""
+    lease = filled(10)
+    clock.now += IDLE / 2
+    assert lease.take(1) is not None
+    clock.now += IDLE / 2 + 0.01
+    assert back(lease) == []
+    assert back(lease, fewer_than=9) == []
+    assert back(lease, fewer_than=10) == [(9, 7_000_000)]
+    lease = filled(10)
+    clock.now += IDLE + 0.01
+    assert back(lease) == [(10, 7_000_000)]
+    assert back(filled(3), EVERYTHING) == [(3, 7_000_000)]
+
+
+def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is spent in a tenth of a second, at most the lease and this process's part of what is left; none for who
+    comes now and then; and for a moment none where there was none."""
+
+    def asked(hits: int, seconds: float, used: int) -> int:
+        lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
+        for _ in range(hits):
+            lease.observe(state(WINDOW, used), 1)
+        clock.now += seconds
+        return lease.next_batch_size(1)
+
+    assert asked(hits=60, seconds=0.25, used=60) == 12  # Half of the speed, which was nothing before.
+    assert asked(hits=600, seconds=0.25, used=60) == 100
+    monkeypatch.setattr(heartbeat, "count", 9)
+    assert asked(hits=600, seconds=0.25, used=400) == 60
+    assert asked(hits=3, seconds=1.0, used=3) == 0
+    lease = filled(10)
+    assert lease.take(10) is not None
+    lease.observe(state(WINDOW, 10), 1000)
+    clock.now += 0.1
+    assert lease.next_batch_size(1) > 1
+    assert lease.next_batch_size(1) == 0, "somebody asks already"
+    lease.ask_failed()
+    assert lease.next_batch_size(1) == 0
+    clock.now += DRY
+    assert lease.next_batch_size(1) > 1
+
+
+def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
+    """And nowhere once the identity was reset."""
+    lease = filled(2)
+    assert lease.take(2) is not None
+    lease.put_back(2, 7_000_000)
+    assert (lease.take(1), back(lease)) == (None, [(2, 7_000_000)])
+    lease = filled(2)
+    assert lease.take(1) is not None
+    lease.put_back(1, 7_000_000)
+    assert lease.has(2)
+    lease.close()
+    lease.put_back(1, 7_000_000)
+    assert (lease.take(1), back(lease, EVERYTHING)) == (None, [])
+
+
+def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
+    """What a call comes to, and the calls that were made for it."""
+    steps, made = decide_here(call), []
+    try:
+        step = next(steps)
+        while True:
+            made.append(step)
+            try:
+                decision = answer(step)
+            except StoreError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(decision)
+    except StopIteration as finished:
+        return finished.value, made
+
+
+def hold(call: Call, units: int) -> Lease:
+    """The lease of a call's first charge has so many units."""
+    lease = leases.of(call, call.charges[0])
+    lease.add_batch(Decision(True, (state(WINDOW, units),), units, moment=7_000_000), time.monotonic())
+    return lease
+
+
+def test_a_hit_that_is_leased_asks_nobody(clock: Clock) -> None:
+    """And says where its unit is from; a peek takes none."""
+    call = Call([Charge(WINDOW, WHO)])
+    lease = hold(call, 10)
+    decision, made = drive(call, answer=None)
+    assert (decision.source, decision.granted, decision.limits[0].used, made) == ("lease", 1, 1, [])
+    peeked, made = drive(Call([Charge(WINDOW, WHO)], "peek"), answer=None)
+    assert (peeked.granted, peeked.limits[0].used, made) == (0, 1, [])
+    assert back(lease, EVERYTHING) == [(9, 7_000_000)]
+
+
+@pytest.mark.parametrize("outcome", ["refused", "away"])
+def test_beside_a_limit_that_does_not_allow_the_leased_unit_stays(clock: Clock, outcome: str) -> None:
+    """Redis is asked about the other limit alone; where it refuses, or cannot be asked, nothing was spent here."""
+    call = Call([Charge(WINDOW, WHO), Charge(PLAIN, WHO)])
+    lease = hold(call, 10)
+
+    def answer(asked: Call) -> Decision:
+        assert [charge.limit.name for charge in asked.charges] == ["plain"]
+        if outcome == "away":
+            raise StoreError("away")
+        return Decision(False, (state(PLAIN, 10, allowed=False),))
+
+    if outcome == "away":
+        with pytest.raises(StoreError):
+            drive(call, answer)
+    else:
+        decision, made = drive(call, answer)
+        assert (decision.allowed, decision.denied_by, len(made)) == (False, ("plain",), 1)
+    assert back(lease, EVERYTHING) == [(10, 7_000_000)]
+
+
+def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
+    """The others go on."""
+    calls = [Call([Charge(WINDOW, who * 32)]) for who in (b"x", b"y")]
+    mine, others = (hold(call, 10) for call in calls)
+    leases.drop([b"x" * 32])
+    assert (mine.take(1), others.take(1) is None) == (None, False)
+    assert leases.of(calls[0], calls[0].charges[0]) is not mine
+    assert leases.of(calls[1], calls[1].charges[0]) is others
