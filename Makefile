@@ -30,6 +30,7 @@ faults: $(VENV)/test
 	$(RUN)/python -m tests.faults
 
 docs: $(VENV)/docs
+	$(RUN)/python -m docs.tables
 	$(RUN)/python -m docs.plots
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from django.contrib.admin.utils import flatten_fieldsets
 
@@ -13,6 +15,7 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.rule import FIELDS
+from docs.tables import PAGES, with_table
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -34,6 +37,12 @@ def test_every_algorithm_takes_what_there_is() -> None:
     """None names an option without a row, and the row of `algorithm` has a name for each."""
     assert set().union(*(algorithm.options for algorithm in ALGORITHMS.values())) < set(OPTIONS)
     assert set(OPTIONS["algorithm"].names) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_are_made_of_the_tables(page: str) -> None:
+    """`make docs` writes them."""
+    assert (Path(__file__).parents[2] / "docs" / page).read_text() == with_table(page)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
