@@ -8,7 +8,7 @@ import pytest
 from django.contrib.admin.utils import flatten_fieldsets
 
 from django_ratelimit_lua import Limit
-from django_ratelimit_lua.admin.preview import NUMBERS
+from django_ratelimit_lua.admin import preview
 from django_ratelimit_lua.admin.rules import RuleAdmin
 from django_ratelimit_lua.conf import SETTINGS
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
@@ -28,7 +28,8 @@ def test_an_option_is_everywhere(name: str) -> None:
     assert name in FIELDS
     assert (column.verbose_name, column.help_text) == (row.label, row.help)
     assert name in flatten_fieldsets(RuleAdmin.fieldsets)
-    assert name in NUMBERS or name in ("mode", "on_store_error", "lease", "split")
+
+    assert name in preview.FIELDS or name in ("mode", "on_store_error", "lease", "split")
     assert row.is_general != any(name in algorithm.options for algorithm in ALGORITHMS.values())
     assert set(row.excludes) < set(OPTIONS)
 
