@@ -158,6 +158,9 @@ def main() -> None:
         if asked == "forget":
             provider._ruleset = provider._snapshot = None
             reply: Any = None
+        elif asked == "revision":
+            ruleset = provider.current()
+            reply = None if ruleset is None else ruleset.revision.number
         else:
             reply = ask(**asked)
         print(json.dumps(reply), flush=True)

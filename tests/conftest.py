@@ -18,6 +18,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.provider import start_fresh
@@ -93,6 +94,7 @@ def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(triggers, "retry_in_background", lambda: None)
     monkeypatch.setattr(provider, "compare", None)
     monkeypatch.setattr(heartbeat, "start", lambda: None)
+    monkeypatch.setattr(listener, "start", lambda: None)
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX

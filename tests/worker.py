@@ -19,10 +19,10 @@ class Worker:
     """A process of a site: `worker("ask()")` is what that expression is there."""
 
     def __init__(
-        self, prefix: str, databases: dict[str, Path], *, compare_seconds: float = 3600.0, **settings: Any
+        self, prefix: str, databases: dict[str, Path], *, compare_seconds: float = 3600.0, at: str = "", **settings: Any
     ) -> None:
         given = {
-            "url": url(),
+            "url": at or url(),
             "prefix": prefix,
             "databases": {name: str(path) for name, path in databases.items()},
             "settings": settings,
@@ -36,9 +36,17 @@ class Worker:
         )  # fmt: skip
 
     def __call__(self, line: str) -> Any:
+        self.send(line)
+        return self.answer()
+
+    def send(self, line: str) -> None:
+        """Have that done, without waiting for it."""
         print(line, file=self._process.stdin, flush=True)
+
+    def answer(self) -> Any:
+        """What came of the line that was sent."""
         answer = self._process.stdout.readline()
-        assert answer, f"the process ended at {line}"
+        assert answer, "the process has ended"
         succeeded, value = json.loads(answer)
         assert succeeded, value
         return value

@@ -90,7 +90,9 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.urls import path
 
+from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import restore
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import (
     RateLimitChange,
@@ -105,6 +107,7 @@ from django_ratelimit_lua.publishing import publish as publishing
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.store import get_store
 
@@ -128,6 +131,9 @@ def ask(address: str = "127.0.0.1", user: Any = None, key: str | None = None) ->
     return dict(json.loads(response.content)) if response.status_code == 200 else "refused"
 
 
+limiter = RateLimiter("limiter", "3/h")
+
+
 def rule(name: str = "site", **fields: Any) -> int:
     given = {"path": "/", "key": "ip", "limit": 10**6, "unit": "h", **fields}
     return RateLimitRule.objects.create(name=name, **given).pk
@@ -146,6 +152,35 @@ def edit(limit: int, name: str = "site") -> int:
 
 
 direct = redis.Redis.from_url(GIVEN["url"])
+
+
+def watch(question: str, seconds: float = 5.0) -> float:
+    """Ask until the answer is another one; the moment (monotonic) at which was asked last what was answered as before.
+
+    The clock is that of all processes.
+    """
+    before, asked_at = run(question), time.monotonic()
+    print(json.dumps([True, "watching"]), flush=True)
+    end = asked_at + seconds
+    while time.monotonic() < end:
+        began = time.monotonic()
+        if run(question) != before:
+            return asked_at
+        asked_at = began
+        time.sleep(0.001)
+    raise AssertionError(f"{question} is {before} for ever")
+
+
+def timed(statement: str) -> float:
+    """The moment at which that had come to its end."""
+    run(statement)
+    return time.monotonic()
+
+
+def hears() -> bool:
+    """Whether this process hears of changes now, and knows the current rules."""
+    listener.start()
+    return listener.is_listening and freshness._known is not None
 
 
 def empty_redis() -> None:

@@ -204,9 +204,6 @@ class Conf:
     BODY_BYTES = Setting(65536, Whole(what="number of bytes", note=", such as 65536"),
         "the largest body that keys and overrides by one of its fields look at, see :doc:`keys`; ``0``: none")
     RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
-    RULES_MAX_AGE = Setting(None, or_none(Number(3600, "number of seconds", ", such as 1")),
-        "seconds that a request which meets no rule may go by rules as old as that, without asking, see :doc:`rules`; "
-        "in a cluster, seconds that any request may", shown="``0``; ``1`` in a cluster")
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
         "days that the history of rules, and overrides that have ended, are kept in the database; ``None``: for good, "
         "see :doc:`rules`")

@@ -18,8 +18,9 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
+from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
-from ..rules.provider import current, load, verified
+from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import Patience, get_store
@@ -27,11 +28,16 @@ from .counters import counters
 from .deny_cache import deny_cache
 from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
+from .listener import listener
 from .run import Wait, Waiting, arun, run
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
 request anyway."""
+
+RULES_SHARE = 4
+"""A decision waits for the answer whether it goes by the current rules for one of so many parts of its time at most,
+where that is asked apart: a master of the rules that hangs leaves the others the time to decide."""
 
 clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
@@ -124,6 +130,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """The one loop of "the rules were stale: load them and plan again"."""
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
+    listener.start()
     stale: StaleRules | None = None
     before: Ruleset | None = None
     for attempt in range(FENCED_ATTEMPTS + 1):
@@ -144,7 +151,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 return Outcome(Decision(True))
             call = replace(plan.call, revision=None, subjects=()) if is_last else plan.call
             try:
-                decision = yield from answered(call)
+                decision = yield from answered(call, patience)
             except StaleRules as error:
                 stale = error
                 if not error.records:
@@ -154,8 +161,6 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
             else:
                 if is_last:
                     decision = replace(decision, revision=ruleset.revision.number)
-                elif decision.source == "redis":
-                    verified()  # Until newer rules are pushed: see `RequestPlanner.plan`.
                 outcome = _outcome(plan, call, decision)
                 for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
                     yield wait
@@ -185,7 +190,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     return Outcome(decision, outcomes)
 
 
-def answered(call: Call) -> Waiting[Decision]:
+def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     """The decision about a call: of Redis, or of whoever answers in its place. Raises `StaleRules` where the call goes
     by rules that are not the current ones, and nothing where Redis cannot be asked."""
     if not conf.ENABLE or not (call.charges or call.revision is not None):
@@ -198,6 +203,11 @@ def answered(call: Call) -> Waiting[Decision]:
     for charge in call.charges:
         is_hot = is_hot or charge.limit.is_hot
     try:
+        if _is_compared_apart(call):
+            if freshness.is_due(call):
+                yield from _compare(call, patience or Patience(conf.TIMEOUT))
+            if not call.charges:
+                return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
             decision = yield from _by_process(call, is_hot=is_hot)
         else:
@@ -211,6 +221,34 @@ def answered(call: Call) -> Waiting[Decision]:
     if decision.source == "redis":
         fallback_limiter.remember(call, decision)
     return decision
+
+
+def _is_compared_apart(call: Call) -> bool:
+    """Whether no call is made for its charges that tells, too, that it goes by stale rules or overrides.
+
+    On one server it is made for who has overrides, also where nothing is counted: whoever is blocked, or exempt.
+    """
+    if not get_store().compares_rules:
+        return True
+    if call.charges:
+        return all(charge.limit.split for charge in call.charges)
+    return not any(subject.tag for subject in call.subjects)
+
+
+def _compare(call: Call, patience: Patience) -> Waiting[None]:
+    """Ask whether a call goes by the current rules and overrides. Raises `StaleRules`; where that cannot be asked, and
+    something is to be counted, the rules that are known hold."""
+    question = replace(call, charges=(), operation="peek", partial=False, hit_at=None)
+    asked_at, share, store = time.monotonic(), patience.share(RULES_SHARE if call.charges else 1), get_store()
+    try:
+        yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
+    except StoreError:
+        if not call.charges:
+            raise
+    else:
+        freshness.confirm_call(call, asked_at)
+    finally:
+        patience.take_back(share)
 
 
 def _by_process(call: Call, *, is_hot: bool) -> Waiting[Decision]:

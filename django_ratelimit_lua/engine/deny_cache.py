@@ -2,8 +2,9 @@
 
 A refusal stays true until its `retry_after` if nothing is given back, reset or edited. So the same question (the same
 limits, identities, costs, rules) may be answered from memory until then, at most `RATELIMIT_DENY_CACHE_SECONDS`. What
-this process gives back, resets or learns of rules clears what it is about at once; of what other processes do, it hears
-when the moment is over. A flood of one identity then costs one call a second and process.
+this process gives back, resets or learns of rules clears what it is about at once, and what others reset or edit as
+soon as it hears of it (`listener`); of what others give back, it hears when the moment is over. A flood of one identity
+then costs one call a second and process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
 from ..rules import provider
 
+UNHEARD_SECONDS = 1.0
+"""For how long a refusal is repeated at most while this process does not hear of what others change."""
+
 MOST, MOST_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
 
@@ -43,7 +47,9 @@ class CachedDenial:
 
 
 class DenyCache:
-    """The refusals of this process, by what was asked."""
+    """The refusals of this process, by what was asked. `hears`: whether it is told what other processes change."""
+
+    hears = False
 
     def __init__(self) -> None:
         self._generation = 0
@@ -77,7 +83,8 @@ class DenyCache:
             return
         asked_at, generation = begun
         retry = decision.retry_after
-        until = asked_at + (conf.DENY_CACHE_SECONDS if retry is None else min(retry, conf.DENY_CACHE_SECONDS))
+        seconds = conf.DENY_CACHE_SECONDS if self.hears else min(conf.DENY_CACHE_SECONDS, UNHEARD_SECONDS)
+        until = asked_at + (seconds if retry is None else min(retry, seconds))
         denial = CachedDenial(tuple([charge.limit for charge in call.charges]), decision, time.monotonic(), until)
         with self._lock:
             if generation == self._generation:

@@ -30,7 +30,6 @@ from ..limits.decision import Decision, LimitState, Source
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork, start_thread
 from ..store import Patience, get_store, last_patience
-from ..store.freshness import fence, without
 from .counters import counters
 from .deny_cache import deny_cache
 from .fallback import Steps
@@ -69,7 +68,7 @@ class Lease:
     def __init__(self, call: Call, charge: Charge) -> None:
         self.limit = charge.limit
         self.digest = charge.digest
-        self._refund = replace(without(call), operation="refund", partial=False)
+        self._refund = replace(call, revision=None, subjects=(), operation="refund", partial=False)
         self._lock = threading.Lock()
         self._batches: deque[Batch] = deque()
         self._expired: list[Batch] = []
@@ -356,7 +355,7 @@ def decide_here(call: Call) -> Steps:
 
 def _decide_once(call: Call) -> Steps:
     here = LocalPart(call)
-    yield from _decide_splits(call, here)
+    _decide_splits(call, here)
     is_refused = here.split is not None and not here.split.allowed
     asked = replace(call, operation="peek") if is_refused and call.operation == "hit" else call
     rest: list[int] = []
@@ -405,7 +404,7 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
     return Decision(allowed, states, granted, wait, source, moment, call.revision_number, moments or None)
 
 
-def _decide_splits(call: Call, here: LocalPart) -> Generator[Call, Decision, None]:
+def _decide_splits(call: Call, here: LocalPart) -> None:
     """Decide what is split by this process's part of it."""
     places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
     if not places or call.now is not None:  # A clock of the caller's own is not this process's.
@@ -413,15 +412,9 @@ def _decide_splits(call: Call, here: LocalPart) -> Generator[Call, Decision, Non
     heartbeat.start()
     if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
         return  # Not known in the first moments of a process: until then it is one count, in Redis.
-    if len(places) == len(call.charges):
-        yield from fence.verify(call, _ask, needed=False)
     here.splits = replace(call, charges=[call.charges[place] for place in places])
     here.split = counters.decide(here.splits)
     here.states.update(zip(places, here.split.limits, strict=True))
-
-
-def _ask(call: Call) -> Generator[Call, Decision, None]:
-    yield call
 
 
 def _is_leased(call: Call, charge: Charge) -> bool:

@@ -60,6 +60,9 @@ class BoundedMap(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
     def get(self, key: K) -> V | None:
         """What is kept under a key."""
         entry = self._entries.get(key)

@@ -13,7 +13,8 @@ ARGV[5]         the ids of the keys that the subjects' digests were made with
 ARGV[6]         1: take the place of another database, or of a newer format
 ARGV[7]         seconds after which it goes away by itself; 0: never
 ARGV[8]         the format of the snapshot; what is published in a newer one is only replaced if ARGV[6] is 1
-ARGV[9]         how many subjects have no overrides any more; then these, then subject and record for each that has
+ARGV[9]         the channel on which all processes are told that there are new rules
+ARGV[10]        how many subjects have no overrides any more; then these, then subject and record for each that has
 returns         the revision that is published now: ARGV[2], or another, and then nothing was changed
 ]]
 
@@ -31,10 +32,12 @@ if made and redis.call('HGET', made, 'revision') ~= ARGV[2] then return current 
 
 if beside ~= rules then redis.call('DEL', beside) end
 if made then redis.call('RENAME', made, rules) end
-local removed = tonumber(ARGV[9])
-for i = 10, 9 + removed do redis.call('HDEL', rules, ARGV[i]) end
-for i = 10 + removed, #ARGV, 2 do redis.call('HSET', rules, ARGV[i], ARGV[i + 1]) end
+local removed = tonumber(ARGV[10])
+for i = 11, 10 + removed do redis.call('HDEL', rules, ARGV[i]) end
+for i = 11 + removed, #ARGV, 2 do redis.call('HSET', rules, ARGV[i], ARGV[i + 1]) end
 redis.call('HSET', rules, 'revision', ARGV[2], 'rules', ARGV[3], 'database', ARGV[4], 'keys', ARGV[5],
   'format', ARGV[8])
 if ARGV[7] == '0' then redis.call('PERSIST', rules) else redis.call('EXPIRE', rules, ARGV[7]) end
+-- Whoever may not publish on the channel is obeyed all the same: the others ask once a second.
+redis.pcall('PUBLISH', ARGV[9], 'rules ' .. ARGV[2])
 return ARGV[2]

@@ -24,6 +24,7 @@ from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
 from django.utils import timezone
 
+from ..conf import conf
 from ..engine.deny_cache import deny_cache
 from ..exceptions import LimitError, StoreError
 from ..identity import key_ids, secrets_by_id
@@ -34,10 +35,11 @@ from ..models.change import Risen
 from ..models.override import OverrideQuerySet, microseconds
 from ..process.forks import start_thread
 from ..rules import provider
+from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, record
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
-from ..store import PATIENCE, get_store
+from ..store import PATIENCE, channel_of, get_store
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -168,6 +170,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             written[SWEPT] = b"%d" % microseconds(moment)
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             deny_cache.clear()
+            freshness.expire()
             _sweep(using)
             return row.number
     raise StoreError("rules are being changed too fast to be published")
@@ -229,7 +232,8 @@ def compare_and_publish(
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
         published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
-        b"%d" % lifetime, b"%d" % FORMAT, b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
+        b"%d" % lifetime, b"%d" % FORMAT, channel_of(conf.CACHE_PREFIX),
+        b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
     ]  # fmt: skip
     provider.written.add(published.key)
     reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)

@@ -20,6 +20,7 @@ from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
 from ..process.forks import renew_after_fork, start_thread
 from ..store import PATIENCE, Patience, get_store
+from .freshness import freshness
 from .overrides import override_cache
 from .problems import problems
 from .ruleset import Ruleset, settings_rules
@@ -29,6 +30,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are requests."""
+
+ASK_SECONDS = 1.0
+"""For how long the background waits for the answer whether there are other rules."""
 
 MANY = 1000
 """More rules than these are loaded by a thread of their own, while the old ones go on."""
@@ -75,7 +79,7 @@ _snapshot: Mapping[str, Any] | None = None
 _lock, _lock_of_loading = Lock(), Lock()
 _loading: Event | None = None
 _unread: tuple[bytes, bytes | None] | None = None
-_verified_at = _unanswered_at = float("-inf")
+_unanswered_at = float("-inf")
 _compare_at = float("-inf")
 
 
@@ -278,22 +282,34 @@ def reload() -> Ruleset:
     return load(StaleRules(Revision(-1, b"")))
 
 
-def is_due(ruleset: Ruleset) -> bool:
-    """Whether a request that meets no rule has to ask whether that is still so."""
-    age = conf.RULES_MAX_AGE or 0.0
-    return ruleset.fence is not None and (age == 0.0 or time.monotonic() - _verified_at >= age)
-
-
-def verified() -> None:
-    """Note that the rules of this process were the current ones just now."""
-    global _verified_at
-    _verified_at = time.monotonic()
+def compare_with_published() -> None:
+    """Ask whether the rules of this process are the ones that are published, and load them where they are not; for the
+    background. Raises `StoreError`."""
+    for _ in range(2):
+        ruleset = current()
+        if ruleset is None or ruleset.fence is None:
+            return
+        asked_at = time.monotonic()
+        patience = Patience(ASK_SECONDS)
+        text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
+        if text == ruleset.revision.text:
+            freshness.confirm(ruleset.fence, ruleset.revision, asked_at)
+            return
+        # Until they are loaded, whoever comes finds out by itself that they are stale.
+        freshness.expire()
+        _tell()
+        try:
+            revision = Revision.read(text)
+        except ValueError:
+            revision = Revision(-1, text)
+        load(StaleRules(revision), Patience(PATIENCE))
 
 
 def start_fresh() -> None:
     """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
     global _ruleset, _snapshot
     _ruleset, _snapshot = None, {}
+    freshness.expire()
     problems.clear()
     override_cache.clear()
 

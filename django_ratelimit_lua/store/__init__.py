@@ -6,12 +6,25 @@ from django.core.signals import setting_changed
 
 from ..conf import conf
 from .connection_params import ConnectionParams, why_unusable
+from .exchange import RESET, RULES, channel_of
 from .factory import ClusterConnectionFactory
 from .patience import Patience
 from .server import Store
 from .sharded import ShardedStore
+from .subscription import Subscription
 
-__all__ = ["ClusterConnectionFactory", "Patience", "Store", "get_store", "last_patience", "why_unusable"]
+__all__ = [
+    "RESET",
+    "RULES",
+    "ClusterConnectionFactory",
+    "Patience",
+    "Store",
+    "Subscription",
+    "channel_of",
+    "get_store",
+    "last_patience",
+    "why_unusable",
+]
 
 PATIENCE = 5.0
 """Seconds that a command may take which no request waits for."""

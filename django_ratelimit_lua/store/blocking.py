@@ -50,6 +50,13 @@ class Link:
             self._connect(patience)
         return self._perform(question.exchange(), patience)
 
+    @property
+    def sock(self) -> Any:
+        """The socket, of one that was asked something, for who goes on alone from there."""
+        if self._sock is None:
+            raise RedisConnectionError("the connection was closed")
+        return self._sock
+
     def close(self) -> None:
         """Close it; the next question opens it anew."""
         sock, self._sock = self._sock, None

@@ -123,6 +123,11 @@ class Replies:
             raise InvalidResponse("more than was asked for")
         return True
 
+    @property
+    def is_between(self) -> bool:
+        """Whether nothing of the next reply has come yet."""
+        return not self._data and not self._open
+
     def _add(self, reply: Any) -> None:
         while self._open:
             items, size = self._open[-1]
@@ -200,6 +205,19 @@ class Question(NamedTuple):
         return self.read(_checked(replies[-1]))
 
 
+def channel_of(prefix: bytes) -> bytes:
+    """The channel on which processes that share a prefix tell each other of changes: that of the rules, by publishing
+    (`RULES <revision>`), and what was reset (`RESET <digest> <digest> ...`)."""
+    return prefix + b"changes"
+
+
+RULES, RESET = b"rules", b"reset"
+# Whoever may not publish deletes all the same.
+_DELETE = b"""local count = redis.call('DEL', unpack(KEYS))
+redis.pcall('PUBLISH', ARGV[1], ARGV[2])
+return count"""
+
+
 def evalsha(call: Call, token: bytes) -> bytes:
     """The one command that decides a call; its reply ends with the token."""
     keys = call.keys()
@@ -220,8 +238,11 @@ def to_decide(call: Call) -> Question:
 
 
 def to_delete(call: Call) -> Question:
-    """Delete what a call's limits have counted."""
-    return Question(command(b"DEL", *replace(call, revision=None).keys()), _number_of_keys)
+    """Delete what a call's limits have counted, and tell all processes whose that was."""
+    keys = replace(call, revision=None).keys()
+    message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
+    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, channel_of(call.prefix), message)
+    return Question(command(*parts), _number_of_keys)
 
 
 def to_execute(*parts: bytes) -> Question:

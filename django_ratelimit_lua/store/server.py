@@ -106,6 +106,9 @@ class Store:
     decisions is down until it has decided for a while without one.
     """
 
+    compares_rules = True
+    """Whether the call that counts tells, too, that it goes by stale rules. Else only a call without charges does."""
+
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._params = params
         self._timeout = timeout

@@ -27,10 +27,6 @@ class Throttle(Protocol):
     def name(self) -> str:
         """The name of the call site."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a rule could have it count the request."""
-
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """What it charges, by the rules in force."""
 
@@ -49,7 +45,6 @@ class BatchDecision:
             lambda ruleset: [throttle.place(request, view, ruleset) for throttle in throttles],
             now=round(clocks[0]() * SECOND) if clocks else None,
             has_blocks=any(throttle.everywhere for throttle in throttles),
-            may_change=lambda: any(throttle.is_open for throttle in throttles),
         )
         outcome = decide(planner)
         decision = outcome.decision

@@ -166,11 +166,6 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """What its counts are kept under."""
         return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a rule could have it count the request: where it has named whom to count, or was not asked yet."""
-        return self.everywhere or self.key is not None or self.num_requests is None
-
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """What it charges, by the rules in force."""
         charge = self.prepare(request, view)
@@ -278,11 +273,6 @@ class ScopedRateThrottle(UserRateThrottle):
         """As rules of the view's scope say, too; nothing for a view without one."""
         self.scope = getattr(view, self.scope_attr, None)
         return super().place(request, view, ruleset) if self.scope else Place(())
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the view has a scope, so that a rule could be named like it."""
-        return bool(self.scope) and super().is_open
 
 
 class RuleThrottle(SimpleRateThrottle):

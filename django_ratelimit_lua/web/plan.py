@@ -27,7 +27,6 @@ from ..limits.decision import Decision, LimitState
 from ..limits.rate import SECOND, Rate
 from ..rules.overrides import USER, SubjectRef, override_cache
 from ..rules.problems import problems
-from ..rules.provider import is_due
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
@@ -85,7 +84,6 @@ class RequestPlanner:
       which places there are by the rules in force (None: the request is exempt);
     - `now`: microseconds since 1970, for a clock of the caller's own;
     - `has_blocks`: who is blocked whatever rule there is, is refused even where nothing is charged;
-    - `may_change`: whether other rules than these could charge anything;
     - `on_error`: hears of the names of rules that cannot be applied, and nothing is raised.
 
     After `gather`: `ruleset`: the rules it went by; `charges`: before overrides; `subjects`: whom these may be about.
@@ -102,7 +100,6 @@ class RequestPlanner:
         *,
         now: int | None = None,
         has_blocks: bool = False,
-        may_change: Callable[[], bool] = lambda: True,
         on_error: OnError | None = None,
     ) -> None:
         self.request = request
@@ -115,7 +112,6 @@ class RequestPlanner:
         self._operation: Operation = operation
         self._now = now
         self._has_blocks = has_blocks
-        self._may_change = may_change
         self._on_error = on_error
         self._state = request_state(request)
 
@@ -262,8 +258,6 @@ class RequestPlanner:
             subjects = overrides.subjects()
             if overrides:
                 charges, block = apply_overrides(charges, overrides, ruleset, self.has_blocks)
-        elif not charges and not (self._may_change() and is_due(ruleset)):
-            return None  # Until newer rules are pushed: else it is asked whether these are still the rules.
         is_refused = block is not None
         counted: list[Charge] = []
         for planned in charges:

@@ -23,15 +23,15 @@ from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Subject
+from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
-from django_ratelimit_lua.store.freshness import APART_MAX_AGE, EARLY, Fence, alone
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
 from tests.calls import decide
@@ -220,7 +220,7 @@ def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, setti
 
 
 @pytest.mark.django_db(transaction=True)
-def test_edits_of_rules_hold_within_the_second(cluster: Cluster, settings: Any) -> None:
+def test_edits_of_rules_hold_within_the_second(cluster: Cluster) -> None:
     """The rules live in another slot: they are asked for apart, once a second, and an edit by anybody is found then."""
     limiter = RateLimiter("mail", "100/h")
     assert limiter.hit("x").limits[0].limit == 100
@@ -236,7 +236,6 @@ def test_edits_of_rules_hold_within_the_second(cluster: Cluster, settings: Any) 
     for _ in range(20):
         limiter.hit("y")
     assert sum(served().values()) <= 22
-    settings.RATELIMIT_RULES_MAX_AGE = 0
     RateLimitRule.objects.update(limit=6)
     assert limiter.hit("z").limits[0].limit == 6
     publish(rebuild=True)
@@ -363,7 +362,7 @@ def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mort
 
     async def stopped() -> list[Any]:
         await burst()
-        await asyncio.sleep(APART_MAX_AGE)
+        await asyncio.sleep(MAX_AGE)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
             return await burst()
@@ -374,7 +373,7 @@ def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mort
     start_fresh()
     for name in others:
         limiter.hit(name)
-    time.sleep(APART_MAX_AGE)
+    time.sleep(MAX_AGE)
     os.kill(victim.pid, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(40) as pool:
@@ -386,23 +385,34 @@ def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(mort
 
 def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
     """While it asks, the others go on for as long as what they know is not too old; then everybody asks."""
-    asked, now = Fence(), time.monotonic()
+    now = time.monotonic()
     charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
     one, other = (
         Call(charges, revision=NO_RULES, subjects=(Subject(name * 32, b"t"),), prefix=b"p:") for name in (b"a", b"b")
     )
-    assert asked.is_due(one)
-    assert asked.is_due(one)
-    asked.passed(one, now)
-    assert not asked.is_due(one)
-    asked.passed(one, now - APART_MAX_AGE * EARLY)
-    assert [asked.is_due(one) for _ in range(3)] == [True, False, False]
-    assert asked.is_due(alone(one))  # The question itself is asked.
-    assert asked.is_due(other)
-    asked.passed(one, now)
-    assert not asked.is_due(one)
-    asked.passed(one, now - APART_MAX_AGE)
-    assert [asked.is_due(one) for _ in range(3)] == [True, True, True]
+
+    def asks(age: float, call: Call = one) -> list[bool]:
+        freshness = Freshness()
+        freshness.confirm_call(one, now - age)
+        return [freshness.is_due(call) for _ in range(3)]
+
+    assert [Freshness().is_due(one) for _ in range(2)] == [True, True]
+    assert asks(0) == [False, False, False]
+    assert asks(EARLY) == [True, False, False]
+    assert asks(MAX_AGE) == [True, True, True]
+    assert asks(0, other) == [True, True, True]
+    assert asks(0, replace(one, revision=Revision(1, b"1"))) == [True, True, True]
+
+
+def test_what_was_asked_before_a_change_confirms_nothing() -> None:
+    """An answer that is still on its way while this process publishes, or hears that somebody has."""
+    freshness, asked_at = Freshness(), time.monotonic()
+    call = Call([], revision=NO_RULES, fence=b"f")
+    freshness.expire()
+    freshness.confirm_call(call, asked_at)
+    assert freshness.is_due(call)
+    freshness.confirm_call(call, time.monotonic())
+    assert not freshness.is_due(call)
 
 
 def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: Any) -> None:

@@ -31,9 +31,9 @@ from django_ratelimit_lua.limits.call import Call, Revision, Subject
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownNames, known_call_sites
+from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import start_fresh
-from django_ratelimit_lua.store.freshness import fence
 from tests.kept import kept
 
 MANY, BOUND, FEW = 1_500, 500, 400
@@ -163,7 +163,7 @@ def overrides() -> None:
 def subjects() -> None:
     for number in range(MANY):
         call = Call([], revision=Revision(1, ""), fence=b"f", subjects=[Subject(digest(str(number)))])
-        fence.passed(call, 0.0)
+        freshness.confirm_call(call, 0.0)
 
 
 WITHOUT_REDIS = (

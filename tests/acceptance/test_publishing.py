@@ -47,9 +47,9 @@ EDITS = [
      {"site": 51, "other": 700}),
     ("RateLimitOverride.objects.filter(rule__name='other').delete()", {"site": 51, "other": 500}),
     ("RateLimitRule.objects.filter(name='other').delete()", {"site": 51}),
-    ("text = code.export() ;; code.apply(text.replace('51', '52'))", {"site": 52}),
+    ("text = rules_yaml.export() ;; rules_yaml.apply(text.replace('51', '52'))", {"site": 52}),
     ("restore(RateLimitChange.objects.using('default').filter(name='site', after__rate='40/h').first())", {"site": 40}),
-    ("RateLimitRule.objects.all().delete() ;; code.apply(text)", {"site": 51}),
+    ("RateLimitRule.objects.all().delete() ;; rules_yaml.apply(text)", {"site": 51}),
     ("call_command('ratelimit_rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
     ("call_command('ratelimit_rules', 'mode', 'site', 'enforce', verbosity=0, stdout=open(os.devnull, 'w'))",
      {"site": 51}),
@@ -107,7 +107,7 @@ def test_two_sites_on_one_redis_go_by_their_own_rules(
     assert here("[said, list(health().problems)]") == [[], []]
     found = "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
     assert [there(found), here(found)] == [["django_ratelimit_lua.W013"], []]
-    assert direct.ttl(f"{prefix}{{rules}}:{there('current.database')}") > 86_400
+    assert direct.ttl(f"{prefix}{{rules}}:{there('provider.database')}") > 86_400
     there("call_command('ratelimit_rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
     for _ in range(2):
         assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1001}, {"site": 2002}, {"site": 2002}]

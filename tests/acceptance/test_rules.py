@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats.refusals import refusal_counts
 
@@ -341,21 +343,30 @@ def test_what_cannot_even_be_read_is_skipped_loudly(caplog: Any, direct: redis.R
     assert "An override is skipped" in caplog.text
 
 
-def test_requests_that_meet_no_rule_may_go_unasked(settings: Any, direct: redis.Redis) -> None:
-    """For as long as `RATELIMIT_RULES_MAX_AGE` says; by default each asks, in one call."""
-    get("/other")
-    direct.config_resetstat()
-    get("/other", 3)
-    assert direct.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
-    settings.RATELIMIT_RULES_MAX_AGE = 3600
+def test_requests_that_meet_no_rule_go_unasked(monkeypatch: pytest.MonkeyPatch, direct: redis.Redis) -> None:
+    """As long as it is known that there is none: by what was asked less than a second ago, by anybody."""
     get("/other")
     direct.config_resetstat()
     get("/other", 3)
     assert "cmdstat_evalsha" not in direct.info("commandstats")
-    settings.RATELIMIT_RULES_MAX_AGE = 0.001
-    stale_process(lambda: rule(limit=0))
-    threading.Event().wait(0.01)
+    known = stale_process(lambda: rule(limit=0))
+    freshness.confirm(known.fence, known.revision, time.monotonic())  # By whoever asked just before.
+    assert get("/other") == [200]
+    monkeypatch.setattr("django_ratelimit_lua.rules.freshness.MAX_AGE", 0.0)
     assert get("/other") == [429]
+
+
+def test_who_is_blocked_without_a_rule_is_asked_about_once(direct: redis.Redis) -> None:
+    """What is known to be written about an address holds as long as the revision does."""
+    block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    assert get("/other", 3) == [200] * 3
+    direct.config_resetstat()
+    assert get("/other", 3) == [200] * 3
+    assert "cmdstat_evalsha" not in direct.info("commandstats")
+    block.delete()
+    assert get("/other", REMOTE_ADDR="203.0.113.9") == [200]
+    RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
+    assert get("/other", 3) == [429] * 3
 
 
 def test_a_view_without_a_limit_is_limited_by_a_rule_of_its_name() -> None:

@@ -51,7 +51,6 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("CACHE_PREFIX", "a{b}", "without braces"),
         ("ALGORITHM", "lucky", "choose one of: token_bucket"),
         ("TIMEOUT", 0, "above 0"),
-        ("RULES_MAX_AGE", -1, "from 0"),
         ("HISTORY_DAYS", 0, "above 0"),
         ("INSTANCE_WEIGHT", 0, "above 0"),
         ("LOCAL_FLOOR", -1, "from 0"),

@@ -1,0 +1,144 @@
+"""Hears of changes that other processes make, and forgets at once what they have made wrong here.
+
+Publishing rules, and resetting a count, also send a message on a channel. One listener in each process hears it within
+milliseconds, loads the rules that are new, and drops the refusals and leases of who was reset. Twice a second it asks
+besides whether the rules are the current ones, as a message may be lost: with a connection that breaks, or where the
+user of Redis may not use channels. A message is nothing but a reason to ask: whoever sends a wrong one loosens nothing.
+
+Where it cannot run, or Redis cannot be asked, decisions ask by themselves (`rules/freshness.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+from django.core.signals import setting_changed
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..process.forks import renew_after_fork
+from ..process.tasks import Task
+from ..rules import provider
+from ..store import RESET, RULES, Patience, Subscription, channel_of
+from .deny_cache import deny_cache
+from .leases import leases
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+ASK_SECONDS = 0.5
+"""How often it is asked whether the rules are current: twice as often as they may be old."""
+SHORTEST = 0.01
+"""Seconds between two of these questions, however many messages come."""
+CONNECT_SECONDS = 1.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+"""Seconds until the next try to connect: twice as long after each, and a quarter more or less by chance."""
+
+
+class Listener:
+    """The one of this process."""
+
+    def __init__(self) -> None:
+        self._begin()
+        self.task = Task("listener", self._step)
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        # A child has connections of its own; letting go of this one closes the child's copy only.
+        self._subscription: Subscription | None = None
+        self._connect_at = self._ask_at = self._asked_at = float("-inf")
+        self._pause = FIRST_PAUSE
+        self._is_told_to_renew = False
+        self.error = ""
+        """Why it hears nothing at the moment; empty where it does, or was not started."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether changes are heard of as soon as they are made."""
+        return self._subscription is not None
+
+    def start(self) -> None:
+        """Start listening, unless that has begun."""
+        if not self.task.is_running:
+            self.task.start()
+
+    def renew(self) -> None:
+        """Other settings name another server, or another channel."""
+        self._is_told_to_renew = True
+
+    def _step(self) -> float:
+        channel = channel_of(conf.CACHE_PREFIX)
+        if self._subscription is not None and (self._is_told_to_renew or self._subscription.channel != channel):
+            self._subscription.close()
+            self._subscription, self._connect_at = None, float("-inf")
+        self._is_told_to_renew = False
+        if self._subscription is None and time.monotonic() >= self._connect_at:
+            self._connect(channel)
+        if time.monotonic() >= self._ask_at:
+            self._ask()
+        seconds = self._ask_at - time.monotonic()
+        if self._subscription is None:
+            return max(min(seconds, self._connect_at - time.monotonic()), SHORTEST)
+        try:
+            self._hear(self._subscription.receive(seconds))
+        except StoreError as error:
+            self._lost(error)
+        return 0.0
+
+    def _connect(self, channel: bytes) -> None:
+        try:
+            self._subscription = Subscription(channel, Patience(CONNECT_SECONDS))
+        except StoreError as error:
+            self._lost(error)
+            return
+        self._pause, self.error = FIRST_PAUSE, ""
+        # Nobody knows what was sent until now.
+        deny_cache.clear()
+        deny_cache.hears = True
+        self._ask_at = float("-inf")
+
+    def _lost(self, error: StoreError) -> None:
+        if not self.error:
+            logger.info("Changes of rules are asked for, twice a second, as they cannot be heard of: %s", error)
+        self._subscription, self.error = None, str(error)
+        deny_cache.hears = False
+        deny_cache.clear()
+        self._connect_at = time.monotonic() + self._pause * random.uniform(0.75, 1.25)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+    def _ask(self) -> None:
+        self._asked_at = time.monotonic()
+        self._ask_at = self._asked_at + ASK_SECONDS
+        try:
+            provider.compare_with_published()
+        except StoreError as error:  # Whoever decides meanwhile asks by itself.
+            logger.debug("It cannot be asked whether the rules are current: %s", error)
+
+    def _hear(self, messages: Iterable[bytes]) -> None:
+        reset: set[bytes] = set()
+        ruleset = provider.current()
+        is_known = RULES + b" " + (b"" if ruleset is None else ruleset.revision.text)
+        for message in messages:
+            kind, *digests = message.split(b" ")
+            if kind == RESET:
+                reset.update(digests)
+            elif message != is_known:  # Other rules; or what only another version understands.
+                self._ask_at = min(self._ask_at, self._asked_at + SHORTEST)
+                if kind != RULES:
+                    deny_cache.clear()
+        if reset:
+            leases.drop(reset)
+            deny_cache.forget(reset)
+
+
+listener = Listener()
+
+
+def _settings_changed(*, setting: str, **kwargs: object) -> None:
+    if setting.startswith("RATELIMIT_") or setting == "CACHES":
+        listener.renew()
+
+
+setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.engine.listener")
