@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import django
@@ -20,9 +21,12 @@ from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client, RequestFactory, override_settings  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
+from django_ratelimit_lua.engine.counters import Counters  # noqa: E402
 from django_ratelimit_lua.engine.decide import build_call  # noqa: E402
+from django_ratelimit_lua.engine.heartbeat import BEAT_SECONDS, Heartbeat  # noqa: E402
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS  # noqa: E402
 from django_ratelimit_lua.limits.call import Charge  # noqa: E402
+from django_ratelimit_lua.limits.limit import Limit  # noqa: E402
 from django_ratelimit_lua.store import exchange  # noqa: E402
 from tests.bench_rules import bench_rules  # noqa: E402
 from tests.bench_scale import bench_scale  # noqa: E402
@@ -244,6 +248,34 @@ def deny_cache() -> None:
     print(f"{wall / memory_wall:.0f} times less\naim: under 12 µs, at least 10 times less\n")
 
 
+def outage() -> None:
+    """A decision by this process's share, where little is counted and where much is."""
+    limit, costs = Limit("outage", "100000/h", algorithm="sliding_log"), {}
+    for units in (10, 10_000):
+        counted, call = Counters(), build_call([Charge(limit, b"o" * 32)])
+        for _ in range(units):
+            counted.decide(call)
+        costs[f"{units} units"] = partial(counted.decide, build_call([Charge(limit, b"o" * 32)], "peek"))
+    (few, _), (many, _) = interleaved(costs).values()
+    print(f"a decision without Redis: {few:.1f} µs where 10 units are counted,", end=" ")
+    print(f"{many:.1f} µs where 10,000 are, {many / few:.2f} times as much\naim: at most 1.5 times\n")
+
+
+def heartbeats() -> None:
+    """Script time of a heartbeat of ten processes and of a thousand, which beat every two seconds."""
+    processes, taken = [Heartbeat() for _ in range(1000)], []
+    for count in (10, 1000):
+        for process in processes[:count]:
+            process.beat()
+        DIRECT.config_resetstat()
+        for number in range(500):
+            processes[number % count].beat()
+        taken.append(DIRECT.info("commandstats")["cmdstat_eval"]["usec_per_call"])
+    share = taken[1] * 1000 / BEAT_SECONDS / 1e6
+    print(f"a heartbeat of 10 processes: {taken[0]:.1f} µs of script time; of 1,000: {taken[1]:.1f} µs,", end=" ")
+    print(f"{share:.1%} of a core in all\naim: at most twice as much, and 5 %\n")
+
+
 def main() -> None:
     call_command("migrate", verbosity=0)
     sha = DIRECT.script_load(BARE)
@@ -255,6 +287,8 @@ def main() -> None:
     faces()
     memory()
     deny_cache()
+    outage()
+    heartbeats()
     bench_rules()
     bench_scale()
     server.stop()
