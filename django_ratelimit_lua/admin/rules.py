@@ -142,7 +142,7 @@ class RuleAdmin(ActingAdmin):
         """With how often each limit was exceeded."""
         counts = request_state(request).refusals
 
-        @admin.display(description=_("over the limit in 7 days"))
+        @admin.display(description=_("refused (7 days)"))
         def exceeded_in_days(rule: RateLimitRule) -> str:
             of = counts.get(rule.name, {})
             refused, would_be = of.get("enforce", 0), of.get("shadow", 0)

@@ -140,7 +140,7 @@ class Options(TypedDict, total=False):
             "Token bucket and fixed window: units that a process takes at once and spends without asking Redis, for "
             "keys that are used very often."
         ),
-        words=_("up to %(lease)s taken ahead"), excludes=_NEEDS_REDIS,
+        words=_("leases of up to %(lease)s"), excludes=_NEEDS_REDIS,
     )]
     split: Annotated[Split | None, Option(
         None, Choice(get_args(Split), "choose None or one of"), _("split"),

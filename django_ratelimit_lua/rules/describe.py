@@ -64,9 +64,9 @@ def reading(given: Declared) -> str:
     """A rule in one sentence.
 
     >>> reading({"name": "api", "key": "user", "rate": "100/m", "burst": 20, "mode": "shadow", "path": "/api/"})
-    '100 per minute per user, bursts of 20, on /api/, shadow'
+    '100 per minute per user, bursts of 20, on /api/, shadow mode'
     >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
-    '10000 per second per address, up to 500 taken ahead'
+    '10000 per second per address, leases of up to 500'
     """
     try:
         return _sentence(given)
@@ -86,7 +86,7 @@ def _sentence(given: Declared) -> str:
     ]
     parts.append(where(given))
     if given.get("mode", "enforce") != "enforce":
-        parts.append({"shadow": _("shadow"), "off": _("off")}[given["mode"]])
+        parts.append({"shadow": _("shadow mode"), "off": _("off")}[given["mode"]])
     return ", ".join(filter(None, parts))
 
 
@@ -102,13 +102,13 @@ def where(given: Declared) -> str:
     if given.get("route"):
         parts.append(_("at the route %(route)s") % given)
     if given.get("group"):
-        parts.append(_("where the code says %(group)s") % given)
+        parts.append(_("at the call site %(group)s") % given)
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         names = [audience] if isinstance(audience, str) else audience
         # A group may be called like an audience, and is not the same.
-        said = [_("group %(name)s") % {"name": one[6:]} if one.startswith("group:") else one for one in names]
-        parts.append(_("for %(audience)s") % {"audience": _(" and ").join(said)})
+        words = [_("group %(name)s") % {"name": name[6:]} if name.startswith("group:") else name for name in names]
+        parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
     return " ".join(parts)
 
 

@@ -163,6 +163,12 @@ def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, 
         if size[0] < 500:
             width = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
             assert width <= 0, (name, width)
+            cut = browser.execute_script(
+                "return [...document.querySelectorAll('form :is(input, select, textarea)')].filter("
+                "field => !field.closest('.results, .inline-group') && "
+                "field.getBoundingClientRect().right > window.innerWidth).map(field => field.name)"
+            )
+            assert cut == [], name
         browser.execute_script(AXE)
         found = browser.execute_async_script(
             "const done = arguments[1]; axe.run({exclude: arguments[0].map(one => [one])}).then(done, done);",

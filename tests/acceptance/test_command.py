@@ -87,7 +87,7 @@ def test_explain_says_what_a_request_would_meet(settings: Any) -> None:
     text = said("explain", "--path", "/search", "--ip", "203.0.113.9")
     assert "site (settings): 600 per minute per address" in text
     assert "1 of 600 used, 599 left, resets in" in text
-    assert "search:*:ip:100/m (code): 100 per minute per address, where the code says search" in text
+    assert "search:*:ip:100/m (code): 100 per minute per address, at the call site search" in text
     assert text == said("explain", "--path", "/search", "--ip", "203.0.113.9")
     RateLimitOverride.objects.create(user=User.objects.get(), effect="exempt")
     assert "(user ada): exempt: no limit" in said("explain", "--path", "/ok", "--user", "ada")
@@ -112,7 +112,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text((ROOT / "example_project/rules.yaml").read_text())
     assert said("import", str(file), "--dry-run").splitlines() == [
-        "+ exports of a day: 20 per day per address, GET on /export/, shadow",
+        "+ exports of a day: 20 per day per address, GET on /export/, shadow mode",
         "+ api: 60 per minute per user, bursts of 20, 600 per minute for pro, on /api/ for authenticated",
         "2 rules would be changed",
     ]

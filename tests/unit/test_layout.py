@@ -177,5 +177,5 @@ def test_a_translation_is_whole(catalogue: Path) -> None:
         assert str(RateLimitRule._meta.verbose_name) != "rule"
         assert (
             reading({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
-            == "5 je 15 Minuten je Adresse, Schatten"
+            == "5 je 15 Minuten je Adresse, Schattenmodus"
         )
