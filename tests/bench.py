@@ -127,7 +127,7 @@ def server_cost(sha: str) -> None:
             rates = [f"{most + number}/h" for number in range(count)]
             limits = limiter(f"script{count}", rates, algorithm).limits
             call = build_call([Charge(limit, b"s" * 32) for limit in limits])
-            commands[f"{algorithm} {count}"] = exchange.evalsha(call, b"of bench")
+            commands[f"{algorithm} {count}"] = exchange.to_decide(call).command
     times = script_time(commands)
     print(f"{'script time':18}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}   (bare: {times['bare']:.2f} µs)")
     for algorithm in ALGORITHMS:
@@ -149,7 +149,7 @@ def backlog() -> None:
                     pipeline.execute_command(*_with_time(call, call.now, load=False))
                 pipeline.execute()
             peek = build_call([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
-            commands[f"{algorithm} {waiting}"] = exchange.evalsha(peek, b"of bench")
+            commands[f"{algorithm} {waiting}"] = exchange.to_decide(peek).command
     times = script_time(commands)
     print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
     for algorithm in ALGORITHMS:

@@ -118,7 +118,7 @@ class Link(asyncio.Protocol):
         self._answered: asyncio.Future[None] | None = None
         self._early = b""
         self._was_used = False
-        self._has_news: Callable[[], bool] = lambda: True
+        self._has_news: Callable[[], object] = lambda: True
 
     @property
     def is_open(self) -> bool:
@@ -180,7 +180,7 @@ class Link(asyncio.Protocol):
             to_send, owed = next(exchange)
             while True:
                 await self._replied(to_send, owed, patience, watch)
-                pulse.heard()
+                pulse.heard_at = time.monotonic()
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value

@@ -40,7 +40,7 @@ class Link:
         self._pulse = pulse
         self._sock: Any = None
         self._timeout = -1.0
-        self._has_news: Callable[[], bool] = lambda: True
+        self._has_news: Callable[[], object] = lambda: True
 
     def ask(self, question: Question, patience: Patience) -> Any:
         """The answer to a question. Raises `Unreachable` where nothing was sent; else what the question or redis-py
@@ -70,20 +70,16 @@ class Link:
         try:
             to_send, owed = next(exchange)
             while True:
-                self._send(to_send, patience)
+                sent = self._within(self._sock.send, to_send, patience) or 0
+                while sent < len(to_send):
+                    sent += self._within(self._sock.send, memoryview(to_send)[sent:], patience) or 0
                 self._receive(owed, patience)
-                self._pulse.heard()
+                self._pulse.heard_at = time.monotonic()
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
         except BaseException as error:
             raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
-
-    def _send(self, data: bytes, patience: Patience) -> None:
-        sent = self._within(self._sock.send, data, patience) or 0
-        rest = memoryview(data)[sent:]
-        while rest:
-            rest = rest[self._within(self._sock.send, rest, patience) or 0 :]
 
     def _receive(self, replies: Replies, patience: Patience) -> None:
         while True:
@@ -102,7 +98,7 @@ class Link:
     def _within(self, step: Callable[[Any], Any], argument: Any, patience: Patience) -> Any:
         """What a step of the socket returns within a slice; None where that was too short. Raises where nothing was
         left, but for a look."""
-        most = patience.next_slice()
+        most = max(0.0, min(patience.left, patience.slice))
         if most != self._timeout:
             self._sock.settimeout(most)
             self._timeout = most
@@ -192,16 +188,16 @@ def _told(sock: Any, field: slice) -> int:
     return int.from_bytes(info[field], sys.byteorder)
 
 
-def has_news(sock: Any) -> Callable[[], bool]:
+def has_news(sock: Any) -> Callable[[], object]:
     """What tells whether there is something to read, without waiting for it."""
     pending = getattr(sock, "pending", None)  # Of TLS: what was decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.
-        return lambda: bool((pending is not None and pending()) or select.select([sock], [], [], 0)[0])
+        return lambda: (pending is not None and pending()) or select.select([sock], [], [], 0)[0]
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     if pending is not None:
-        return lambda: bool(pending() or poll.poll(0))
-    return lambda: bool(poll.poll(0))
+        return lambda: pending() or poll.poll(0)
+    return partial(poll.poll, 0)
 
 
 class _Waiter:
@@ -242,7 +238,8 @@ class Connections:
             with suppress(ValueError):  # Somebody has taken it.
                 self._idle.remove(link)
                 link.close()
-                self._give(link)
+                self._idle.append(link)
+                self._hand_over()
 
     def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
         """The answer to a question.
@@ -261,12 +258,9 @@ class Connections:
                 check()
             return link.ask(question, patience)
         finally:
-            self._give(link)
-
-    def _give(self, link: Link) -> None:
-        self._idle.append(link)
-        if self._waiters:
-            self._hand_over()
+            self._idle.append(link)
+            if self._waiters:
+                self._hand_over()
 
     def _waited_for(self, patience: Patience) -> Link:
         waiter, at_first = _Waiter(), patience.left
@@ -276,7 +270,7 @@ class Connections:
             # Who came too late to be seen by the one that let go of the last connection finds it idle.
             self._hand_over()
             while True:
-                began, most = time.monotonic(), patience.next_slice()
+                began, most = time.monotonic(), max(0.0, min(patience.left, patience.slice))
                 if waiter.turn.acquire(timeout=most):
                     patience.spend(began, most)
                     if self._pulse.heard_at > began:
@@ -294,7 +288,8 @@ class Connections:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
             if waiter.link is not None:  # Handed over too late.
-                self._give(waiter.link)
+                self._idle.append(waiter.link)
+                self._hand_over()
 
     def _hand_over(self) -> None:
         with self._lock:

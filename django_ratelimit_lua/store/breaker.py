@@ -35,8 +35,10 @@ class Breaker:
 
     def __init__(self, answers: Callable[[], bool]) -> None:
         self._answers = answers
-        self._failures = 0
-        self._is_open = False
+        self.failures = 0
+        """Those in a row, up to now."""
+        self.is_open = False
+        """Whether nobody asks at the moment."""
         self._begin()
         renew_after_fork(self._begin)
 
@@ -44,14 +46,9 @@ class Breaker:
         self._lock = threading.Lock()
         self._is_tried = False
 
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody asks at the moment."""
-        return self._is_open
-
     def may_ask(self) -> bool:
         """Whether the caller may ask."""
-        if not self._is_open:
+        if not self.is_open:
             return True
         if not self._is_tried:  # A child process, whose parent's threads are not its own; or none could be started.
             self._try()
@@ -60,21 +57,21 @@ class Breaker:
     def failed(self) -> None:
         """Note that nobody answered."""
         with self._lock:
-            self._failures += 1
-            if self._failures < FAILURES or self._is_open:
+            self.failures += 1
+            if self.failures < FAILURES or self.is_open:
                 return
-            self._is_open = True
+            self.is_open = True
         self._try()
 
     def succeeded(self) -> None:
         """Note that there was an answer."""
-        if self._failures:
+        if self.failures:
             with self._lock:
-                self._failures, self._is_open = 0, False
+                self.failures, self.is_open = 0, False
 
     def _try(self) -> None:
         with self._lock:
-            if self._is_tried:
+            if self._is_tried or not self.is_open:
                 return
             self._is_tried = True
         if start_thread(self._until_answered, "ratelimit-breaker") is None:
@@ -83,14 +80,12 @@ class Breaker:
     def _until_answered(self) -> None:
         pause = FIRST_PAUSE
         try:
-            while self._is_open:
+            while self.is_open:
                 time.sleep(pause * chance.uniform(0.75, 1.25))
                 pause = min(pause * GROWTH, LONGEST_PAUSE)
-                if self._is_open and self._answers():
+                if self.is_open and self._answers():
                     self.succeeded()
         finally:  # Whatever ended it, the next one is tried for.
             with self._lock:
                 self._is_tried = False
-                again = self.is_open
-        if again:  # It opened while this thread came to its end.
-            self._try()
+        self._try()  # It may have opened while this thread came to its end.

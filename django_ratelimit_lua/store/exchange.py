@@ -7,6 +7,7 @@ somebody else's question.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
 from ..process.forks import chance
 
+logger = logging.getLogger("django_ratelimit_lua")
+
 LONGEST_LINE = 65_536
 LARGEST = 512 * 1024 * 1024
 """Bytes of a reply that may be anything, such as rules."""
@@ -30,13 +33,16 @@ DEEPEST = 8
 """Arrays in arrays: no reply that we ask for has more (`CLUSTER SLOTS` has four)."""
 
 
+_PART = b"$%d\r\n%b\r\n".__mod__
+
+
 def command(*parts: bytes) -> bytes:
     """One command as it is sent (RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
     >>> command(b"GET", b"key")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
     """
-    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
+    return b"*%d\r\n%b" % (len(parts), b"".join(map(_PART, zip(map(len, parts), parts, strict=True))))
 
 
 PING = command(b"PING")
@@ -191,7 +197,7 @@ class Question(NamedTuple):
         then, the script itself is sent."""
         ahead = 1 if self.ahead else 0
         replies = yield self.ahead + self.command, Replies(ahead + 1, self.most)
-        if self.load and _is_unknown(replies[-1]):
+        if self.load and isinstance(replies[-1], ResponseError) and _is_unknown(replies[-1]):
             replies = yield self.load + self.ahead + self.command, Replies(ahead + 2, self.most)
             if _checked(replies.pop(0)) != program.SHA:
                 raise InvalidResponse("another script than ours was loaded")
@@ -202,7 +208,8 @@ class Question(NamedTuple):
                 )
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
-        return self.read(_checked(replies[-1]))
+        reply = replies[-1]
+        return self.read(_checked(reply) if isinstance(reply, ResponseError) else reply)
 
 
 def channel_of(prefix: bytes) -> bytes:
@@ -218,23 +225,20 @@ redis.pcall('PUBLISH', ARGV[1], ARGV[2])
 return count"""
 
 
-def evalsha(call: Call, token: bytes) -> bytes:
-    """The one command that decides a call; its reply ends with the token."""
-    keys = call.keys()
-    return command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token))
-
-
 def to_decide(call: Call) -> Question:
-    """Decide a call: the answer is the decision and how many keys had to be cleared, or what rules are current."""
-    token = chance.getrandbits(64).to_bytes(8, "little")
+    """Decide a call: the answer is the decision, or what rules are current."""
+    keys, token = call.keys(), chance.getrandbits(64).to_bytes(8, "little")
 
-    def read(reply: Any) -> tuple[Decision, int] | StaleRules:
+    def read(reply: Any) -> Decision | StaleRules:
         try:
-            return call.read(reply, token)
+            decision, cleared = call.read(reply, token)
         except StaleRules as stale:
             return stale
+        if cleared:
+            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
+        return decision
 
-    return Question(evalsha(call, token), read, SCRIPT_LOAD)
+    return Question(command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token)), read, SCRIPT_LOAD)
 
 
 def to_delete(call: Call) -> Question:

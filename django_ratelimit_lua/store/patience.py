@@ -29,19 +29,16 @@ GRACE = 0.02
 class Patience:
     """The seconds that are left."""
 
-    __slots__ = ("left", "whole")
+    __slots__ = ("left", "slice", "whole")
 
     def __init__(self, seconds: float) -> None:
         self.whole = self.left = seconds
+        self.slice = seconds / SLICES
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left."""
         return self.left <= 0.0
-
-    def next_slice(self) -> float:
-        """How long to wait before the next look at the clock."""
-        return min(max(self.left, 0.0), self.whole / SLICES)
 
     def spend(self, began: float, most: float) -> None:
         """Count a wait since that moment of the monotonic clock that was meant to last at most so long."""
@@ -50,7 +47,7 @@ class Patience:
     def wait(self, attempt: Callable[[float], bool]) -> bool:
         """Try, for so many seconds each time, until it succeeds or nothing is left; whether it succeeded."""
         while True:
-            began, most = time.monotonic(), self.next_slice()
+            began, most = time.monotonic(), max(0.0, min(self.left, self.slice))
             succeeded = attempt(most)
             self.spend(began, most)
             if succeeded or self.is_over:
@@ -84,7 +81,3 @@ class Pulse:
 
     def __init__(self) -> None:
         self.heard_at = float("-inf")
-
-    def heard(self) -> None:
-        """It has answered just now."""
-        self.heard_at = time.monotonic()

@@ -7,7 +7,6 @@ long, is ours.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -31,6 +30,11 @@ _MANAGED: list[tuple[Any, Any]] = [
     (SentinelManagedSSLConnection, synchronous.SSLConnection),
     (SentinelManagedConnection, synchronous.Connection),
 ]
+
+_BLOCKING_ONLY = {
+    "ssl_ocsp_context", "ssl_ocsp_expected_cert", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled",
+}  # fmt: skip
+"""What only blocking connections know; where it is switched off, there is nothing to know."""
 
 
 class _Dial(synchronous.AbstractConnection):
@@ -69,17 +73,15 @@ def open_socket(kind: ConnectionClass, options: dict[str, Any], seconds_left: Ca
 
 
 class AsyncDial:
-    """Opens connections of an event loop. Raises `ImproperlyConfigured` where redis-py's asynchronous connections
-    could not do, or would not check, what the options say."""
+    """Opens connections of an event loop. Raises `TypeError` where redis-py's asynchronous connections could not do,
+    or would not check, what the options say."""
 
     def __init__(self, kind: ConnectionClass, options: dict[str, Any]) -> None:
         twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
         if twin is None:
             raise TypeError(f"{kind.__name__} has no asynchronous twin")
-        unknown = sorted(name for name in options.keys() - _parameters(twin) if options[name])
-        if unknown:
-            raise TypeError(f"redis-py's asynchronous {twin.__name__} does not know {', '.join(unknown)}")
-        self._connection = twin(**{name: options[name] for name in options.keys() & _parameters(twin)}, protocol=2)
+        known = {name: value for name, value in options.items() if value or name not in _BLOCKING_ONLY}
+        self._connection = twin(**known, protocol=2)
 
     async def connect(self, make_protocol: Callable[[], asyncio.Protocol], **address: Any) -> None:
         """Connect; `address`: instead of its own `host` and `port`."""
@@ -95,12 +97,6 @@ class AsyncDial:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in (connection.socket_keepalive_options or {}).items():
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-@cache
-def _parameters(kind: Any) -> frozenset[str]:
-    """The names of the arguments that a class and those it inherits from are made with."""
-    return frozenset(name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters)
 
 
 def pools_of(client: DefaultClient) -> list[Any]:

@@ -52,29 +52,36 @@ class Node:
 
     def exchange(self, question: Question, patience: Patience) -> Any:
         """See `Connections.exchange`."""
-        self._check()
+        breaker = self._breaker
+        if breaker is not None and breaker.is_open:
+            self._check()
         try:
             answer = self._connections.exchange(question, patience, self._check)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
-        self._note()
+        if breaker is not None and breaker.failures:
+            breaker.succeeded()
         return answer
 
     async def aexchange(self, question: Question, patience: Patience) -> Any:
         """See `Connections.exchange`."""
-        self._check()
+        breaker = self._breaker
+        if breaker is not None and breaker.is_open:
+            self._check()
         try:
             answer = await self._async_connections.exchange(question, patience, self._check)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
-        self._note()
+        if breaker is not None and breaker.failures:
+            breaker.succeeded()
         return answer
 
     def close(self) -> None:
         """Close the idle connections of threads, and try nothing more; those of an event loop are closed with it."""
-        self._note()
+        if self._breaker is not None:
+            self._breaker.succeeded()
         self._connections.close()
 
     def _answers(self) -> bool:
@@ -88,14 +95,21 @@ class Node:
         if self._breaker is not None and not self._breaker.may_ask():
             raise Paused("Redis has failed repeatedly; it is asked again in a moment")
 
-    def _note(self, error: Exception | None = None) -> None:
+    def _note(self, error: Exception) -> None:
         if self._breaker is None or isinstance(error, Paused):
             return
         # Who answers with an error costs no deadline, and may answer the next call as it should.
-        if error is None or isinstance(error, ResponseError):
+        if isinstance(error, ResponseError):
             self._breaker.succeeded()
         else:
             self._breaker.failed()
+
+
+def decided(answer: Decision | StaleRules) -> Decision:
+    """The decision. Raises `StaleRules` where the answer is that."""
+    if isinstance(answer, StaleRules):
+        raise answer
+    return answer
 
 
 class Store:
@@ -131,11 +145,11 @@ class Store:
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""
-        return self._decided(call, self._exchange(to_decide(call), patience))
+        return decided(self._exchange(to_decide(call), patience))
 
     async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
         """`decide`, without blocking the event loop."""
-        return self._decided(call, await self._aexchange(to_decide(call), patience))
+        return decided(await self._aexchange(to_decide(call), patience))
 
     def delete(self, call: Call) -> None:
         """Delete the state of every limit of a call. Raises `StoreError`."""
@@ -160,7 +174,8 @@ class Store:
             answer = node.exchange(question, patience)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
-        self._answered()
+        if self._is_down:
+            self._answered()
         return answer
 
     async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
@@ -169,7 +184,8 @@ class Store:
             answer = await node.aexchange(question, patience)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
-        self._answered()
+        if self._is_down:
+            self._answered()
         return answer
 
     def _node_at(self, address: Address | None) -> Node:
@@ -183,21 +199,11 @@ class Store:
     def _patience(self, patience: Patience | None = None) -> Patience:
         """Raises `StoreError` where it is too late to ask; that is nobody's failure."""
         patience = patience or Patience(self._timeout)
-        if patience.is_over:
+        if patience.left <= 0.0:
             raise StoreError("no time is left to ask Redis")
         return patience
 
-    def _decided(self, call: Call, answer: tuple[Decision, int] | StaleRules) -> Decision:
-        if isinstance(answer, StaleRules):
-            raise answer
-        decision, cleared = answer
-        if cleared:
-            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
-        return decision
-
     def _answered(self, node: Address | None = None) -> None:
-        if not self._is_down:
-            return
         with self._lock:
             self._failing.discard(node)
             is_steady = self._was_paused or time.monotonic() - self._failed_at >= STEADY_SECONDS

@@ -26,7 +26,7 @@ from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
 from .exchange import Address, Question, to_decide, to_delete, to_execute
 from .patience import Patience
-from .server import Store
+from .server import Store, decided
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -87,7 +87,7 @@ class ShardedStore(Store):
 
     def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
         answer = yield from self._ask(slot, to_decide(call), patience)
-        return self._decided(call, answer)
+        return decided(answer)
 
     def _decide_in_turn(self, call: Call, parts: Sequence[Part], patience: Patience) -> Deciding:
         """Decide the parts of a call one after the other, all or nothing."""
@@ -165,18 +165,18 @@ class ShardedStore(Store):
             answer = yield from self._cluster.exchange(slot, question, patience)
         except (RedisError, OSError) as error:
             raise self._failed(error, self._cluster.master(slot)) from error
-        self._answered(self._cluster.master(slot))
+        if self._is_down:
+            self._answered(self._cluster.master(slot))
         return answer
 
     def _answered(self, node: Address | None = None) -> None:
-        if self._is_down:
-            for address in list(self._nodes.keys() - self._cluster.nodes):
-                gone = self._nodes.pop(address, None)
-                if gone is not None:
-                    gone.close()
-            with self._lock:  # Whoever is no master any more need not answer.
-                self._failing &= self._cluster.masters
-            super()._answered(node)
+        for address in list(self._nodes.keys() - self._cluster.nodes):
+            gone = self._nodes.pop(address, None)
+            if gone is not None:
+                gone.close()
+        with self._lock:  # Whoever is no master any more need not answer.
+            self._failing &= self._cluster.masters
+        super()._answered(node)
 
     def _drive(self, steps: Steps) -> Any:
         try:

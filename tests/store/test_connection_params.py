@@ -61,6 +61,15 @@ def test_options_that_the_connection_does_not_take_are_told_at_once(settings: An
         ConnectionParams.of("default")
 
 
+def test_a_check_that_is_switched_off_is_no_check(settings: Any) -> None:
+    """Coroutines connect although their connections do not know OCSP; where it is wanted, they refuse to."""
+    use(settings, "rediss://127.0.0.1:8/0", ssl_validate_ocsp=False)
+    assert ConnectionParams.of("default").async_dial()
+    use(settings, "rediss://127.0.0.1:9/0", ssl_validate_ocsp=True)
+    with pytest.raises(ImproperlyConfigured, match=r"cannot be used by coroutines.*ssl_validate_ocsp"):
+        ConnectionParams.of("default").async_dial()
+
+
 def test_the_names_are_those_of_redis_py() -> None:
     """So that none is misspelt, and that each reaches the classes that open connections."""
     kinds = [redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection]
