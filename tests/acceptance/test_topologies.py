@@ -26,8 +26,8 @@ from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get set del hmget pexpire zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
-LIMITS = "evalsha script|load del"
-RULES = "hget eval hset hdel exists expire persist rename hincrby hgetall"
+LIMITS = "evalsha eval script|load del"
+RULES = "hget hset hdel exists expire persist rename hincrby hgetall"
 
 
 def alias(location: str, **options: Any) -> dict[str, Any]:
