@@ -12,7 +12,6 @@ moment, until the other processes have told as well, each goes by both: by Redis
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -23,13 +22,12 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..process.forks import chance, renew_after_fork, start_thread
+from ..process.forks import chance, renew_after_fork
+from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
 from .counters import Counter, counters
 from .heartbeat import heartbeat
-
-logger = logging.getLogger("django_ratelimit_lua")
 
 Steps = Generator[Call, Decision, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
@@ -53,11 +51,11 @@ class FallbackLimiter:
         self.is_recovering = False
         self._back_at = float("-inf")
         self._begin()
+        self.task = Task("fallback", self._step, delay=_pause)
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
         self._lock = Lock()
-        self._is_telling = False
 
     def decide(self, call: Call) -> Decision:
         """The decision about a call that Redis could not be asked for."""
@@ -83,14 +81,15 @@ class FallbackLimiter:
     def remember(self, call: Call, decision: Decision) -> None:
         """Remember what Redis said, so that a share begins with it."""
         if conf.ON_STORE_ERROR == "local" or any(charge.limit.on_store_error == "local" for charge in call.charges):
-            heartbeat.start()
+            if not heartbeat.task.is_running:
+                heartbeat.start()
             counters.remember(call, decision.limits)
 
     def on_store_up(self, **kwargs: object) -> None:
         """Redis answers again."""
         self._wait_for_others()
         if counters.is_owing:
-            self._start_telling()
+            self.task.start()
 
     def clear(self) -> None:
         """Begin with nothing."""
@@ -120,32 +119,18 @@ class FallbackLimiter:
         local = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
         own = counters.decide(replace(call, charges=local), others_allow, is_owed=True)
         if counters.is_owing:
-            self._start_telling()
+            self.task.start()
         shares = iter(own.limits)
         states = tuple([next(shares) if state is None else state for state in others])
         allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")
         granted = (own.granted if local else call.units) if allowed and call.operation == "hit" else 0
         return Decision(allowed, states, granted, own.wait if allowed else 0.0, source="fallback")
 
-    def _start_telling(self) -> None:
-        with self._lock:  # Where no thread can be started, whoever is admitted next tries again.
-            self._is_telling = self._is_telling or start_thread(self._tell_until_known, "ratelimit-local") is not None
-
-    def _tell_until_known(self) -> None:
+    def _step(self) -> float | None:
         # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
-        while True:
-            time.sleep(TELL_SECONDS * chance.uniform(0.75, 1.25))
-            try:
-                if not get_store().is_paused:
-                    self._tell()
-            except Exception:  # Whoever is admitted next begins anew.
-                logger.exception("Redis cannot be told what was admitted without it")
-                self._is_telling = False
-                return
-            with self._lock:
-                if not counters.is_owing:
-                    self._is_telling = False
-                    return
+        if not get_store().is_paused:
+            self._tell()
+        return _pause() if counters.is_owing else None
 
     def _tell(self) -> None:
         """Tell Redis of everybody it is to be told of."""
@@ -163,6 +148,10 @@ class FallbackLimiter:
                 errors += 1
                 if not error.was_answered or errors >= MOST_ERRORS:
                     return
+
+
+def _pause() -> float:
+    return TELL_SECONDS * chance.uniform(0.75, 1.25)
 
 
 def _tell_of(counter: Counter) -> None:

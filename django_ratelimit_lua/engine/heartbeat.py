@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
-import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +11,8 @@ from typing import Any, ClassVar
 from ..conf import conf
 from ..limits import program
 from ..limits.limit import Limit
-from ..process.forks import renew_after_fork, start_thread
+from ..process.forks import renew_after_fork
+from ..process.tasks import Task
 from ..store import Patience, get_store, last_patience
 
 SCRIPT = program.source("engine/heartbeat").encode()
@@ -61,6 +59,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self.count = 1
         self._begin()
+        self.task = Task("heartbeat", self._step, at_exit=self.goodbye)
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
@@ -68,20 +67,12 @@ class Heartbeat:
         self.equal: ProcessShare | None = None
         self.weighted: ProcessShare | None = None
         self._id = uuid.uuid4().hex
-        self._started = self._is_listed = False
-        self._lock = threading.Lock()
+        self._is_listed = self._is_over = False
 
     def start(self) -> None:
         """Start saying so, unless that has begun."""
-        if self._started:
-            return
-        with self._lock:
-            if not self._started:
-                self._started = True
-                if start_thread(self._beat, "ratelimit-instances") is None:
-                    self._started = False
-                    return
-                atexit.register(self.goodbye)
+        self._is_over = False
+        self.task.start()
 
     def part_of(self, limit: Limit) -> ProcessShare | None:
         """This process's part of a limit that is split; None: it is not split, or the part is not known yet."""
@@ -107,7 +98,7 @@ class Heartbeat:
 
     def goodbye(self) -> None:
         """Say that this process is no more, so that the others take over its part."""
-        self._started = False
+        self._is_over = True
         if self._is_listed:  # A child that never said a word ends without one.
             with suppress(Exception):
                 self._say(0, last_patience(), is_goodbye=True)
@@ -118,11 +109,11 @@ class Heartbeat:
         reply: list[Any] = get_store(background=True).execute(b"EVAL", SCRIPT, b"2", *keys, *values, patience=patience)
         return reply
 
-    def _beat(self) -> None:
-        while self._started:
-            with suppress(Exception):  # It is as many as were last known.
-                self.beat()
-            time.sleep(BEAT_SECONDS)
+    def _step(self) -> float | None:
+        if self._is_over:
+            return None
+        self.beat()
+        return BEAT_SECONDS
 
 
 heartbeat = Heartbeat()

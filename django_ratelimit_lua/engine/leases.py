@@ -13,7 +13,6 @@ Deciding is written as generators that yield the calls that have to be made and 
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from collections import deque
@@ -28,7 +27,8 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
 from ..process.bounded_map import BoundedMap
-from ..process.forks import renew_after_fork, start_thread
+from ..process.forks import renew_after_fork
+from ..process.tasks import Task
 from ..store import Patience, get_store, last_patience
 from .counters import counters
 from .deny_cache import deny_cache
@@ -227,6 +227,7 @@ class Leases:
         )
         self._holding: set[Lease] = set()
         self._begin()
+        self.task = Task("leases", self._step, delay=SWEEP_SECONDS, at_exit=lambda: self.give_back(last_patience()))
         renew_after_fork(self._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
@@ -237,7 +238,6 @@ class Leases:
     def _begin(self) -> None:
         self._holding.clear()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     def of(self, call: Call, charge: Charge) -> Lease:
         """The lease that a charge of a call is spent from."""
@@ -255,8 +255,7 @@ class Leases:
         deny_cache.forget([lease.digest])
         with self._lock:
             self._holding.add(lease)
-            if self._thread is None:
-                self._thread = start_thread(self._watch, "ratelimit-leases")
+        self.task.start()
 
     def drop(self, digests: Iterable[bytes]) -> None:
         """Spend and give back nothing more of what these identities had: it was reset."""
@@ -289,16 +288,8 @@ class Leases:
                     self._holding.discard(lease)
         return bool(self._holding)
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(SWEEP_SECONDS)
-            with suppress(Exception):
-                if self.give_back():
-                    continue
-            with self._lock:
-                if not self._holding:
-                    self._thread = None
-                    return
+    def _step(self) -> float | None:
+        return SWEEP_SECONDS if self.give_back() else None
 
 
 leases = Leases()
@@ -472,12 +463,6 @@ def _ask_batch(
     else:
         lease.add_batch(decision, asked_at)
         leases.hold(lease)
-
-
-@atexit.register
-def _at_exit() -> None:
-    with suppress(Exception):
-        leases.give_back(last_patience())
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:

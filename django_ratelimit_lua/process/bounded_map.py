@@ -77,7 +77,8 @@ class BoundedMap(Generic[K, V]):
                 return
             self._entries[key] = (value, weight)
             self._bytes += weight
-            self._label(key)
+            if self._labels_of is not None:
+                self._label(key)
             while len(self._entries) > self.most or self._bytes > self._most_bytes:
                 self._drop(next(iter(self._entries)))
 

@@ -37,7 +37,7 @@ class Task:
         step: Callable[[], float | None],
         *,
         delay: Callable[[], float] | float = 0.0,
-        at_exit: Callable[[], None] | None = None,
+        at_exit: Callable[[], object] | None = None,
     ) -> None:
         self.name = name
         self._step = step
@@ -79,8 +79,9 @@ class Task:
                             self.is_running = False
                             return
                     pause = self._first_pause()
-        finally:
+        except BaseException:  # Not otherwise: another thread may run by now.
             self.is_running = self._is_wanted = False
+            raise
 
     def _first_pause(self) -> float:
         return self._delay() if callable(self._delay) else self._delay

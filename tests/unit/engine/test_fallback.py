@@ -26,8 +26,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[FallbackLimiter]:
     """One of four processes, which has counted nothing and tells nobody."""
     monkeypatch.setattr(heartbeat, "count", 4)
     monkeypatch.setattr(fallback, "counters", Counters())
-    monkeypatch.setattr(FallbackLimiter, "_start_telling", lambda self: None)
-    return FallbackLimiter()
+    here = FallbackLimiter()
+    monkeypatch.setattr(here.task, "start", lambda: False)
+    return here
 
 
 def hit(*limits: Limit) -> Call:

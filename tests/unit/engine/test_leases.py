@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and no thread gives back what it holds."""
     monkeypatch.setattr(heartbeat, "count", 1)
-    monkeypatch.setattr("django_ratelimit_lua.engine.leases.start_thread", lambda *arguments: None)
+    monkeypatch.setattr(leases.task, "start", lambda: False)
     leases.clear()
     yield
     leases.clear()
