@@ -451,7 +451,7 @@ def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, 
     rights = [f"+{command}" for command in f"{IN_SCRIPTS} {LIMITS} cluster|slots asking".split()]
     for server in mortal.servers:
         with client(server.port) as direct:
-            direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", "-@all", *rights)
+            direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", f"&{prefix}*", "-@all", *rights)
     settings.CACHES = mortal.cache(user="limiter:hush@")
     limiter = RateLimiter("x", "100/h")
     assert {limiter.hit(f"{number}").source for number in range(20)} == {"redis"}

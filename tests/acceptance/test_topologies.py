@@ -26,7 +26,7 @@ from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get set del hmget pexpire zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
-LIMITS = "evalsha eval script|load del"
+LIMITS = "evalsha eval script|load publish subscribe ping"
 RULES = "hget hset hdel exists expire persist rename hincrby hgetall"
 
 
@@ -114,7 +114,7 @@ def least(settings: Any) -> Iterator[redis.Redis]:
     rights = [f"+{command}" for command in sorted({*IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()})]
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         prefix = settings.RATELIMIT_CACHE_PREFIX
-        direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", "-@all", *rights)
+        direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", f"&{prefix}*", "-@all", *rights)
         settings.CACHES = alias(server.url.replace("//", "//limiter:hush@"))
         yield direct
 
