@@ -3,7 +3,7 @@
 from .decorators import ratelimit
 from .exceptions import LimitError, Ratelimited
 from .limiter import RateLimiter
-from .limits.decision import Decision
+from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
 from .limits.rate import Rate
 from .rules.exempt import ratelimit_exempt
@@ -16,6 +16,7 @@ __all__ = [
     "Decision",
     "Limit",
     "LimitError",
+    "LimitState",
     "Rate",
     "RateLimiter",
     "Ratelimited",

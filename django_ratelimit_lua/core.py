@@ -17,7 +17,7 @@ from .rules.methods import ALL, UNSAFE
 from .rules.template import RateLike
 from .web.plan import RequestPlanner
 
-__all__ = ["get_usage", "is_ratelimited"]
+__all__ = ["ALL", "UNSAFE", "Usage", "get_usage", "is_ratelimited"]
 
 
 class Usage(TypedDict):

@@ -13,7 +13,7 @@ from pathlib import Path
 import django
 from django.core.management import call_command
 
-from django_ratelimit_lua.testing.server import Server
+from django_ratelimit_lua.testing import Server
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
-from django_ratelimit_lua.identity.address import client_address
+from django_ratelimit_lua.operations import client_address
 from django_ratelimit_lua.web.responses import retry_after_header
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,26 @@
-"""What the admin and the commands share: explain, simulate, rules as YAML, health."""
+"""What the admin and the commands share, for scripts and views of your own as well."""
+
+from ..identity.address import ClientAddress, client_address
+from ..identity.text import normalised
+from ..publishing.publish import publish
+from ..rules.describe import reading
+from ..rules.rule import RuleError, compile_rule
+from ..stats.refusals import refusal_counts
+from .explain import Explanation, explain
+from .health import Health, ahealth, health
+
+__all__ = [
+    "ClientAddress",
+    "Explanation",
+    "Health",
+    "RuleError",
+    "ahealth",
+    "client_address",
+    "compile_rule",
+    "explain",
+    "health",
+    "normalised",
+    "publish",
+    "reading",
+    "refusal_counts",
+]

@@ -12,53 +12,11 @@ from pathlib import Path
 import pytest
 
 from django_ratelimit_lua.limits import program
+from tests.floors import PACKAGE, drawing, floor_of, imports, is_below, room_of
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "django_ratelimit_lua"
-# Each floor's rooms: a folder of the package, or a file at its top. A room imports only from floors below its own.
-FLOORS = [
-    {"limits", "process", "conf", "exceptions", "signals", "version"},
-    {"store", "identity"},
-    {"rules"},
-    {"engine", "models", "migrations", "stats"},
-    {"limiter", "web", "publishing"},
-    {"decorators", "middleware", "core", "throttling", "testing", "checks", "operations"},
-    {"admin", "management", "apps", "pytest_plugin", "__init__"},
-]
-# The words everybody uses stand on the ground: they may know each other's rooms, in this order.
-GROUND = ["version", "process", "limits", "exceptions", "signals", "conf"]
 FORBIDDEN = {"limits": {"django", "redis", "django_redis"}}
 REDIS_ONLY_IN = "store"
-
-
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def floor_of(room: str) -> int:
-    return next((number for number, rooms in enumerate(FLOORS, start=1) if room in rooms), 0)
-
-
-def imports(path: Path) -> list[tuple[str, str]]:
-    """What a file imports: (top-level package, room of ours or empty)."""
-    found = []
-    depth = len(path.relative_to(PACKAGE).parts)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [(alias.name.partition(".")[0], "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.append((node.module.partition(".")[0], ""))
-        elif isinstance(node, ast.ImportFrom) and node.level == depth:
-            rooms = [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
-            found += [("django_ratelimit_lua", room) for room in rooms]
-    return found
-
-
-def is_below(room: str, other: str) -> bool:
-    """Whether `room` may import from `other`."""
-    if room in GROUND and other in GROUND:
-        return GROUND.index(other) < GROUND.index(room)
-    return floor_of(other) < floor_of(room)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -73,6 +31,11 @@ def test_imports_only_go_down(path: Path) -> None:
         )
         if other and other != room:
             assert is_below(room, other), f"{room} (floor {floor_of(room)}) imports {other} (floor {floor_of(other)})"
+
+
+def test_the_drawing_of_the_floors_is_drawn_from_the_imports() -> None:
+    """The one in the documentation; `python -m tests.floors > docs/floors.txt` draws it anew."""
+    assert (ROOT / "docs" / "floors.txt").read_text() == drawing() + "\n"
 
 
 @pytest.mark.parametrize(

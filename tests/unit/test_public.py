@@ -1,0 +1,52 @@
+"""What is public: names that other projects may import, and that stay."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+PUBLIC = {
+    "": "ALL Decision Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE ratelimit ratelimit_exempt",
+    "core": "ALL UNSAFE Usage get_usage is_ratelimited",
+    "decorators": "ALL UNSAFE ratelimit",
+    "exceptions": "LimitError Ratelimited StoreError",
+    "middleware": "RateLimitMiddleware",
+    "models": "RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
+    "operations": "ClientAddress Explanation Health RuleError ahealth client_address compile_rule explain health "
+    "normalised publish reading refusal_counts",
+    "signals": "limit_exceeded rules_changed store_down store_up",
+    "store": "ClusterConnectionFactory",
+    "testing": "Server move_clock override_ratelimits",
+    "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle "
+    "exception_handler",
+    "apps": "RatelimitConfig",
+    "pytest_plugin": "override_ratelimits ratelimit_clock ratelimit_server",
+}
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_public_is_there(name: str) -> None:
+    """Every name can be imported from where it is documented; what a module lists as its own is what is public."""
+    module = importlib.import_module(f"django_ratelimit_lua.{name}".rstrip("."))
+    names = PUBLIC[name].split()
+    assert [missing for missing in names if not hasattr(module, missing)] == []
+    if name != "store" and hasattr(module, "__all__"):
+        assert sorted(module.__all__) == sorted(names)
+
+
+def test_the_documentation_names_public_things_only() -> None:
+    """In the reference, and in every example: nobody is taught to import what may move."""
+    public = {f"django_ratelimit_lua.{name}".rstrip(".") for name in PUBLIC}
+    taught = set()
+    for page in [*DOCS.glob("*.rst"), DOCS.parent / "README.md"]:
+        modules = re.findall(r"from (django_ratelimit_lua[\w.]*) import", page.read_text())
+        taught |= {(page.name, module) for module in modules}
+    assert {(page, module) for page, module in taught if module not in public} == set()
+    reference = (DOCS / "reference.rst").read_text()
+    for path in re.findall(r":: (?:django_ratelimit_lua\.)([\w.]+)$", reference, re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        assert name in PUBLIC[module].split(), path
