@@ -9,17 +9,13 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 from . import algorithms, calendar
 from .rate import SECOND, LimitError, Rate
 from .values import Choice, Number, Whole
+from .values import gettext_noop as _
 
 Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
 Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 _LONGEST_WAIT = Rate.LONGEST_US // SECOND
-
-
-def _(text: str) -> str:
-    """Mark a text that the admin translates where it is shown."""
-    return text
 
 
 class _Seconds(Number):
@@ -83,13 +79,7 @@ class Options(TypedDict, total=False):
 
     algorithm: Annotated[str, Option(
         "sliding_window", _algorithm, _("algorithm"), _("Empty: as in the settings."), is_general=True,
-        names={
-            "token_bucket": _("token bucket: a steady rate with bursts"),
-            "leaky_bucket": _("leaky bucket: evenly spaced, others wait"),
-            "fixed_window": _("fixed window: one count per window"),
-            "sliding_window": _("sliding window: never over the limit in any period"),
-            "sliding_log": _("sliding log: the same, exact to the microsecond"),
-        },
+        names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
     )]
     burst: Annotated[int | None, Option(
         None, Whole(1, Rate.MOST_UNITS), _("burst"), _("Token bucket: requests allowed at once. Empty: the limit."),

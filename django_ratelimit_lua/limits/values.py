@@ -62,3 +62,8 @@ class Number:
 def or_none(check: Check[T]) -> Check[T | None]:
     """The same, or nothing."""
     return lambda value: None if value is None else check(value)
+
+
+def gettext_noop(text: str) -> str:
+    """Mark a text, under the name `_`, that the admin translates where it is shown."""
+    return text

@@ -20,11 +20,12 @@ Numbers = tuple[int, int, int, int, int, int, int, int]
 class Algorithm:
     """An algorithm, whose Lua stands beside it in a file of its name.
 
-    `suffix`: the letters that end its keys; `options`: those that it takes, beside the general ones; `waits_anyway`:
-    hits are held until their turn, also where no `max_wait` is named.
+    `label`: its name in the admin; `suffix`: the letters that end its keys; `options`: those that it takes, beside the
+    general ones; `waits_anyway`: hits are held until their turn, also where no `max_wait` is named.
     """
 
     name: ClassVar[str]
+    label: ClassVar[str]
     suffix: ClassVar[bytes]
     options: ClassVar[frozenset[str]]
     waits_anyway: ClassVar[bool] = False

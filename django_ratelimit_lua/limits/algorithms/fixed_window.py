@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..calendar import PERIODS, boundaries, boundaries_ahead
 from ..rate import LimitError
+from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class FixedWindow(Algorithm):
     """Counts from the first hit, from multiples of the period, or by the calendar."""
 
     name = "fixed_window"
+    label = _("fixed window: one count per window")
     suffix = b"fw"
     options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
 

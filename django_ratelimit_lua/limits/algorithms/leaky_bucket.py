@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from struct import pack
 from typing import TYPE_CHECKING
 
+from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 from .token_bucket import bucket_numbers
 
@@ -17,6 +18,7 @@ class LeakyBucket(Algorithm):
     """A token bucket whose callers wait their turn; `queue` of them may wait behind the one being served."""
 
     name = "leaky_bucket"
+    label = _("leaky bucket: evenly spaced, others wait")
     suffix = b"lb"
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True

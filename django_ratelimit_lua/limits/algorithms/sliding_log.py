@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..rate import LimitError
+from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class SlidingLog(Algorithm):
     """Remembers every unit."""
 
     name = "sliding_log"
+    label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"
     options = frozenset({"max_wait", "count_denied", "split"})
 

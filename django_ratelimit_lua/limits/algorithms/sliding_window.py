@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..rate import LimitError
+from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class SlidingWindow(Algorithm):
     """Forgets in `segments` steps."""
 
     name = "sliding_window"
+    label = _("sliding window: never over the limit in any period")
     suffix = b"sw"
     options = frozenset({"segments", "max_wait", "count_denied", "split"})
 

@@ -6,6 +6,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from ..rate import SECOND, LimitError
+from ..values import gettext_noop as _
 from .algorithm import EXACT, Algorithm, Numbers
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ class TokenBucket(Algorithm):
     """Refills at the rate, up to `burst`."""
 
     name = "token_bucket"
+    label = _("token bucket: a steady rate with bursts")
     suffix = b"tb"
     options = frozenset({"burst", "max_wait", "count_denied", "lease", "split"})
 
