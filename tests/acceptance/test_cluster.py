@@ -449,9 +449,10 @@ def test_what_is_no_cluster_is_said(settings: Any) -> None:
 def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, prefix: str) -> None:
     """User and password; and such a user needs no more rights than those that are documented, even while slots move."""
     rights = [f"+{command}" for command in f"{IN_SCRIPTS} {LIMITS} cluster|slots asking".split()]
+    keys = f"~{prefix}*", f"&{prefix}*"
     for server in mortal.servers:
         with client(server.port) as direct:
-            direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", f"&{prefix}*", "-@all", *rights)
+            direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", *keys, "-@all", *rights)
     settings.CACHES = mortal.cache(user="limiter:hush@")
     limiter = RateLimiter("x", "100/h")
     assert {limiter.hit(f"{number}").source for number in range(20)} == {"redis"}

@@ -114,7 +114,8 @@ def least(settings: Any) -> Iterator[redis.Redis]:
     rights = [f"+{command}" for command in sorted({*IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()})]
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         prefix = settings.RATELIMIT_CACHE_PREFIX
-        direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", f"~{prefix}*", f"&{prefix}*", "-@all", *rights)
+        keys = f"~{prefix}*", f"&{prefix}*"
+        direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", *keys, "-@all", *rights)
         settings.CACHES = alias(server.url.replace("//", "//limiter:hush@"))
         yield direct
 
