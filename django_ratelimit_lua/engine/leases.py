@@ -16,9 +16,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -257,6 +258,11 @@ class Leases:
             self._holding.add(lease)
         self.task.start()
 
+    def put_back(self, lease: Lease, moment: int, units: int) -> None:
+        """Units that were taken from a lease, and count since that moment, were not needed."""
+        lease.put_back(units, moment)
+        self.hold(lease)
+
     def drop(self, digests: Iterable[bytes]) -> None:
         """Spend and give back nothing more of what these identities had: it was reset."""
         digests = set(digests)
@@ -297,34 +303,32 @@ leases = Leases()
 
 @dataclass(slots=True)
 class LocalPart:
-    """What is decided here of a call: states by the place of their charge, and what was taken for it."""
+    """What of a call is decided here: states by the place of their charge, and what was taken for it."""
 
-    call: Call
     states: dict[int, LimitState] = field(default_factory=dict)
     moments: dict[bytes, int] = field(default_factory=dict)
-    splits: Call | None = None
-    split: Decision | None = None
-    taken: list[tuple[Lease, int, int]] = field(default_factory=list)
-    """Leases, the units that were taken from them, and since when these count."""
+    taken: list[tuple[int, Callable[[int], object]]] = field(default_factory=list)
+    """Units, and what gives so many of them back."""
+    source: Source = "split"
 
-    @property
-    def granted(self) -> list[int]:
-        """The units that each part was granted."""
-        return [cost for _, cost, _ in self.taken] + ([self.split.granted] if self.split is not None else [])
+    def note(self, place: int, charge: Charge, lease: Lease, found: tuple[LimitState, int], *, is_taken: bool) -> None:
+        """What a lease said of a charge."""
+        self.states[place], self.moments[charge.digest] = found
+        self.source = "lease"
+        if is_taken:
+            self.taken.append((charge.cost, partial(leases.put_back, lease, found[1])))
+
+    def at_most(self, call: Call, charge: Charge) -> Charge:
+        """Of a partial hit, no more is asked than was granted here."""
+        if not call.partial or not self.taken or call.operation != "hit":
+            return charge
+        return replace(charge, cost=min([charge.cost, *[units for units, _ in self.taken]]))
 
     def undo(self, keep: int = 0) -> None:
         """Give back what was taken of each limit, but for so many units."""
-        for lease, cost, moment in self.taken:
-            if cost > keep:
-                lease.put_back(cost - keep, moment)
-                leases.hold(lease)
-        if self.splits is None or self.split is None or self.split.granted <= keep:
-            return
-        refund = replace(self.splits, operation="refund", partial=False)
-        for charge, state in zip(self.splits.charges, self.split.limits, strict=True):
-            back = (self.split.granted if self.call.partial else charge.cost) - keep
-            if state.counted_at and back > 0:
-                counters.decide(replace(refund, charges=[replace(charge, cost=back)], hit_at=state.counted_at))
+        for units, give_back in self.taken:
+            if units > keep:
+                give_back(units - keep)
 
 
 def may_have_more(call: Call) -> bool:
@@ -345,9 +349,8 @@ def decide_here(call: Call) -> Steps:
 
 
 def _decide_once(call: Call) -> Steps:
-    here = LocalPart(call)
-    _decide_splits(call, here)
-    is_refused = here.split is not None and not here.split.allowed
+    here = LocalPart()
+    is_refused = not _decide_splits(call, here)
     asked = replace(call, operation="peek") if is_refused and call.operation == "hit" else call
     rest: list[int] = []
     redis: Decision | None = None
@@ -356,7 +359,7 @@ def _decide_once(call: Call) -> Steps:
             if place not in here.states and not (_is_leased(asked, charge) and (yield from _spend(here, place, asked))):
                 rest.append(place)
         if rest:
-            redis = yield replace(asked, charges=[_at_most(asked, call.charges[place], here) for place in rest])
+            redis = yield replace(asked, charges=[here.at_most(asked, call.charges[place]) for place in rest])
             for place, state in zip(rest, redis.limits, strict=True):
                 charge = call.charges[place]
                 here.states[place] = state
@@ -370,17 +373,10 @@ def _decide_once(call: Call) -> Steps:
     return _combine(call, here, redis, is_refused)
 
 
-def _at_most(call: Call, charge: Charge, here: LocalPart) -> Charge:
-    """Of a partial hit, no more is asked than was granted here."""
-    if not call.partial or not here.granted or call.operation != "hit":
-        return charge
-    return replace(charge, cost=min([charge.cost, *here.granted]))
-
-
 def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bool) -> Decision:
     allowed = not is_refused and (redis is None or redis.allowed)
-    grants = here.granted + ([redis.granted] if redis is not None else [])
-    granted = (min if call.partial else max)(grants) if allowed and call.operation != "peek" else 0
+    grants = [units for units, _ in here.taken] + ([redis.granted] if redis is not None else [])
+    granted = (min if call.partial else max)(grants, default=0) if allowed and call.operation != "peek" else 0
     if call.operation == "hit" and (not allowed or call.partial):
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
@@ -390,22 +386,32 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
     if redis is not None:
         return replace(redis, allowed=allowed, limits=states, granted=granted, wait=wait, moments=moments,
                        revision=call.revision_number)  # fmt: skip
-    source: Source = "lease" if here.taken else "split"
     moment = max(moments.values(), default=time.time_ns() // 1000)
-    return Decision(allowed, states, granted, wait, source, moment, call.revision_number, moments or None)
+    return Decision(allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None)
 
 
-def _decide_splits(call: Call, here: LocalPart) -> None:
-    """Decide what is split by this process's part of it."""
+def _decide_splits(call: Call, here: LocalPart) -> bool:
+    """Decide what is split by this process's part of it; whether that allows."""
     places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
     if not places or call.now is not None:  # A clock of the caller's own is not this process's.
-        return
+        return True
     heartbeat.start()
     if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
-        return  # Not known in the first moments of a process: until then it is one count, in Redis.
-    here.splits = replace(call, charges=[call.charges[place] for place in places])
-    here.split = counters.decide(here.splits)
-    here.states.update(zip(places, here.split.limits, strict=True))
+        return True  # Not known in the first moments of a process: until then it is one count, in Redis.
+    splits = replace(call, charges=[call.charges[place] for place in places])
+    decision = counters.decide(splits)
+    here.states.update(zip(places, decision.limits, strict=True))
+    if call.operation == "hit" and decision.allowed:
+        for charge, state in zip(splits.charges, decision.limits, strict=True):
+            units = decision.granted if call.partial else charge.cost
+            here.taken.append((units, partial(_refund_split, splits, charge, state.counted_at)))
+    return decision.allowed
+
+
+def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
+    if counted_at:  # Else a shadow limit took nothing.
+        refund = replace(splits, charges=[replace(charge, cost=units)], operation="refund", partial=False)
+        counters.decide(replace(refund, hit_at=counted_at))
 
 
 def _is_leased(call: Call, charge: Charge) -> bool:
@@ -420,33 +426,24 @@ def _is_leased(call: Call, charge: Charge) -> bool:
 
 def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision, bool]:
     """Spend a charge from its lease, for which a batch is asked if that pays; whether it could be."""
-    charge = call.charges[place]
-    lease = leases.of(call, charge)
-    if call.operation == "peek":
-        found = lease.peek(max(charge.cost, 1))
-    else:
-        charge = _at_most(call, charge, here)
-        found = lease.take(charge.cost)
-        size = lease.next_batch_size(charge.cost)
-        if size:
-            if found is not None:
-                here.taken.append((lease, charge.cost, found[1]))
-            yield from _ask_batch(call, charge, lease, size, is_needed=found is None)
-            if found is not None:
-                here.taken.pop()
-            else:
-                found = lease.take(charge.cost)
+    charge = here.at_most(call, call.charges[place])
+    lease, is_hit = leases.of(call, charge), call.operation == "hit"
+    found = lease.take(charge.cost) if is_hit else lease.peek(max(charge.cost, 1))
+    if found is not None:
+        here.note(place, charge, lease, found, is_taken=is_hit)
+    size = lease.next_batch_size(charge.cost) if is_hit else 0
+    if size:
+        yield from _ask_batch(call, charge, lease, size, is_needed=found is None)
         if found is None:
-            for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
-                with suppress(StoreError):
-                    yield refund
-                deny_cache.forget([charge.digest])
-    if found is None:
-        return False
-    here.states[place], here.moments[charge.digest] = found
-    if call.operation == "hit":
-        here.taken.append((lease, charge.cost, found[1]))
-    return True
+            found = lease.take(charge.cost)
+            if found is not None:
+                here.note(place, charge, lease, found, is_taken=True)
+    if found is None and is_hit:
+        for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
+            with suppress(StoreError):
+                yield refund
+            deny_cache.forget([charge.digest])
+    return found is not None
 
 
 def _ask_batch(
