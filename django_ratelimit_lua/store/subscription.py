@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any
 
@@ -11,6 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..conf import conf
 from ..exceptions import StoreError
+from ..process.forks import chance
 from .blocking import READ_SIZE, Link
 from .connection_params import ConnectionParams
 from .exchange import LARGEST_USUAL, PING, Replies, command, to_ping
@@ -31,7 +31,7 @@ class Subscription:
         self.channel = channel
         params = ConnectionParams.of(conf.USE_CACHE)
         if params.nodes:
-            params = params.at(random.choice(params.nodes))
+            params = params.at(chance.choice(params.nodes))
         self._link = Link(params, Pulse())
         self._replies = Replies(MANY, LARGEST_USUAL)
         self._heard: list[bytes] = []
