@@ -1,4 +1,4 @@
-"""What our pages have in common: changes are noted as made by who is logged in, and odd values are no failure."""
+"""What our pages have in common: changes are recorded as made by the logged-in user, and odd values are no failure."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class Autocomplete(AutocompleteSelect):
     """Django's, which also shows a form again in which something else than a key was sent."""
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
-        """The choices that are keys."""
         key = self.field.remote_field.model._meta.pk
-        return super().optgroups(name, [one for one in value if not one or is_key(key, one)], attr)
+        return super().optgroups(name, [chosen for chosen in value if not chosen or is_key(key, chosen)], attr)
 
 
 class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A `ModelAdmin` that notes changes as made by who is logged in, and has an answer to whatever is sent."""
+    """A `ModelAdmin` that records changes as made by the logged-in user, and has an answer to whatever is sent."""
 
     class Media:
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
@@ -45,17 +44,16 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Adding and changing."""
         with acting(request.user):
-            return _told(request, super().changeform_view(request, *args, **kwargs))
+            return _with_warnings(request, super().changeform_view(request, *args, **kwargs))
 
     def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Changing in the list, and actions."""
         with acting(request.user):
-            return _told(request, super().changelist_view(request, *args, **kwargs))
+            return _with_warnings(request, super().changelist_view(request, *args, **kwargs))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Deleting."""
         with acting(request.user):
-            response: HttpResponse = _told(request, super().delete_view(request, object_id, extra_context))
+            response: HttpResponse = _with_warnings(request, super().delete_view(request, object_id, extra_context))
             return response
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
@@ -63,7 +61,6 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().get_object(request, object_id, from_field or None)
 
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any) -> Any:
-        """Actions, on rows."""
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if not all(is_key(self.opts.pk, key) for key in chosen):
             messages.error(request, _("The selection is not in the list. Nothing was changed."))
@@ -82,14 +79,13 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return initial
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Fields that are found by typing."""
         if db_field.name in self.get_autocomplete_fields(request):
             kwargs.setdefault("widget", Autocomplete(db_field, self.admin_site, using=kwargs.get("using")))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
-def _told(request: HttpRequest, response: Any) -> Any:
-    """The response, with a message where what was saved is not live, or is published beside another site's rules."""
+def _with_warnings(request: HttpRequest, response: Any) -> Any:
+    """The response, with a warning if what was saved is not live, or is published beside another site's rules."""
     if request.method == "POST" and getattr(response, "status_code", 0) == 302:
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)

@@ -122,10 +122,10 @@ class RowForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def _update_errors(self, errors: ValidationError) -> None:
         # What is wrong with fields that the list does not have is told where the rule is switched on.
-        told: dict[str, list[Any]] = {}
+        by_field: dict[str, list[Any]] = {}
         for field, problems in errors.update_error_dict({}).items():
-            told.setdefault(field if field in self.fields else "mode", []).extend(problems)
-        super()._update_errors(ValidationError(told))  # type: ignore[misc]
+            by_field.setdefault(field if field in self.fields else "mode", []).extend(problems)
+        super()._update_errors(ValidationError(by_field))  # type: ignore[misc]
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
@@ -148,8 +148,8 @@ class TierForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         present = group_names()
         own = self.instance.group
-        kept = [(own, own)] if own and (own, own) not in present else []
-        self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=[("", "—"), *present, *kept])
+        removed = [(own, own)] if own and (own, own) not in present else []
+        self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=[("", "—"), *present, *removed])
 
 
 DURATIONS = {
@@ -213,9 +213,9 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
 def covers(network: str, address: str) -> bool:
     """Whether an address is in a network, both as text; False for what is neither."""
-    found = parse_address(address)
+    parsed = parse_address(address)
     try:
-        return found is not None and found in parse_network(network)
+        return parsed is not None and parsed in parse_network(network)
     except ValueError:
         return False
 

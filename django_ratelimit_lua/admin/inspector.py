@@ -27,7 +27,7 @@ BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
 def may_inspect(request: HttpRequest) -> bool:
     """Whether the inspector answers them: who sees rules, or overrides."""
     view = ("view_ratelimitrule", "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
-    return any(request.user.has_perm(f"django_ratelimit_lua.{one}") for one in view)
+    return any(request.user.has_perm(f"django_ratelimit_lua.{permission}") for permission in view)
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -76,10 +76,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 raise PermissionDenied
             with acting(request.user):
                 self._act(request, action, target, explain(imagined), given, user)
-        found = explain(imagined)
-        if found.decision.source == "fallback":
+        explanation = explain(imagined)
+        if explanation.decision.source == "fallback":
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
-        context["found"] = found
+        context["found"] = explanation
         context["subjects"] = [
             (kind, label)
             for kind, label, there in (
@@ -91,10 +91,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         ]
 
     def _act(
-        self, request: HttpRequest, action: str, target: str, found: Explanation, given: dict[str, Any], user: Any
+        self, request: HttpRequest, action: str, target: str, explanation: Explanation, given: dict[str, Any], user: Any
     ) -> None:
         if action == "reset":
-            self._reset(request, found, target)
+            self._reset(request, explanation, target)
             return
         subject = request.POST.get("subject", "")
         duration = request.POST.get("duration", "")
@@ -133,21 +133,21 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         done = _("%(whom)s is exempt") if action == "exempt" else _("%(whom)s is blocked")
         messages.success(request, f"{done % {'whom': override.whom()}} {DURATIONS[duration]}.")
 
-    def _reset(self, request: HttpRequest, found: Explanation, target: str) -> None:
+    def _reset(self, request: HttpRequest, explanation: Explanation, target: str) -> None:
         try:
-            if found.decision.source == "fallback":
+            if explanation.decision.source == "fallback":
                 raise StoreError(_("Redis is unavailable"))
-            names = reset(found, {target} if target else None)
+            names = reset(explanation, {target} if target else None)
         except StoreError as error:
             messages.error(request, _("Nothing was reset: %s") % error)
             return
-        whose = {met.charge.digest.decode() for met in found.met}
+        identities = {met.charge.digest.decode() for met in explanation.met}
         RateLimitChange.objects.create(
             revision=RateLimitRevision.read(primary()).revision,
             by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
-            name=", ".join(names)[:300], after={"digests": sorted(whose)},
+            name=", ".join(names)[:300], after={"digests": sorted(identities)},
         )  # fmt: skip
-        for met in found.met:
+        for met in explanation.met:
             if met.name in names and met.rule is not None and met.rule.pk:
                 rule = RateLimitRule.objects.filter(pk=met.rule.pk).first()
                 if rule is not None:

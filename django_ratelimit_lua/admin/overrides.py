@@ -30,11 +30,9 @@ class ActiveFilter(admin.SimpleListFilter):
     parameter_name = "active"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Two choices."""
         return [("yes", _("active")), ("no", _("ended or not started"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """What was chosen."""
         active = RateLimitOverride.objects.active()
         if self.value() == "yes":
             return queryset.filter(pk__in=active.values("pk"))
@@ -79,13 +77,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
 
     def get_autocomplete_fields(self, request: HttpRequest) -> Any:
-        """Users too, where the site's admin can find them."""
         model = get_user_model()
         users = self.admin_site._registry.get(model) if self.admin_site else default_site._registry.get(model)
         return ("rule", "user") if users is not None and users.get_search_fields(request) else ("rule",)
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Knows who asks, so that nobody locks themselves out."""
         form = super().get_form(request, *args, **kwargs)
         return type(form.__name__, (form,), {"own_address": own_address(request)})
 
@@ -107,15 +103,12 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return override.is_active()
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Who may block has to see what is blocked."""
         return super().has_view_permission(request, obj) or self.has_block_permission(request)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Who may block finds the way here."""
         return super().has_module_permission(request) or self.has_block_permission(request)
 
     def save_model(self, request: HttpRequest, obj: RateLimitOverride, form: Any, change: bool) -> None:
-        """Note who made it."""
         if not change:
             obj.created_by = str(request.user)
         super().save_model(request, obj, form, change)

@@ -119,7 +119,6 @@ class RuleAdmin(ActingAdmin):
         ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
-        """With what the list needs."""
         rules: QuerySet[RateLimitRule] = super().get_queryset(request).prefetch_related("tiers")
         return rules
 
@@ -129,17 +128,14 @@ class RuleAdmin(ActingAdmin):
         return rule.reading()
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Knows whether the tiers can be edited beside the rule."""
         form = super().get_form(request, obj, *args, **kwargs)
         may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
         return type(form.__name__, (form,), {"has_tiers": any(may_edit)})
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """The fields of the list, which say of which rule they are."""
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """With how often each limit was exceeded."""
         counts = request_state(request).refusals
 
         @admin.display(description=_("refused (7 days)"))
@@ -152,7 +148,8 @@ class RuleAdmin(ActingAdmin):
             parts += [_("%(number)d times not applied (see the log)") % {"number": failed}] if failed else []
             return ", ".join(parts) or "—"
 
-        return (*self.list_display, exceeded_in_days)
+        name, sentence, *others = self.list_display
+        return (name, sentence, exceeded_in_days, *others)
 
     @admin.display(description=gettext_lazy("used by"))
     def dependents(self, rule: RateLimitRule) -> str:
@@ -176,7 +173,6 @@ class RuleAdmin(ActingAdmin):
         messages.success(request, _("%(mode)s: applies from the next request on.") % {"mode": MODES[mode]})
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None, **kwargs: Any) -> Any:
-        """With the rules of the settings below, and what is published."""
         context: dict[str, Any] = {
             "settings_rules": [
                 {"name": rule.name, "mode": rule.mode, "reading": reading(rule.given or {})}
@@ -217,7 +213,6 @@ class RuleAdmin(ActingAdmin):
         )
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Every version of the rule, what changed and by whom."""
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
             raise Http404

@@ -1,4 +1,4 @@
-"""What a rule would do that its author may not expect, so that it has to be confirmed."""
+"""What a rule would do that its author may not expect, and has to confirm."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ..rules.rule import lumps_strangers
 
 def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
     """What a rule would do that its author may not expect: (field, what)."""
-    found: list[tuple[str, Any]] = []
+    warnings: list[tuple[str, Any]] = []
     paths = [line.strip() for line in given.get("path", "").splitlines() if line.strip()]
     for path in paths:
         if path.strip("*") in ("", "/"):
-            found.append(("path", _("“%(path)s” matches every request of the site.") % {"path": path}))
+            warnings.append(("path", _("“%(path)s” matches every request of the site.") % {"path": path}))
         elif path.startswith("*") and not path.startswith(("**", "*/")):
             problem = _("“%(path)s” matches nothing: a path begins with a slash, and a single * matches no slash.")
-            found.append(("path", problem % {"path": path}))
+            warnings.append(("path", problem % {"path": path}))
         elif set(path) & set("?#"):
             problem = _("“%(path)s” matches nothing: a path ends where ? or # begins.")
-            found.append(("path", problem % {"path": path}))
+            warnings.append(("path", problem % {"path": path}))
     if given.get("limit") == 0:
-        found.append(("limit", _("A limit of 0 refuses every request that the rule applies to.")))
+        warnings.append(("limit", _("A limit of 0 refuses every request that the rule applies to.")))
     if _is_one_for_all(given):
         problem = _(
             "All clients that are not logged in would share one count. Count by user_or_ip, or choose the audience "
             "“logged in”."
         )
-        found.append(("key", problem))
+        warnings.append(("key", problem))
     if given.get("route") and given["route"] not in route_names():
-        found.append(("route", _("No URL pattern has this name: the rule would match nothing.")))
+        warnings.append(("route", _("No URL pattern has this name: the rule would match nothing.")))
     if (
         given.get("name")
         and not given.get("exempt")
@@ -43,8 +43,8 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
         and given["name"] not in known_call_sites
     ):
         problem = _("The rule has no path and no route, and no limit in the code has its name: it would do nothing.")
-        found.append(("name", problem))
-    return found
+        warnings.append(("name", problem))
+    return warnings
 
 
 def _is_one_for_all(given: dict[str, Any]) -> bool:

@@ -88,7 +88,6 @@ class AuditedQuerySet(models.QuerySet[M]):
 
     @property
     def db(self) -> str:
-        """The alias that this query asks, unless `using` names another."""
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
 
     def update(self, **changes: Any) -> int:

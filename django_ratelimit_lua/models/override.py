@@ -117,7 +117,7 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def prepare(self) -> bool:
         """The kind and the digest follow from whom it is about; times are such that every time zone can show them."""
-        known = self.prepared()
+        before = self.prepared()
         self.starts, self.ends = within(self.starts), within(self.ends)
         if self.network and self.user_id is None:
             network = parse_network(self.network)
@@ -129,7 +129,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         identity = self.identity()
         if identity is not None:
             self.subject, self.digested_by = digest(identity).decode(), key_id()
-        return known != self.prepared()
+        return before != self.prepared()
 
     def prepared(self) -> Declared:
         """The fields that `prepare` fills in."""

@@ -56,7 +56,7 @@ def whom(key: Any) -> str:
     if isinstance(key, (list, tuple)):
         return _(" and ").join(map(whom, key))
     if not key:
-        return _("whom the code counts")
+        return _("key in the code")
     return names.get(key, key if isinstance(key, str) else getattr(key, "__qualname__", str(key)))
 
 
