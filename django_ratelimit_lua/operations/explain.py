@@ -15,6 +15,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.test import RequestFactory
+from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..engine.decide import PlannedCharge, build_call, decide, forgetting, now_us
@@ -51,13 +52,14 @@ class ExplainedLimit:
 class Explanation:
     """What a request meets. `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that
     blocks it without any rule; `problems`: the rules and call sites that cannot be applied to such a request, and
-    why."""
+    why; `notes`: what else may refuse it, and is not looked at."""
 
     decision: Decision
     met: tuple[ExplainedLimit, ...]
     exempt: str | None
     block: RateLimitOverride | None
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def build_request(
@@ -107,18 +109,34 @@ def explain(request: HttpRequest) -> Explanation:
         return None if exempt else matching
 
     def of_view(ruleset: Ruleset) -> list[Rule]:
-        counted = {name for _, name in met}
+        counted = {name for _limit, name in met}
         rules = ruleset.for_call_sites(stack.rules, group, request) if stack is not None else ()
         return [rule for rule in rules if rule.name_at(group) not in counted]
 
     met: list[tuple[ExplainedLimit, str]] = []
     decision, block = _decide(request, of_rules, "", met, problems, has_blocks=True)
-    decision_of_view, _ = _decide(request, of_view, group, met, problems)
+    decision_of_view, _block = _decide(request, of_view, group, met, problems)
     if decision.allowed and decision_of_view.limits:
         decision = decision_of_view
     return Explanation(
-        decision, tuple(limit for limit, _ in met), exempt[0] if exempt else None, _row(block), tuple(problems.values())
+        decision,
+        tuple(limit for limit, _name in met),
+        exempt[0] if exempt else None,
+        _row(block),
+        tuple(problems.values()),
+        _notes(match),
     )
+
+
+def _notes(match: Any) -> tuple[str, ...]:
+    if match is None:
+        return (_("No URL pattern matches this path."),)
+    # A view of Django REST framework, by what it has: that need not be installed.
+    given = getattr(match.func, "initkwargs", None) or {}
+    view = getattr(match.func, "cls", None)
+    throttles = given.get("throttle_classes") or getattr(view, "throttle_classes", None) or ()
+    names = ", ".join(getattr(throttle, "__name__", str(throttle)) for throttle in throttles)
+    return (_("The throttles of the view are not shown: %(names)s.") % {"names": names},) if names else ()
 
 
 def _decide(

@@ -12,10 +12,12 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
+from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.explain import build_request, explain
+from django_ratelimit_lua.throttling import AnonRateThrottle
 from tests.acceptance.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,8 +37,13 @@ def at_a_call_site(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
+class Throttled(APIView):
+    throttle_classes = (AnonRateThrottle,)
+
+
 urlpatterns = [
     path("enforced/", limits), path("shadow/", limits), path("free/", limits), path("site/", at_a_call_site),
+    path("throttled/", Throttled.as_view()),
 ]  # fmt: skip
 
 
@@ -174,6 +181,13 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
     found = explain(build_request("/free/", address="10.0.0.7"))
     assert {met.name: met.is_skipped for met in found.met} == {"day": True, "minute": False}
     assert said("explain", "--path", "/free/", "--ip", "10.0.0.7").count("skipped, as it does not fit") == 1
+
+
+def test_explain_names_what_it_does_not_look_at() -> None:
+    """Throttles of a view of Django REST framework, and a path that leads nowhere."""
+    assert "The throttles of the view are not shown: AnonRateThrottle." in said("explain", "--path", "/throttled/")
+    assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")
+    assert explain(build_request("/free/")).notes == ()
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"])

@@ -106,6 +106,8 @@ class Command(BaseCommand):
             self.stderr.write(self.style.ERROR(f"cannot be applied to this request: {problem}"))
         if not explanation.met and explanation.exempt is None and explanation.block is None:
             self.stdout.write("no rule applies")
+        for note in explanation.notes:
+            self.stdout.write(note)
         verdict = "allowed" if explanation.decision.allowed else "refused"
         self.stdout.write(f"The next request like this would be {verdict}.")
 
