@@ -36,7 +36,7 @@ from ..models.override import OverrideQuerySet, microseconds
 from ..process.forks import start_thread
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import Override, is_field, record
+from ..rules.overrides import Override, is_field, write_record
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, channel_of, get_store
@@ -353,7 +353,7 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
     for _, of in groupby(rows, key=lambda row: (row.user_id, row.network, row.subject if row.field else "")):
         together = list(of)
-        written = record([override for row in together for override in _override(row)])
+        written = write_record([override for row in together for override in _override(row)])
         try:
             digests = together[0].digests()
         except ValueError as error:  # Somebody wrote to a row by hand.

@@ -111,6 +111,10 @@ class SubjectRef:
     digest: bytes
 
 
+Record = tuple[bytes, tuple[Override, ...]]
+"""A tag, and the overrides that are written behind it."""
+
+
 @lru_cache(maxsize=16_384)
 def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | None:
     """The digest of an address as a subject of such a kind, under a secret."""
@@ -120,29 +124,28 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 
 @dataclass(frozen=True, slots=True)
 class KnownOverrides:
-    """What was known of a request's subjects at one moment: of each, the tag and the overrides."""
+    """What was known of a request's subjects at one moment: of each, the tag of its record and its overrides."""
 
-    asked: tuple[SubjectRef, ...]
-    found: tuple[tuple[bytes, tuple[Override, ...]], ...]
+    subjects: tuple[SubjectRef, ...]
+    records: tuple[Record, ...]
 
     def __bool__(self) -> bool:
-        return any(overrides for _, overrides in self.found)
+        return any(overrides for _, overrides in self.records)
 
-    def subjects(self) -> list[Subject]:
+    def call_subjects(self) -> list[Subject]:
         """The subjects of a call that goes by this."""
-        return [Subject(one.digest, tag) for one, (tag, _) in zip(self.asked, self.found, strict=True)]
+        return [Subject(ref.digest, tag) for ref, (tag, _) in zip(self.subjects, self.records, strict=True)]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
         """The override in force for a rule: that of the most particular subject; of those what names the rule goes
         before what is for all, a block before an exemption before another limit, and the newer before the older."""
-        ranked: list[tuple[Any, Override]] = []
-        for one, (_, overrides) in zip(self.asked, self.found, strict=True):
-            for override in overrides:
-                if override.rule in (None, rule) and override.is_active(now):
-                    particular = [-part for part in strength(one.kind)]
-                    rank = (particular, override.rule is None, EFFECTS.index(override.effect), -override.pk)
-                    ranked.append((rank, override))
-        return min(ranked, key=lambda one: one[0])[1] if ranked else None
+        ranked = [
+            ((strength(ref.kind), override.rule is not None, -EFFECTS.index(override.effect), override.pk), override)
+            for ref, (_, overrides) in zip(self.subjects, self.records, strict=True)
+            for override in overrides
+            if override.rule in (None, rule) and override.is_active(now)
+        ]
+        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 _NOBODY = KnownOverrides((), ())
@@ -151,28 +154,28 @@ _NOBODY = KnownOverrides((), ())
 class OverrideCache:
     """What this process knows of subjects: those that have overrides, the latest asked for."""
 
-    NOTHING: ClassVar[tuple[bytes, tuple[Override, ...]]] = (b"", ())
+    NOTHING: ClassVar[Record] = (b"", ())
 
     def __init__(self) -> None:
         # However heavy a record is, it has to be known, or a call about it would never be decided.
-        self._known: BoundedMap[bytes, tuple[bytes, tuple[Override, ...]]] = BoundedMap(
-            _REMEMBERED, _REMEMBERED_BYTES, lambda who, known: 500 * len(known[1]), _REMEMBERED_BYTES
+        self._known: BoundedMap[bytes, Record] = BoundedMap(
+            _REMEMBERED, _REMEMBERED_BYTES, lambda subject, record: 500 * len(record[1]), _REMEMBERED_BYTES
         )
 
-    def get_many(self, asked: Sequence[SubjectRef]) -> KnownOverrides:
+    def get_many(self, subjects: Sequence[SubjectRef]) -> KnownOverrides:
         """What is known of these subjects now. A call and what is made of it have to go by one look."""
-        if not asked:
+        if not subjects:
             return _NOBODY
-        return KnownOverrides(tuple(asked), tuple(self._known.get(one.digest) or self.NOTHING for one in asked))
+        return KnownOverrides(tuple(subjects), tuple(self._known.get(ref.digest) or self.NOTHING for ref in subjects))
 
     def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
         """Remember what is written about subjects."""
-        for who, record in zip(digests, records, strict=True):
-            if record is None:
-                self._known.pop(who)
+        for subject, written in zip(digests, records, strict=True):
+            if written is None:
+                self._known.pop(subject)
             else:
-                before = (self._known.get(who) or self.NOTHING)[1]
-                self._known.put(who, (record[: Subject.TAG_SIZE], read(record, before)))
+                before = (self._known.get(subject) or self.NOTHING)[1]
+                self._known.put(subject, (written[: Subject.TAG_SIZE], read_record(written, before)))
 
     def clear(self) -> None:
         """Forget everybody."""
@@ -180,27 +183,24 @@ class OverrideCache:
 
 
 override_cache = OverrideCache()
+_WORDS = ("id", "rule", "effect", "rate", "burst", "starts", "ends")
 
 
-def record(overrides: Sequence[Override]) -> bytes:
+def write_record(overrides: Sequence[Override]) -> bytes:
     """What is written about a subject: a tag, and its overrides as JSON."""
     declared = [
-        {
-            "id": one.pk,
-            "rule": one.rule,
-            "effect": one.effect,
-            "rate": None if one.rate is None else [one.rate.limit, one.rate.period_us],
-            "burst": one.burst,
-            "starts": one.starts,
-            "ends": one.ends,
-        }
-        for one in overrides
+        dict(zip(_WORDS, (row.pk, row.rule, row.effect, _pair(row.rate), row.burst, row.starts, row.ends), strict=True))
+        for row in overrides
     ]
     text = json.dumps(declared, separators=(",", ":")).encode()
     return hashlib.blake2b(text, digest_size=Subject.TAG_SIZE // 2).hexdigest().encode() + text
 
 
-def read(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
+def _pair(rate: Rate | None) -> list[int] | None:
+    return None if rate is None else [rate.limit, rate.period_us]
+
+
+def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
     """The overrides of a record, as far as this version understands them.
 
     Of one that it does not, what was known `before` goes on; else it is skipped, and the log says so. A block with
@@ -214,16 +214,16 @@ def read(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...
     except (ValueError, RecursionError) as error:
         _report(bool(known), error, written)
         return tuple(before)
-    found = []
-    for one in declared:
+    overrides = []
+    for given in declared:
         try:
-            found.append(_read(one))
+            overrides.append(_read(given))
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-            goes_on = known.get(one["id"]) if isinstance(one, dict) and isinstance(one.get("id"), int) else None
-            _report(goes_on is not None, error, one)
-            if goes_on is not None:
-                found.append(goes_on)
-    return tuple(found)
+            pk = given.get("id") if isinstance(given, dict) else None
+            earlier = known.get(pk) if isinstance(pk, int) else None
+            _report(earlier is not None, error, given)
+            overrides += [] if earlier is None else [earlier]
+    return tuple(overrides)
 
 
 def _report(goes_on: bool, error: Exception, written: object) -> None:
@@ -231,25 +231,20 @@ def _report(goes_on: bool, error: Exception, written: object) -> None:
     logger.error("An override %s: %s: %s", what, error, str(written)[:200])
 
 
-_WORDS = {"id", "rule", "effect", "rate", "burst", "starts", "ends"}
-
-
-def _read(one: Any) -> Override:
-    if one["effect"] not in EFFECTS:
-        raise ValueError(f"effect is {one['effect']!r}")
-    if unknown := set(one) - _WORDS:
-        if one["effect"] != "block":
+def _read(given: Any) -> Override:
+    pk, rule, effect, rate, burst, starts, ends = (given[word] for word in _WORDS)
+    if effect not in EFFECTS:
+        raise ValueError(f"effect is {effect!r}")
+    if unknown := set(given) - set(_WORDS):
+        if effect != "block":
             raise ValueError(f"unknown {', '.join(sorted(unknown))}")
         logger.warning("Ignored in a block, because this version does not know it: %s", ", ".join(sorted(unknown)))
-    numbers = [one[word] for word in ("rule", "burst", "starts", "ends")]
-    if not all(number is None or _is_whole(number) for number in numbers) or not _is_whole(one["id"]):
+    numbers = [pk, *(number for number in (rule, burst, starts, ends) if number is not None), *(rate or ())]
+    if not all(map(_is_whole, numbers)):
         raise ValueError("not a whole number")
-    if one["burst"] is not None and one["burst"] < 1:
-        raise ValueError(f"burst is {one['burst']!r}")
-    rate = None if one["rate"] is None else Rate(*one["rate"])
-    if rate is not None and not all(map(_is_whole, one["rate"])):
-        raise ValueError(f"rate is {one['rate']!r}")
-    return Override(one["id"], one["rule"], one["effect"], rate, one["burst"], one["starts"], one["ends"])
+    if burst is not None and burst < 1:
+        raise ValueError(f"burst is {burst!r}")
+    return Override(pk, rule, effect, None if rate is None else Rate(*rate), burst, starts, ends)
 
 
 def _is_whole(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from ..identity.keys import Key
 from ..identity.routes import resolved
 from ..limits.call import MOST_COST
 from ..limits.options import OPTIONS
-from ..limits.rate import LimitError, Rate
+from ..limits.rate import Rate
 from .methods import ALL, parse_methods
 from .paths import path_pattern
 from .template import LimitTemplate
@@ -36,6 +36,7 @@ UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """What breaks a line, or cannot be seen."""
 EVERYONE = "everyone"
+_GROUP = "group:"
 AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
 
 Outcome = Callable[[HttpRequest, Any], Any]
@@ -178,27 +179,30 @@ def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
     return key.needs_user and key.lumps_strangers and not {EVERYONE, "anonymous"}.isdisjoint(audience)
 
 
-@dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads one declaration, and says where something is wrong. What of it can be left out is, unless it is `strict`,
-    and is named in `left_out`."""
+    and is named in `left_out`. Where it is `plain`, code has no place in it."""
 
-    given: Mapping[str, Any]
-    where: str
-    plain: bool
-    strict: bool
-    left_out: list[str] = field(default_factory=list)
+    def __init__(self, given: Mapping[str, Any], where: str, plain: bool, strict: bool) -> None:
+        self.given = given
+        self.where = where
+        self.plain = plain
+        self.strict = strict
+        self.left_out: list[str] = []
 
     def fail(self, field: str, problem: str) -> NoReturn:
         raise RuleError(self.where, field, problem)
 
+    def refuse(self, field: str, right: str) -> NoReturn:
+        self.fail(field, f"{field} is {self.given.get(field)!r}{right}")
+
     @contextmanager
-    def blaming(self, field: str, *, is_certain: bool = False) -> Iterator[None]:
+    def blaming(self, field: str, what: str = "", *, is_certain: bool = False) -> Iterator[None]:
         """What is raised within is wrong with that field, unless the error names another."""
         try:
             yield
         except (ValueError, TypeError, ArithmeticError) as error:
-            self.fail(field if is_certain else getattr(error, "field", "") or field, str(error))
+            self.fail(field if is_certain else getattr(error, "field", "") or field, f"{what}{error}")
 
     def check_texts(self) -> None:
         """Raises for text that no database takes, or that is not what it looks like."""
@@ -212,62 +216,63 @@ class _Reader:
     def flag(self, name: str) -> bool:
         value = self.given.get(name)
         if value is not None and not isinstance(value, bool):
-            self.fail(name, f"{name} is {value!r}; write true or false")
+            self.refuse(name, "; write true or false")
         return bool(value)
 
-    def text(self, field: str, example: str) -> str | None:
+    def text(self, field: str, example: str, *, may_be_empty: bool = False) -> str | None:
         value = self.given.get(field)
-        if value is not None and (not isinstance(value, str) or not value):
-            self.fail(field, f"{field} is {value!r}; write {example}")
+        if value is not None and not (isinstance(value, str) and (value or may_be_empty)):
+            self.refuse(field, f"; write {example}")
         return value
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
-        value = () if value in (None, "") else value
-        paths = (value,) if isinstance(value, str) else value
+        paths = () if value in (None, "") else (value,) if isinstance(value, str) else value
         if not isinstance(paths, (list, tuple)) or not all(
             isinstance(path, str) and path.startswith(("/", "*")) for path in paths
         ):
-            self.fail("path", f"path is {value!r}; write a prefix or glob that begins with /, or a list")
+            self.refuse("path", "; write a prefix or glob that begins with /, or a list")
         if len(paths) > MOST_PATTERNS or any(len(path) > LONGEST_PATTERN for path in paths):
-            self.fail(
-                "path", f"path: at most {MOST_PATTERNS} prefixes or globs of at most {LONGEST_PATTERN} characters"
-            )
+            most = f"at most {MOST_PATTERNS} prefixes or globs of at most {LONGEST_PATTERN} characters"
+            self.fail("path", f"path: {most}")
         return tuple(paths)
 
     def audience(self) -> tuple[str, ...]:
-        value = self.given.get("audience", "everyone")
+        value = self.given.get("audience", EVERYONE)
         names = [value] if isinstance(value, str) else value
-        known = isinstance(names, (list, tuple)) and names and all(
-            isinstance(name, str) and (name in AUDIENCES or (name.startswith("group:") and len(name) > 6))
-            for name in names
-        )  # fmt: skip
-        if not known:
-            right = f"choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups"
-            self.fail("audience", f"audience is {value!r}; {right}")
-        if self.plain and len(names) > 1 and not all(name.startswith("group:") for name in names):
-            mixed = "a rule of the admin is for one of them, or for groups; make a rule of each"
-            self.fail("audience", f"audience is {value!r}: {mixed}")
+        if not (isinstance(names, (list, tuple)) and names and all(map(_is_audience, names))):
+            self.refuse("audience", f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups")
+        if self.plain and len(names) > 1 and not all(name.startswith(_GROUP) for name in names):
+            self.refuse("audience", ": a rule of the admin is for one of them, or for groups; make a rule of each")
         return tuple(names)
 
-    def rate(self, field: str, value: Any) -> Any:
-        """The rate; from the admin, where code has no place, nothing but a constant."""
-        if not self.plain:
-            return value
-        if not isinstance(value, str):
-            self.fail(field, f"rate is {value!r}; write one rate, such as '100/m'")
-        try:
-            return Rate.parse(value)
-        except LimitError as error:
-            self.fail(field, str(error))
+    def key(self) -> Any:
+        value = self.given.get("key")
+        if self.plain and value not in (None, "", []):
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            if not all(isinstance(part, str) for part in parts):
+                self.refuse("key", "; write a key such as 'ip', or a list of keys")
+            if any("." in part and ":" not in part for part in parts):
+                self.refuse("key", "; callables can only be named in the settings")
+            if any("+" in part for part in parts):
+                self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
+        return value
+
+    def cost(self) -> Any:
+        cost = self.given.get("cost")
+        if self.plain and cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
+            self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
+        return cost
+
+    def rate(self) -> Any:
+        rate = self.given["rate"]
+        if self.plain and not isinstance(rate, str):
+            self.refuse("rate", "; write one rate, such as '100/m'")
+        with self.blaming("rate", is_certain=True):
+            return Rate.parse(rate) if self.plain else rate
 
     def template(self, name: str, group: str | None) -> LimitTemplate:
-        given = self.given
-        key, cost = given.get("key"), given.get("cost")
-        if self.plain:
-            self._check_plain_key(key)
-            if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
-                self.fail("cost", f"cost is {cost!r}; write a whole number from 0 to {MOST_COST}")
+        given, key, cost = self.given, self.key(), self.cost()
         if not key and group != name:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
         options: Any = {option: given[option] for option in OPTIONS if option in given}
@@ -284,38 +289,16 @@ class _Reader:
                     template.limit(name, constant)
             return template
 
-        def tier(rate: Rate, burst: dict[str, Any]) -> LimitTemplate:
-            with self.blaming("tiers", is_certain=True):  # Of a tier, nothing but its numbers can be wrong.
-                return compiled(rate, {**options, **burst})
-
-        rate = self.rate("rate", given["rate"])
+        rate = self.rate()
         with self.blaming("rate"):
             template = compiled(rate, options)
-        return replace(template, tiers=self._tiers(tier))
+        return replace(template, tiers=self.tiers(lambda rate, burst: compiled(rate, {**options, **burst})))
 
-    def check_unused(self) -> None:
-        """What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere."""
-        self.audience()
-        self._check_plain_key(self.given.get("key"))
-        self._tiers(lambda rate, burst: LimitTemplate(None, (rate,)))
-
-    def _check_plain_key(self, value: Any) -> None:
-        """Where it is one line of text, and code has no place."""
-        if value in (None, "", []):
-            return
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        if not all(isinstance(part, str) for part in parts):
-            self.fail("key", f"key is {value!r}; write a key such as 'ip', or a list of keys")
-        if any("." in part and ":" not in part for part in parts):
-            self.fail("key", f"key is {value!r}; callables can only be named in the settings")
-        if any("+" in part for part in parts):
-            self.fail("key", f"key is {value!r}: + joins keys; a name that has one can only stand in the settings")
-
-    def _tiers(self, compiled: Callable[[Any, dict[str, Any]], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
+    def tiers(self, compiled: Callable[[Rate, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
         value = self.given.get("tiers")
         if value is not None and not isinstance(value, (list, tuple)):
-            self.fail("tiers", f"tiers is {value!r}; write a list of {{'group': ..., 'rate': ...}}")
+            self.refuse("tiers", "; write a list of {'group': ..., 'rate': ...}")
         tiers: dict[str, LimitTemplate] = {}
         for tier in value or ():
             try:
@@ -329,16 +312,18 @@ class _Reader:
                 self.left_out.append(f"{error} (a tier, which is left out; its group has the numbers of the rule)")
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def _tier(self, tier: Any, compiled: Callable[[Any, dict[str, Any]], LimitTemplate]) -> tuple[str, LimitTemplate]:
+    def _tier(self, tier: Any, compiled: Callable[[Rate, Any], LimitTemplate]) -> tuple[str, LimitTemplate]:
         named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
         if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
             self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
-        burst = {"burst": tier["burst"]} if tier.get("burst") is not None else {}
-        try:
+        with self.blaming("tiers", f"tier of {tier['group']!r}: a tier has one constant rate: ", is_certain=True):
             rate = Rate.parse(tier["rate"])
-        except LimitError as error:
-            self.fail("tiers", f"tier of {tier['group']!r}: a tier has one constant rate: {error}")
-        return str(tier["group"]), compiled(rate, burst)
+        with self.blaming("tiers", is_certain=True):  # Nothing but its numbers can be wrong.
+            return str(tier["group"]), compiled(rate, {"burst": tier["burst"]} if tier.get("burst") is not None else {})
+
+
+def _is_audience(name: Any) -> bool:
+    return isinstance(name, str) and (name in AUDIENCES or (name.startswith(_GROUP) and name != _GROUP))
 
 
 def _favour(template: LimitTemplate) -> tuple[float, int]:
@@ -383,33 +368,30 @@ def compile_rule(
     reader = _Reader(given, f"{where}: rule {name!r}", plain, strict)
     unknown = sorted(set(given) - {*FIELDS, "id"}, key=str)
     if unknown:
-        meant = [found[0] for word in unknown if (found := get_close_matches(str(word), FIELDS, n=1))]
+        meant = [match for word in unknown for match in get_close_matches(str(word), FIELDS, n=1)]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
     reader.check_texts()
-    mode = given.get("mode", "enforce")
+    mode, order = given.get("mode", "enforce"), given.get("order", 0)
     if mode not in MODES:
         reader.fail("mode", f"mode is {mode!r}; choose one of: {', '.join(MODES)}")
-    order = given.get("order", 0)
     if isinstance(order, bool) or not isinstance(order, int):
-        reader.fail("order", f"order is {order!r}; write a whole number")
+        reader.refuse("order", "; write a whole number")
     paths, route = reader.paths(), reader.text("route", "the name of a URL pattern, such as 'shop:detail'")
     group = reader.text("group", "the group of a decorator or the scope of a throttle")
+    reader.text("description", "text", may_be_empty=True)
     template, methods = None, None
     audience: tuple[str, ...] = (EVERYONE,)
-    description = given.get("description")
-    if description is not None and not isinstance(description, str):
-        reader.fail("description", f"description is {description!r}; write text")
     if reader.flag("exempt"):
         if not paths and route is None:
             reader.fail("exempt", "exempts everything; name a path or a route")
         if plain:
-            reader.check_unused()
+            # What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere.
+            reader.audience(), reader.key(), reader.tiers(lambda rate, burst: LimitTemplate(None, (rate,)))
     elif given.get("rate") is None:
         reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
     else:
-        template = reader.template(name, group)
-        audience = reader.audience()
+        template, audience = reader.template(name, group), reader.audience()
         with reader.blaming("method"):
             methods = parse_methods(given.get("method", ALL))
     message = reader.text("message", "a sentence for who is refused") or ""

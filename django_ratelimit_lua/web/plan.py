@@ -255,7 +255,7 @@ class RequestPlanner:
         subjects: Sequence[Subject] = ()
         if self.subjects:
             overrides = override_cache.get_many(self.subjects)
-            subjects = overrides.subjects()
+            subjects = overrides.call_subjects()
             if overrides:
                 charges, block = apply_overrides(charges, overrides, ruleset, self.has_blocks)
         is_refused = block is not None
