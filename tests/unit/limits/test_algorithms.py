@@ -1,0 +1,70 @@
+"""What each algorithm's Lua is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import Limit, LimitError
+from django_ratelimit_lua.limits import program
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS, find
+
+MINUTE, DAY = 60_000_000, 86_400_000_000
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_python_and_lua_stand_side_by_side(name: str) -> None:
+    """Under one name, with letters for its keys that no other has."""
+    assert ALGORITHMS[name].__class__.__module__ == f"django_ratelimit_lua.limits.algorithms.{name}"
+    assert program.source(f"limits/algorithms/{name}")
+    assert len({algorithm.suffix for algorithm in ALGORITHMS.values()}) == len(ALGORITHMS)
+    assert find(name) is ALGORITHMS[name]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rate", "options", "numbers"),
+    [
+        # 7 a minute: a token in 8,571,428 and 4/7 microseconds.
+        ("token_bucket", "7/m", {}, (7, MINUTE, 7, MINUTE, 8_571_428, 4, 7 * MINUTE // 7, 0)),
+        ("token_bucket", "60/m", {"burst": 2}, (2, MINUTE, 1, 1_000_000, 1_000_000, 0, 2_000_000, 0)),
+        ("token_bucket", "0/m", {}, (0, MINUTE, 1, MINUTE, MINUTE, 0, 0, 0)),
+        ("leaky_bucket", "60/m", {}, (60, MINUTE, 1, 1_000_000, 1_000_000, 0, MINUTE, 0)),
+        ("leaky_bucket", "60/m", {"queue": 0}, (1, MINUTE, 1, 1_000_000, 1_000_000, 0, 1_000_000, 0)),
+        ("leaky_bucket", "0/m", {}, (0, MINUTE, 1, MINUTE, MINUTE, 0, 0, 0)),
+        ("fixed_window", "5/m", {}, (5, MINUTE, 0, 0, 0, 0, 0, 0)),
+        ("fixed_window", "5/m", {"align": "clock"}, (5, MINUTE, 1, 0, 0, 0, 0, 0)),
+        ("fixed_window", "5/d", {"align": "day"}, (5, DAY, 2, 0, DAY, 2 * DAY, 3 * DAY, 0)),
+        ("sliding_window", "5/m", {}, (5, MINUTE, MINUTE // 10, 0, 0, 0, 0, 0)),
+        ("sliding_window", "5/m", {"segments": 7}, (5, MINUTE, MINUTE // 7, 0, 0, 0, 0, 0)),
+        ("sliding_log", "5/m", {}, (5, MINUTE, 0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_the_numbers(algorithm: str, rate: str, options: Any, numbers: tuple[int, ...]) -> None:
+    """Whole numbers in lowest terms; of a calendar four boundaries around the moment."""
+    assert Limit("x", rate, algorithm=algorithm, **options).numbers(DAY + 5) == numbers
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rate", "options", "field"),
+    [
+        ("token_bucket", "999999999989/d", {}, "burst"),
+        ("leaky_bucket", "7/m", {"queue": 10**12}, "queue"),
+        ("token_bucket", "1/s", {"burst": 1, "lease": 1}, "lease"),
+        ("sliding_window", (5, 0.000009), {"segments": 10}, "segments"),
+        ("sliding_log", "100001/m", {}, ""),
+        ("fixed_window", "5/m", {"align": "day"}, "align"),
+        ("fixed_window", "5/m", {"time_zone": "Europe/Berlin"}, "time_zone"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(algorithm: str, rate: Any, options: Any, field: str) -> None:
+    """When the limit is written, and not when it is first asked."""
+    with pytest.raises(LimitError) as raised:
+        Limit("x", rate, algorithm=algorithm, **options)
+    assert raised.value.field == field
+
+
+def test_units_taken_ahead_lapse() -> None:
+    """After a second, or a tenth of what a bucket takes to fill."""
+    assert Limit("x", "5/m").lapse == 1.0
+    assert Limit("x", "100/s", algorithm="token_bucket", burst=500).lapse == 0.5

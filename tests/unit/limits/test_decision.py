@@ -1,0 +1,42 @@
+"""The state of a limit, by each of its constructors."""
+
+from __future__ import annotations
+
+from django_ratelimit_lua import Decision, Limit
+from django_ratelimit_lua.limits.decision import LimitState
+
+STATE = LimitState.of(
+    Limit("mail", "5/m", mode="shadow"),
+    allowed=False, used=5, remaining=0, retry_after=12.0, reset_after=60.0, wait=3.0, counted_at=7,
+)  # fmt: skip
+
+
+def test_a_state_is_of_its_limit() -> None:
+    """Name, rate and mode are the limit's."""
+    assert (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at) == ("mail", 5, 60.0, "shadow", 7)
+
+
+def test_a_refusal_reads_shorter_later() -> None:
+    """By the seconds that went by, and never below none; one for ever stays that."""
+    later = STATE.later(10.0)
+    assert (later.retry_after, later.reset_after, later.wait) == (2.0, 50.0, 0.0)
+    assert STATE.later(100.0).reset_after == 0.0
+    assert LimitState.blocked("block", None, "enforce").later(5.0).retry_after is None
+    decision = Decision(False, (STATE,), wait=3.0, moment=1_000_000, revision=4).later(10.0, "deny-cache")
+    assert decision == Decision(False, (later,), source="deny-cache", moment=11_000_000, revision=4)
+
+
+def test_a_block_is_a_limit_of_nothing() -> None:
+    """Until it ends; without an end it is never lifted."""
+    state = LimitState.blocked("office", 90.0, "enforce", 60.0)
+    assert (state.allowed, state.limit, state.remaining, state.retry_after, state.reset_after) == (
+        False, 0, 0, 90.0, 90.0,
+    )  # fmt: skip
+    assert LimitState.blocked("block", None, "enforce").retry_after is None
+
+
+def test_leased_units_are_not_used_yet() -> None:
+    """They are taken from the shared count, and remain for this process."""
+    state = STATE.with_leased(2, 10.0)
+    assert (state.allowed, state.used, state.remaining, state.retry_after) == (True, 3, 2, 0.0)
+    assert (state.reset_after, state.wait) == (50.0, 0.0)

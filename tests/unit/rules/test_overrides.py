@@ -1,0 +1,120 @@
+"""What is said of one subject."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import Limit, Rate
+from django_ratelimit_lua.limits.call import Subject
+from django_ratelimit_lua.rules.overrides import (
+    KnownOverrides,
+    Override,
+    OverrideCache,
+    SubjectRef,
+    is_kind,
+    read_record,
+    strength,
+    write_record,
+)  # fmt: skip
+
+NOW = 1_000_000
+ROWS = (
+    Override(1, None, "block"),
+    Override(2, 7, "limit", Rate(5, 60_000_000), burst=9, starts=5, ends=NOW + 1),
+    Override(3, 7, "exempt"),
+)
+
+
+def known(**by_kind: list[Override]) -> KnownOverrides:
+    refs = tuple(SubjectRef(kind.replace("_", "/"), kind.encode()) for kind in by_kind)
+    return KnownOverrides(refs, tuple((b"", tuple(rows)) for rows in by_kind.values()))
+
+
+def test_a_record_says_what_was_written() -> None:
+    """All of it, behind a tag that is another for other overrides."""
+    assert read_record(write_record(ROWS)) == ROWS
+    assert write_record(ROWS)[: Subject.TAG_SIZE] != write_record(ROWS[:2])[: Subject.TAG_SIZE]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"effect": "slow"}, {"rate": [5]}, {"rate": "5/m"}, {"rate": [5, 0]}, {"rate": [5.0, 60]}, {"burst": 0},
+        {"starts": "now"}, {"id": None}, {"rule": True}, {"weekday": 5},
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_goes_on_as_it_was(words: Any) -> None:
+    """If it was understood before; else it is skipped, and the others hold."""
+    tagged = write_record(ROWS[1:])
+    one, other = json.loads(tagged[16:])
+    text = tagged[:16] + json.dumps([{**one, **words}, other]).encode()
+    assert read_record(text) == (ROWS[2],)
+    assert read_record(text, ROWS) == (ROWS[2:] if "id" in words else ROWS[1:])
+    assert read_record(tagged[:16] + b"?", ROWS) == ROWS
+
+
+def test_a_block_with_unknown_words_is_a_block() -> None:
+    """It may have been meant for less, and lifts nothing."""
+    (given,) = json.loads(write_record(ROWS[:1])[16:])
+    assert read_record(b"t" * 16 + json.dumps([{**given, "weekday": 5}]).encode()) == ROWS[:1]
+
+
+def test_the_strongest_override_counts() -> None:
+    """That of the most particular subject; then what names the rule; then by effect; then the newer."""
+    block, exempt, limit = (Override(n, None, effect) for n, effect in enumerate(("block", "exempt", "limit"), 1))
+    assert known(user=[exempt], ip4_24=[block]).strongest_for(7, NOW) is exempt
+    assert known(ip4_24=[exempt], ip4_32=[limit]).strongest_for(7, NOW) is limit
+    assert known(user=[block, ROWS[2]]).strongest_for(7, NOW) is ROWS[2]
+    assert known(user=[block, ROWS[2]]).strongest_for(8, NOW) is block
+    assert known(user=[limit, exempt, block]).strongest_for(7, NOW) is block
+    newer = Override(9, None, "block")
+    assert known(user=[block, newer]).strongest_for(None, NOW) is newer
+    assert known(user=[]).strongest_for(7, NOW) is None
+
+
+def test_an_override_holds_from_its_start_to_its_end() -> None:
+    """The start belongs to it, the end does not; until then it is told how long."""
+    row = ROWS[1]
+    assert [row.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
+    assert (row.retry_after(NOW - 1_000_000), ROWS[0].retry_after(NOW)) == (1.000001, None)
+
+
+def test_other_numbers_are_for_algorithms_that_take_them() -> None:
+    """A burst is only a bucket's; what cannot be kept leaves the limit as it is."""
+    bucket, window = Limit("a", "1/s", algorithm="token_bucket"), Limit("a", "1/s", algorithm="sliding_window")
+    assert ROWS[1].limit(bucket) == Limit("a", "5/m", algorithm="token_bucket", burst=9)
+    assert ROWS[1].limit(window) == Limit("a", "5/m", algorithm="sliding_window")
+    assert ROWS[0].limit(bucket) is bucket
+    log = Limit("a", "1/s", algorithm="sliding_log")
+    assert Override(1, None, "limit", Rate(10**6, 1_000_000)).limit(log) is log
+
+
+def test_a_process_knows_what_it_was_told() -> None:
+    """By digest; whose record is gone is nobody again, and goes with an empty tag."""
+    cache, ref = OverrideCache(), SubjectRef("user", b"u")
+    assert not cache.get_many([ref])
+    record = write_record(ROWS)
+    cache.put_many([b"u"], [record])
+    assert cache.get_many([ref]).call_subjects() == [Subject(b"u", record[:16])]
+    assert cache.get_many([ref]).records[0][1] == ROWS
+    cache.put_many([b"u"], [None])
+    assert cache.get_many([ref]).call_subjects() == [Subject(b"u", b"")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_one"),
+    [("user", True), ("ip4/32", True), ("ip4/33", False), ("ip6/128", True), ("header:X-Key", True), ("moon", False),
+     (5, False), ("exact:json:a.b", True)],
+)  # fmt: skip
+def test_kinds_of_subjects(kind: object, is_one: bool) -> None:
+    """Users, networks that there can be, and the fields that a key can name."""
+    assert is_kind(kind) is is_one
+
+
+def test_the_smaller_a_network_the_more_particular() -> None:
+    """A user, a field, an address, its networks."""
+    kinds = ["ip4/8", "ip4/24", "ip4/32", "header:X-Key", "user"]
+    assert sorted(kinds, key=strength) == kinds

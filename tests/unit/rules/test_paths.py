@@ -1,0 +1,69 @@
+"""Paths as rules name them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.rules.paths import LONGEST, PathIndex, PathPattern
+from django_ratelimit_lua.rules.rule import Rule, compile_rule
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("/a/*", "/a/b", True), ("/a/*", "/a/", True), ("/a/*", "/a/b/c", False), ("/a/**", "/a/b/c", True),
+        ("/a/*/c", "/a/b/c", True), ("/a/*/c", "/a//c", True), ("/a/*/c", "/a/b/b/c", False), ("**", "", True),
+        ("**/x", "/a/b/x", True), ("**/x", "/a/b/xy", False), ("/*a*b*", "/aab", True), ("/*a*b*", "/ba", False),
+        ("/***x", "/a/x", True), ("/é*", "/éa", True),
+        ("/a.c*", "/abc", False), ("/[ab]*", "/[ab]", True), ("*", "/a", False),
+    ],
+)  # fmt: skip
+def test_globs(pattern: str, path: str, matches: bool) -> None:
+    """One star stays within a slash, two do not; nothing else is special."""
+    assert PathPattern(pattern).matches(path) is matches
+
+
+def test_a_pattern_without_a_star_is_a_prefix() -> None:
+    """Every path that begins so, itself among them."""
+    assert [PathPattern("/api/").matches(path) for path in ("/api/", "/api/v1", "/ap", "/v1/api/")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_the_worst_glob_takes_no_time_to_speak_of() -> None:
+    """A thousand characters against ten thousand: a step for each character, no backtracking."""
+    started = time.process_time()
+    assert not PathPattern("/" + "*a" * 500).matches("/" + "a" * 9_998 + "b")
+    assert not PathPattern("/" + "**a" * 333).matches("/" + "a" * 9_998 + "b")
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("undecided", [True, False])
+def test_a_glob_does_not_read_on_for_ever(undecided: bool) -> None:
+    """Of a longer path than it looks at, the answer is what the caller says, unless its beginning is wrong already."""
+    long = "/a/" + "b" * LONGEST
+    assert PathPattern("/a/**").matches(long, undecided) is undecided
+    assert PathPattern("/a/*/c").matches(long, undecided) is False
+    assert PathPattern("/a/").matches(long, undecided) is True
+
+
+parts = st.sampled_from(["/", "a", "b", "*", "**", "/a/"])
+patterns = st.lists(parts, min_size=1, max_size=5).map("".join).map(lambda text: text if text[0] == "*" else "/" + text)
+rules = st.lists(st.lists(patterns, max_size=3), max_size=6).map(
+    lambda lists: [
+        compile_rule({"name": f"r{number}", "path": paths, "key": "ip", "rate": "1/s"})
+        for number, paths in enumerate(lists)
+    ]
+)
+
+
+@given(rules, st.lists(st.text("/ab", max_size=6).map("/".__add__), max_size=5))
+def test_an_index_finds_what_each_rule_says_itself(rules: list[Rule], paths: list[str]) -> None:
+    """In their order, and once each; also when it is asked again and remembers."""
+    index = PathIndex(rules)
+    for path in [*paths, *paths]:
+        assert list(index.matching(path)) == [rule for rule in rules if rule.matches_path(path)]

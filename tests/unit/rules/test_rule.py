@@ -1,0 +1,125 @@
+"""A rule as it is declared, and as it stands in the place of call sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import RequestFactory
+
+from django_ratelimit_lua import ALL, UNSAFE, LimitError
+from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
+from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
+
+API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
+
+
+def declared(**words: Any) -> Rule:
+    return compile_rule({**API, **words})
+
+
+def limit_name(rule: Rule, group: str = "app.view") -> str:
+    assert rule.template is not None
+    return rule.template.limit(rule.name_at(group), rule.template.rates[0]).name  # type: ignore[arg-type]
+
+
+def test_a_rule_is_what_it_says() -> None:
+    """When it applies stands in the rule; how much and for whom in its template."""
+    rule = declared(method=["GET", "post"], audience="anonymous", burst=5, algorithm="token_bucket", cost=2, order=3)
+    assert (rule.name, rule.paths, rule.methods) == ("api", ("/api/",), {"GET", "HEAD", "POST"})
+    assert (rule.audience, rule.order, rule.source) == (("anonymous",), 3, "settings")
+    assert rule.template is not None
+    assert (str(rule.template.rates[0]), rule.template.cost) == ("100/m", 2)
+    assert rule.template.options == {"algorithm": "token_bucket", "burst": 5}
+    assert rule.needs_user
+    assert not rule.needs_session
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ({"rate": "5/fortnight"}, "rate"), ({"rate": None}, "rate"), ({"rate": []}, "rate"), ({"key": ""}, "key"),
+        ({"key": "nobody"}, "key"), ({"path": "api/"}, "path"), ({"path": 5}, "path"), ({"path": ["/"] * 51}, "path"),
+        ({"audience": "everybody"}, "audience"), ({"audience": ["group:"]}, "audience"), ({"method": "GTE"}, "method"),
+        ({"mode": "on"}, "mode"), ({"order": True}, "order"), ({"cost": -1}, "cost"), ({"burst": 5}, "burst"),
+        ({"exempt": 1}, "exempt"), ({"exempt": True, "path": None}, "exempt"), ({"message": "a\x00"}, "message"),
+        ({"tiers": {"group": "pro"}}, "tiers"), ({"tiers": [{"group": "pro"}]}, "tiers"), ({"rates": "5/m"}, "name"),
+        ({"tiers": [{"group": "pro", "rate": "1/s"}] * 2}, "tiers"), ({"description": 5}, "description"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -> None:
+    """Which rule, which field, and what would be right."""
+    with pytest.raises(RuleError, match="RATELIMIT_RULES: rule 'api'") as raised:
+        declared(**words)
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize("words", [{"key": "app.keys.tenant"}, {"rate": "app.rate"}, {"cost": "app.cost"}])
+def test_code_has_no_place_in_a_rule_of_the_admin(words: dict[str, Any]) -> None:
+    """Whoever may edit rules may not say what is run."""
+    with pytest.raises(RuleError):
+        compile_rule({**API, **words}, plain=True)
+
+
+def test_a_tier_that_contradicts_its_rule_is_left_out_alone() -> None:
+    """Where a rule is in force already; its others stay, the most favourable first."""
+    tiers = [{"group": "a", "rate": "2/s"}, {"group": "b", "rate": "9/s"}, {"group": "c", "rate": "1/century"}]
+    rule = compile_rule({**API, "tiers": tiers}, strict=False)
+    assert rule.template is not None
+    assert [group for group, _ in rule.template.tiers] == ["b", "a"]
+    assert "tier of 'c'" in rule.problems[0]
+    with pytest.raises(RuleError, match="tier of 'c'"):
+        compile_rule({**API, "tiers": tiers})
+
+
+def test_a_call_site_is_a_rule_without_a_name() -> None:
+    """Its limits are named by group, methods, key and rate; the group by the view where it names none."""
+    here = call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
+    assert (here.name, limit_name(here)) == ("", "app.view:DELETE,PATCH,POST,PUT:ip+post:username:5/m")
+    assert limit_name(call_site("login", "ip", "5/m", "GET", 1, {})) == "login:GET:ip:5/m"
+    assert "login" in known_call_sites
+    with pytest.raises(LimitError, match="needs a key"):
+        call_site(None, None, "5/m", ALL, 1, {})
+
+
+def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
+    """It is named by itself, unless it has several rates."""
+    assert limit_name(declared()) == limit_name(declared(rate="7/h")) == "api"
+    assert declared(rate=["10/s", "500/h"]).limit_names() == ["api:10/s", "api:500/h"]
+
+
+def test_a_rule_in_the_place_of_call_sites_asks_them_for_what_only_they_can_know() -> None:
+    """Key, methods and cost unless it names them; and always whether they block, and what the outcome means."""
+
+    def count_if(request: Any, outcome: Any) -> bool:
+        return True
+
+    first = call_site("search", "user", "5/m", "GET", 3, {}, block=False, count_if=count_if)
+    second = call_site("search", "ip", "9/m", "POST", 1, {})
+    silent = compile_rule({"name": "search", "group": "search", "rate": "1/s"}).in_place_of([first, second])
+    assert silent.template is not None
+    assert (silent.key, silent.template.cost, silent.methods) == (first.key, 3, {"GET", "HEAD", "POST"})
+    assert (silent.block, silent.count_if, silent.replaces) == (False, count_if, (first, second))
+    assert limit_name(silent) == "search"
+    plain = compile_rule({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of([first, second])
+    assert plain.template is not None
+    assert plain.key is not None
+    assert (plain.key.name, plain.template.cost, plain.methods) == ("ip", 1, {"PUT"})
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "applies"),
+    [({}, "/api/v1", True), ({}, "/", False), ({"path": None}, "/", True), ({"path": ["/x", "/*.js"]}, "/a.js", True)],
+)
+def test_when_a_rule_applies(words: dict[str, Any], path: str, applies: bool) -> None:
+    """By any of its paths; without one, everywhere."""
+    assert declared(**words).matches(RequestFactory().get(path)) is applies
+
+
+@pytest.mark.parametrize(("key", "audience", "lumps"), [
+    ("user", "everyone", True), ("user", "authenticated", False), ("user_or_ip", "everyone", False),
+    ("ip", "everyone", False), (["user", "ip"], "anonymous", False),
+])  # fmt: skip
+def test_who_counts_all_strangers_as_one(key: Any, audience: str, lumps: bool) -> None:
+    """A rule by user alone that meets people without one."""
+    assert declared(key=key, audience=audience).lumps_strangers is lumps

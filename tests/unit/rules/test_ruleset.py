@@ -1,0 +1,108 @@
+"""All rules in force, and what they come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import RequestFactory
+
+from django_ratelimit_lua.rules.callsite import call_site
+from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
+from django_ratelimit_lua.rules.snapshot import UnreadableError, parse_snapshot
+
+HOME = RequestFactory().get("/")
+HERE = call_site("search", "ip", "5/m", None, 1, {})
+OTHER = call_site(None, "ip", "9/m", None, 1, {})
+
+
+def ruleset(*given: dict[str, Any]) -> Ruleset:
+    words = {"key": "ip", "rate": "100/m"}
+    return Ruleset(compile_rules([{**words, **rule} for rule in given]))
+
+
+def published(*rules: dict[str, Any], before: Ruleset | None = None, **more: Any) -> Ruleset:
+    given = [{"id": number, "key": "ip", "rate": "100/m", **rule} for number, rule in enumerate(rules, start=1)]
+    return Ruleset((), {"revision": "1-0123456789abcdef", "rules": given, **more}, before=before)
+
+
+def names(rules: Any) -> list[str]:
+    return [rule.name for rule in rules]
+
+
+def test_a_request_meets_the_rules_of_its_path_in_their_order() -> None:
+    """Those that are off, or for call sites, are not among them; those that exempt are."""
+    rules = ruleset(
+        {"name": "late", "order": 9}, {"name": "home", "path": "/"}, {"name": "api", "path": "/api/"},
+        {"name": "off", "mode": "off"}, {"name": "site", "group": "search"},
+        {"name": "free", "path": "/", "rate": None, "exempt": True},
+    )  # fmt: skip
+    assert names(rules.matching(HOME)) == ["home", "free", "late"]
+
+
+def test_two_rules_of_one_name_are_an_error() -> None:
+    """A name is a count."""
+    with pytest.raises(ImproperlyConfigured, match="two rules are called twice"):
+        ruleset({"name": "twice"}, {"name": "twice"})
+
+
+def test_a_call_site_that_no_rule_is_about_is_left_alone() -> None:
+    """The very same rules come back."""
+    sites = (HERE, OTHER)
+    assert ruleset({"name": "api", "path": "/api/"}).for_call_sites(sites, "app.view", HOME) is sites
+
+
+def test_a_rule_of_its_name_takes_the_place_of_a_call_site() -> None:
+    """Once for all of that name; one for its group stands beside."""
+    rules = ruleset({"name": "search", "group": "search"}, {"name": "beside", "group": "search"})
+    chosen = rules.for_call_sites((HERE, OTHER, HERE), "app.view", HOME)
+    assert names(chosen) == ["search", "beside", ""]
+    assert chosen[0].replaces == (HERE, HERE)
+    assert chosen[2] is OTHER
+    by_view = ruleset({"name": "app.view"}).for_call_sites((HERE, OTHER), "app.view", HOME)
+    assert names(by_view) == ["", "app.view"]
+
+
+@pytest.mark.parametrize("words", [{"mode": "off"}, {"rate": None, "exempt": True, "path": "/"}])
+def test_a_rule_can_lift_the_limit_of_a_call_site(words: dict[str, Any]) -> None:
+    """Off, or exempt: nothing stands there."""
+    assert ruleset({"name": "search", **words}).for_call_sites((HERE,), "", HOME) == []
+
+
+def test_a_rule_for_another_path_is_not_for_this_call() -> None:
+    """The call site stands as it says itself."""
+    assert ruleset({"name": "search", "path": "/x"}).for_call_sites((HERE,), "", HOME) == [HERE]
+
+
+def test_a_rule_of_the_admin_goes_before_one_of_the_settings() -> None:
+    """Of the same name."""
+    given = {"id": 1, "name": "api", "key": "ip", "rate": "2/s"}
+    rules = Ruleset(compile_rules([{"name": "api", "key": "ip", "rate": "1/s"}]), {"revision": 0, "rules": [given]})
+    assert [(rule.source, rule.pk) for rule in rules.rules] == [("admin", 1)]
+    assert rules.rule_of("api") is rules.by_name["api"]
+
+
+def test_what_is_not_understood_goes_on_as_it_was() -> None:
+    """A rule, or a part of the snapshot; a process that has never understood it leaves it out."""
+    first = published({"name": "a"}, kinds={"": ["user"]})
+    second = published({"name": "a", "rate": "5/moon"}, kinds="?", before=first)
+    assert second.by_name["a"] is first.by_name["a"]
+    assert second.kinds == first.kinds == {"": ["user"]}
+    assert len(second.problems) == 2
+    assert not published({"name": "a", "rate": "5/moon"}).rules
+
+
+def test_an_unknown_word_is_ignored_where_that_leaves_a_limit() -> None:
+    """At a place that is said; else the rule is left out."""
+    rules = published({"name": "a", "path": "/a", "moon": 1}, {"name": "b", "moon": 1})
+    assert names(rules.rules) == ["a"]
+    assert "'moon'" in rules.problems[0]
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{", b'{"format": 0}', b'{"format": 99}', b'{"revision": "x"}'])
+def test_what_is_no_snapshot_is_not_read(text: bytes) -> None:
+    """Of a newer format, or garbage."""
+    with pytest.raises(UnreadableError) as raised:
+        parse_snapshot(text)
+    assert raised.value.is_newer == (b"99" in text)
