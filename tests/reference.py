@@ -486,13 +486,15 @@ class SlidingLog(Reference):
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
         clock, units = self.clock(now), []
         self.keep(now, self.units)
-        for at, count, written in reversed(self.units):
+        # The latest first; of those that go at one moment, what was written first.
+        step = -1 if hit_at is None else 1
+        for at, count, written in self.units[::step]:
             back = min(cost, count) if hit_at in (None, at) else 0
             cost -= back
             units += [(at, count - back, written)] if count > back else []
         if self.together(clock) and (hit_at is None or (hit_at <= self.past[0] and hit_at + self.period > clock)):
             self.past = (self.past[0], max(0, self.past[1] - cost))
-        self.keep(now, units[::-1])
+        self.keep(now, units[::step])
 
     def remaining(self, now: int) -> int:
         return 0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
