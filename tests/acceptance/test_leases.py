@@ -65,6 +65,7 @@ def calls(direct: redis.Redis) -> Any:
     return since
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
 def test_a_hot_key_costs_few_calls(algorithm: str, calls: Any) -> None:
     """Twenty thousand hits take some dozens of calls; every one is counted."""
@@ -125,6 +126,7 @@ def test_units_go_back_when_nobody_comes(calls: Any) -> None:
     until(lambda: held.peek("x").limits[0].used == 3000, "units are returned", 5)
 
 
+@pytest.mark.alone
 def test_units_lapse_with_their_window() -> None:
     """What was taken in one window is not spent in the next."""
     limiter = RateLimiter("hot", Rate(2000, 500_000), algorithm="fixed_window", align="clock", lease=1000)
@@ -139,6 +141,7 @@ def test_units_lapse_with_their_window() -> None:
     assert max(windows.values()) > 1000
 
 
+@pytest.mark.alone
 def test_a_bucket_is_kept_for_the_time_that_units_are_held() -> None:
     """Nothing beyond burst + rate x time, however late what was taken ahead is spent."""
     limiter = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000, lease=4000)
@@ -287,6 +290,7 @@ def test_when_redis_goes_units_are_spent_until_they_lapse(settings: Any) -> None
     assert set(found) == {"lease", "fallback"}
 
 
+@pytest.mark.alone
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_leases_and_an_edit_holds_within_the_second() -> None:
     """What was taken under the old rule is spent or goes back; then the new one holds."""
