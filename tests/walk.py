@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
+"""No functions of their own since Python 3.12; before, they do not count either."""
 PACKAGE = Path(__file__).parents[1] / "django_ratelimit_lua"
 
 
@@ -30,7 +32,7 @@ class Walk:
 
         def note(frame: FrameType, event: str, argument: Any) -> None:
             code = frame.f_code
-            if event not in ("call", "return") or not code.co_filename.startswith(prefix):
+            if event not in ("call", "return") or not code.co_filename.startswith(prefix) or code.co_name in INLINED:
                 return
             if event == "return":
                 if self._stack:

@@ -242,7 +242,7 @@ class Call:
             granted,
             numbers[4] / SECOND,
             moment=int(numbers[1]),
-            revision=self.revision_number,
+            revision=0 if self.revision is None else self.revision.number,
         )
         return decision, int(numbers[3])
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from .rate import SECOND
+
 if TYPE_CHECKING:
     from .limit import Limit
 
@@ -55,8 +57,8 @@ class LimitState:
         """The state of a limit, with its name, rate and mode."""
         rate = limit.rate
         return cls(
-            limit.name, allowed, rate.limit, used, remaining, retry_after, reset_after, wait, limit.mode, rate.period,
-            counted_at,
+            limit.name, allowed, rate.limit, used, remaining, retry_after, reset_after, wait, limit.mode,
+            rate.period_us / SECOND, counted_at,
         )  # fmt: skip
 
     @classmethod

@@ -61,9 +61,10 @@ class Place:
         self._is_mixed = len(rules) > 1 and len({rule.block for rule in rules}) > 1
         self._taken: set[tuple[bytes, bytes]] = set()
 
-    def add(self, rule: Rule, numbers: LimitTemplate, rates: Sequence[Any], cost: int, identity: Any) -> None:
+    def add(
+        self, rule: Rule, name: str, numbers: LimitTemplate, rates: Sequence[Any], cost: int, identity: Any
+    ) -> None:
         """Charge what a rule says, by the numbers of a tier or its own. Raises what is wrong with any of them."""
-        name = rule.name_at(self.group)
         subject = digest(identity)
         for given in rates:
             rate = given if isinstance(given, Rate) else Rate.parse(given)
@@ -171,13 +172,9 @@ class RequestPlanner:
                 cost = whole_cost(_now(cost(name, request)), f"{name}: cost is")
             user = _user(request) if key.needs_user else None
             identity = key.read(name, request, user)
-            place.add(
-                rule,
-                numbers,
-                rates,
-                1 if cost is None else cost,
-                _now(identity) if inspect.isawaitable(identity) else identity,
-            )
+            if inspect.isawaitable(identity):
+                identity = _now(identity)
+            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity)
 
     async def _agather(self, rule: Rule, place: Place) -> None:
         request, name, numbers = self.request, rule.name_at(place.group), rule.template
@@ -202,8 +199,8 @@ class RequestPlanner:
             user = await _auser(request) if key.needs_user else None
             if key.needs_session:
                 await aload(request)
-            identity = key.read(name, request, user)
-            place.add(rule, numbers, rates, 1 if cost is None else cost, await _later(identity))
+            identity = await _later(key.read(name, request, user))
+            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity)
 
     def _groups(self, user: Any) -> Collection[str]:
         if self._state.groups[0] is not user:
