@@ -123,7 +123,6 @@ class RequestPlanner:
 
     def gather(self, ruleset: Ruleset) -> None:
         """See `Planner`."""
-        self.charges = []
         for place in self._places(ruleset):
             while place.waiting:
                 rule = place.waiting.pop()
@@ -137,7 +136,6 @@ class RequestPlanner:
 
     async def agather(self, ruleset: Ruleset) -> None:
         """See `Planner`."""
-        self.charges = []
         for place in self._places(ruleset):
             while place.waiting:
                 rule = place.waiting.pop()
@@ -215,7 +213,7 @@ class RequestPlanner:
         return self._state.groups[1]
 
     def _places(self, ruleset: Ruleset) -> Sequence[Place]:
-        self.ruleset = ruleset
+        self.ruleset, self.charges, self.subjects = ruleset, [], ()
         if not callable(self._choose):
             return (Place(ruleset.for_call_sites(self._choose, self._group, self.request), self._group),)
         places = self._choose(ruleset)
