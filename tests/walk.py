@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """No functions of their own since Python 3.12; before, they do not count either."""
@@ -76,7 +77,9 @@ def walks() -> tuple[Walk, Walk]:
     from django.test import RequestFactory
 
     from django_ratelimit_lua import ratelimit
+    from django_ratelimit_lua.engine.listener import listener
     from django_ratelimit_lua.models import RateLimitRule
+    from django_ratelimit_lua.rules import provider
 
     @ratelimit(key="ip", rate="5/m")
     def view(request: Any) -> HttpResponse:
@@ -89,12 +92,15 @@ def walks() -> tuple[Walk, Walk]:
         assert request.ratelimit.source == "redis"
 
     warm, stale = Walk(), Walk()
-    RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")
-    hit()
-    hit()
-    hit(warm)
-    RateLimitRule.objects.create(name="second", key="ip", limit=5, period=60, path="/second")
-    hit(stale)
+    with patch.object(listener, "start", lambda: None):  # Which would hear of the change before the hit.
+        RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")
+        hit()
+        hit()
+        hit(warm)
+        known = provider.current()
+        RateLimitRule.objects.create(name="second", key="ip", limit=5, period=60, path="/second")
+        provider._ruleset = known  # As in a process that did not make the change.
+        hit(stale)
     return warm, stale
 
 

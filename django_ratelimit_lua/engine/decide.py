@@ -107,8 +107,8 @@ class Planner(Protocol):
     async def agather(self, ruleset: Ruleset) -> None:
         """`gather`, without blocking the event loop."""
 
-    def plan(self, ruleset: Ruleset) -> Plan | None:
-        """What is to be decided, by what was gathered; None where Redis need not be asked."""
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """What is to be decided, by what was gathered."""
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Note what came of it. What it returns is waited for, one after the other."""
@@ -130,7 +130,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """The one loop of "the rules were stale: load them and plan again"."""
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
-    listener.start()
+    if not listener.task.is_running:
+        listener.start()
     stale: StaleRules | None = None
     before: Ruleset | None = None
     for attempt in range(FENCED_ATTEMPTS + 1):
@@ -147,8 +148,6 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
         yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
         for _ in range(2):
             plan = planner.plan(ruleset)
-            if plan is None:
-                return Outcome(Decision(True))
             call = replace(plan.call, revision=None, subjects=()) if is_last else plan.call
             try:
                 decision = yield from answered(call, patience)
@@ -203,7 +202,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     for charge in call.charges:
         is_hot = is_hot or charge.limit.is_hot
     try:
-        if _is_compared_apart(call):
+        if (is_hot or not call.charges or not get_store().compares_rules) and _is_compared_apart(call):
             if freshness.is_due(call):
                 yield from _compare(call, patience or Patience(conf.TIMEOUT))
             if not call.charges:

@@ -241,7 +241,7 @@ class RequestPlanner:
     def _find_subjects(self, ruleset: Ruleset, user: Callable[[], Any]) -> None:
         self.subjects = override_subjects(self.request, ruleset, self._kinds(ruleset), user)
 
-    def plan(self, ruleset: Ruleset) -> Plan | None:
+    def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""
         if len(self.charges) > 1:
             self.charges = _tell_apart(self.charges)

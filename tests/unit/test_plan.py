@@ -149,13 +149,6 @@ def test_a_rule_that_fails_is_left_out_and_what_it_replaced_stands_again(kind: s
         gathered([Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)], kind, asked_by())
 
 
-def test_where_nothing_is_charged_redis_need_not_be_asked() -> None:
-    """No rule, no override, and no rules elsewhere that could be newer."""
-    planner = RequestPlanner(asked_by(), [call_site(None, "ip", "5/h", ["POST"], 1, {})], "here")
-    planner.gather(NO_RULES)
-    assert planner.plan(NO_RULES) is None
-
-
 SUBJECT = SubjectRef("user", digest(("user", "7")))
 
 
