@@ -14,6 +14,6 @@ def test_the_way_of_a_decision_is_short(settings: Any) -> None:
     """From `@ratelimit` to Redis and back: functions that are entered, and files that they are in."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     warm, stale = walks()
-    assert warm.frames <= 88, str(warm)
+    assert warm.frames <= 72, str(warm)
     assert warm.files <= 26, str(warm)
-    assert stale.frames <= 330, str(stale)
+    assert stale.frames <= 300, str(stale)
