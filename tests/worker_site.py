@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -169,6 +170,31 @@ def watch(question: str, seconds: float = 5.0) -> float:
         asked_at = began
         time.sleep(0.001)
     raise AssertionError(f"{question} is {before} for ever")
+
+
+def in_child(question: str) -> float:
+    """`watch`, in a child of this process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            ask()
+            while not hears():
+                time.sleep(0.01)
+            os.write(writer, json.dumps(watch(question)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return float(json.loads(os.read(reader, 1000)))
+
+
+def asked(times: int) -> int:
+    """How many decisions Redis is asked for by so many requests."""
+    before = direct.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+    for _ in range(times):
+        ask()
+    return int(direct.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"] - before)
 
 
 def timed(statement: str) -> float:

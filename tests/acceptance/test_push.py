@@ -10,7 +10,10 @@ from statistics import median
 from typing import Any
 
 import pytest
+import redis
 
+from django_ratelimit_lua.testing.server import Server
+from tests import clusters
 from tests.worker import Worker, copy, migrated
 
 SOON, AT_LAST = 0.05, 1.0
@@ -43,13 +46,19 @@ def start(prefix: str, database: Path) -> Iterator[Start]:
     """Starts so many processes of a site, which hear of changes unless told otherwise; the first is to edit."""
     with ExitStack() as stack:
 
-        def begin(count: int = 4, hears: bool = True, **settings: Any) -> list[Worker]:
+        def begin(
+            count: int = 3, first: str = "None", hears: bool = True, at: str = "", **settings: Any
+        ) -> list[Worker]:
+            """`first`: what each has to do before all else; `at`: the server's address."""
             options = {"RATELIMIT_DENY_CACHE_SECONDS": 60, **settings}
-            workers = [stack.enter_context(Worker(prefix, {"default": database}, **options)) for _ in range(count)]
+            workers = [
+                stack.enter_context(Worker(prefix, {"default": database}, at=at, **options)) for _ in range(count)
+            ]
             for worker in workers:
+                worker(first)
                 worker("ask()")
-                if hears:
-                    until(lambda worker=worker: worker("hears()"))
+            for worker in workers if hears else ():
+                until(lambda worker=worker: worker("hears()"))
             return workers
 
         yield begin
@@ -81,7 +90,7 @@ CHANGES = [
 
 def test_a_change_is_obeyed_by_every_process_within_50_milliseconds(start: Start) -> None:
     """Edits, blocks, unblocks, exemptions and resets, also for who sits in the deny cache there for a minute."""
-    workers = start()
+    workers = start(4)
     found: list[float] = []
     for _ in range(3):
         for question, change, what in CHANGES:
@@ -93,3 +102,159 @@ def test_a_change_is_obeyed_by_every_process_within_50_milliseconds(start: Start
             found += late
     print(f"median {median(found) * 1000:.1f} ms, most {max(found) * 1000:.1f} ms of {len(found)}")
     assert median(found) < SOON
+
+
+def edits(workers: list[Worker], number: int = 5) -> list[float]:
+    """How late so many edits of a rule are obeyed, which there has to be."""
+    limits = iter(range(1000, 10**6))
+    return [late for _ in range(number) for late in lags(workers, "ask()", f"edit({next(limits)} + int(time.time()))")]
+
+
+def test_requests_that_no_rule_concerns_ask_nobody(start: Start, direct: redis.Redis) -> None:
+    """No matter how many: where no rule is, where one is for another path, and where somebody else is blocked."""
+    workers = start()
+    changes = ("rule(path='/other')", "block(network='203.0.113.9')", "None")
+    for change in changes:
+        workers[0](change)
+        for worker in workers:
+            assert worker("[ask(), time.sleep(0.1), ask()][-1]") == {}
+        direct.config_resetstat()
+        for worker in workers:
+            assert worker("[ask() for _ in range(300)][-1]") == {}
+        commands = direct.info("commandstats")
+        assert "cmdstat_evalsha" not in commands
+        # Each process asks twice a second beside its requests.
+        assert set(commands) <= {
+            "cmdstat_hget",
+            "cmdstat_ping",
+            "cmdstat_info",
+            "cmdstat_config|resetstat",
+            "cmdstat_config",
+        }
+        assert commands.get("cmdstat_hget", {"calls": 0})["calls"] < 100
+
+
+def test_where_nothing_is_heard_changes_hold_within_a_second(start: Start, direct: redis.Redis) -> None:
+    """The listeners' connections are cut, and cannot be made again; when they can, milliseconds are enough again."""
+    workers = start()
+    for worker in workers:
+        worker("setattr(listener, '_connect', lambda channel: None)")
+    assert direct.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= len(workers)
+    for worker in workers[1:]:
+        until(lambda worker=worker: not worker("listener.is_listening"))
+    found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
+    assert max(found) < AT_LAST
+    # A reset: who was refused is so from memory for a second, whatever the deny cache may do else.
+    for worker in workers[1:]:
+        worker("[limiter.hit('ada').source for _ in range(5)][-1]")
+    assert max(lags(workers, "limiter.hit('ada').allowed", "limiter.reset('ada')")) < AT_LAST
+    for worker in workers:
+        worker("delattr(listener, '_connect')")
+        until(lambda worker=worker: worker("hears()"))
+    workers[0]("edit(1000)")
+    assert median(edits(workers)) < SOON
+
+
+def test_without_threads_changes_hold_within_a_second(start: Start) -> None:
+    """Requests ask by themselves, once a second."""
+    refuse = 'def refuse(thread): raise RuntimeError("can\'t start new thread")'
+    workers = start(first=f"exec({refuse!r}, globals()) ;; threading.Thread.start = refuse", hears=False)
+    assert workers[1]("listener.task.is_running") is False
+    found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
+    assert max(found) < AT_LAST
+    assert workers[1]("[count for count in [asked(100)]][0]") <= 2
+
+
+def test_a_child_hears_by_itself(start: Start) -> None:
+    """A process that was forked from one that hears, as by a server that loads the site first."""
+    workers = start(2)
+    workers[0]("rule(limit=0)")
+    for number in range(3):
+        workers[1].send("in_child('ask()')")
+        assert workers[1].answer() == "watching"
+        done_at = workers[0](f"timed('edit({number} + 10**6 if {number} % 2 == 0 else 0)')")
+        assert workers[1].answer() - done_at < AT_LAST
+        assert workers[1]("listener.is_listening")
+
+
+def test_who_may_not_use_channels_asks_once_a_second(start: Start) -> None:
+    """A user of Redis without any channel: saving works, and holds within the second."""
+    with Server() as server, redis.Redis.from_url(server.url) as direct:
+        direct.execute_command("ACL", "SETUSER", "mute", "on", ">password", "~*", "+@all", "resetchannels")
+        workers = start(at=server.url.replace("//", "//mute:password@"), hears=False)
+        until(lambda: "NoPermission" in workers[1]("listener.error") or "NOPERM" in workers[1]("listener.error"))
+        found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
+        assert max(found) < AT_LAST
+
+
+def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
+    """What was edited meanwhile is obeyed, and what is edited then is pushed."""
+    with Server() as server:
+        workers = start(at=server.url)
+        workers[0]("rule(limit=5000)")
+        server.stop()
+        until(lambda: not workers[1]("listener.is_listening"))
+        server.start()
+        for worker in workers:
+            until(lambda worker=worker: worker("hears()"))
+        until(lambda: workers[1]("ask()") == {"site": 5000})
+        assert median(edits(workers)) < SOON
+
+
+def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, prefix: str) -> None:
+    """Whoever can write to the channel can say what is not so, in any number: nothing is loosened, and Redis is not asked
+    for each."""
+    workers = start()
+    workers[0]("rule(limit=0)")
+    until(lambda: workers[1]("ask()") == "refused")
+    messages = [
+        b"",
+        b"rules",
+        b"rules 0",
+        b"rules 99-0123456789abcdef",
+        b"reset",
+        b"reset \xff \xfe",
+        b"\x00" * 1000,
+        b"new word",
+    ]
+    direct.config_resetstat()
+    began = time.monotonic()
+    for message in messages * 300:
+        direct.publish(f"{prefix}changes", message)
+    assert workers[1]("ask()") == "refused"
+    seconds = time.monotonic() - began
+    assert direct.info("commandstats")["cmdstat_hget"]["calls"] < len(workers) * (seconds + 1) * 100 + 20
+    direct.publish(f"{prefix}changes", b"x" * 2**21)  # Longer than any message: the connection is made anew.
+    for worker in workers:
+        until(lambda worker=worker: worker("hears()"))
+    assert median(edits(workers)) < SOON
+
+
+def test_in_a_cluster_it_is_pushed_from_node_to_node(start: Start) -> None:
+    """Whichever node a process listens to; also when the node that has the rules dies."""
+    with clusters.cluster() as cluster:
+        workers = start(CACHES=cluster.cache())
+        workers[0]("rule(limit=5000)")
+        found = [
+            late
+            for question, change, _ in CHANGES[1:]
+            for late in lags(workers, question, change)
+            if "limiter" not in question
+        ]
+        assert median(found) < SOON
+        assert max(found) < AT_LAST
+
+
+def test_it_follows_the_master_that_sentinels_name(start: Start) -> None:
+    """The master dies; the listeners find the one that takes over."""
+    with clusters.watched() as watched:
+        workers = start(CACHES=watched.cache(), RATELIMIT_TIMEOUT=1)
+        workers[0]("rule(limit=5000)")
+        assert median(edits(workers, 3)) < SOON
+        old = watched.master()
+        clusters.kill(old)
+        until(lambda: watched.master() is not old, 60)
+        for worker in workers:
+            until(lambda worker=worker: worker("hears()"), 60)
+        until(lambda: workers[0]("publish()") >= 0, 60)
+        assert median(edits(workers)) < SOON
