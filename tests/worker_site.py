@@ -226,8 +226,8 @@ def begin(prefix: str | None = None) -> None:
 def look() -> None:
     """It is this process's turn to look whether what is published is what the database has."""
     triggers.look()
-    with triggers._looking:
-        pass
+    while triggers.looking.is_running:
+        time.sleep(0.001)
 
 
 def die_after(statement: str) -> None:

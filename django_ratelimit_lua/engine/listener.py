@@ -11,7 +11,6 @@ Where it cannot run, or Redis cannot be asked, decisions ask by themselves (`rul
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterable
 
@@ -19,7 +18,7 @@ from django.core.signals import setting_changed
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..process.forks import renew_after_fork
+from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
 from ..store import RESET, RULES, Patience, Subscription, channel_of
@@ -64,6 +63,14 @@ class Listener:
         if not self.task.is_running:
             self.task.start()
 
+    def wait(self, seconds: float) -> bool:
+        """Start, and wait until it listens or cannot, at most for so many seconds; whether it listens."""
+        self.start()
+        end = time.monotonic() + seconds
+        while self.task.is_running and not (self.is_listening or self.error) and time.monotonic() < end:
+            time.sleep(SHORTEST)
+        return self.is_listening
+
     def renew(self) -> None:
         """Other settings name another server, or another channel."""
         self._is_told_to_renew = True
@@ -105,7 +112,7 @@ class Listener:
         self._subscription, self.error = None, str(error)
         deny_cache.hears = False
         deny_cache.clear()
-        self._connect_at = time.monotonic() + self._pause * random.uniform(0.75, 1.25)
+        self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def _ask(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..exceptions import StoreError
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
 from ..process.forks import renew_after_fork, start_thread
+from ..process.tasks import Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
@@ -137,10 +137,8 @@ def look() -> None:
     the last edits, and where what was published is lost or old and no process remembers better. Of all processes, one
     looks.
     """
-    if problems.database:
-        return  # There is nothing to see before it is migrated.
-    if _looking.acquire(blocking=False) and start_thread(_look, "ratelimit-look") is None:
-        _looking.release()
+    if not problems.database:  # There is nothing to see before it is migrated.
+        looking.start()
 
 
 def _look() -> None:
@@ -157,7 +155,9 @@ def _look() -> None:
         _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
     finally:
         connections[primary()].close()
-        _looking.release()
+
+
+looking = Task("comparison", _look)
 
 
 def _is_my_turn() -> bool:
@@ -219,7 +219,7 @@ def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
         _warn("The rules cannot be published: %s", error)
 
 
-_retrying, _healing, _looking, _reading = (threading.Lock() for _ in range(4))
+_healing, _reading = threading.Lock(), threading.Lock()
 _warned = False
 unpublished = ""
 """Why the last change that this process has made is not live yet; empty: it is."""
@@ -227,8 +227,8 @@ unpublished = ""
 
 @renew_after_fork
 def _renew() -> None:
-    global _retrying, _healing, _looking, _reading
-    _retrying, _healing, _looking, _reading = (threading.Lock() for _ in range(4))
+    global _healing, _reading
+    _healing, _reading = threading.Lock(), threading.Lock()
 
 
 def _warn(message: str, error: Exception) -> None:
@@ -270,32 +270,31 @@ def _mended() -> None:
 
 
 def retry_in_background() -> None:
-    """Go on trying to publish, in a thread of its own, until that succeeds."""
-    if _retrying.acquire(blocking=False) and start_thread(_retry, "ratelimit-publish") is None:
-        _retrying.release()
+    """Go on trying to publish until that succeeds."""
+    retrying.start()
 
 
-def _retry() -> None:
-    pause = FIRST_PAUSE
+def _retry() -> float | None:
+    global _pause
+    close_old_connections()
     try:
-        while True:
-            time.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
-            close_old_connections()
-            try:
-                publish(rebuild=True)
-            except NewerFormatError as error:
-                _warn("The rules cannot be published: %s", error)
-                return
-            except Exception as error:
-                if not _failed("The rules cannot be published: %s", error):
-                    return
-            else:
-                _mended()
-                return
+        publish(rebuild=True)
+    except NewerFormatError as error:
+        _warn("The rules cannot be published: %s", error)
+    except Exception as error:
+        if _failed("The rules cannot be published: %s", error):
+            _pause = min(_pause * 2, LONGEST_PAUSE)
+            return _pause
+    else:
+        _mended()
     finally:
         connections.close_all()
-        _retrying.release()
+    _pause = FIRST_PAUSE
+    return None
+
+
+_pause = FIRST_PAUSE
+retrying = Task("publishing", _retry, delay=FIRST_PAUSE)
 
 
 def _publish_committed() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime
 from collections import Counter
-from contextlib import suppress
-from threading import Lock, Timer
+from threading import Lock
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..process.forks import renew_after_fork
+from ..process.tasks import Task
 from ..store import Patience, get_store, last_patience
 
 FLUSH_SECONDS = 1.0
@@ -26,42 +25,34 @@ class RefusalCounter:
     """
 
     def __init__(self) -> None:
+        self._task = Task("refusals", self.flush, delay=FLUSH_SECONDS, at_exit=self._say_last)
         self._begin()
         renew_after_fork(self._begin)  # The parent writes what it counted.
 
     def _begin(self) -> None:
         self._counts: Counter[tuple[bytes, str]] = Counter()
         self._lock = Lock()
-        self._timer: Timer | None = None
 
     def add(self, rule: str, mode: str) -> None:
         """Count one more."""
         key = _key(datetime.datetime.now(datetime.UTC).date())
         with self._lock:
             self._counts[key, f"{mode}:{rule}"] += 1
-            if self._timer is None:
-                timer = Timer(FLUSH_SECONDS, self._on_time)
-                timer.daemon = True
-                with suppress(RuntimeError):  # No thread can be started now; the next one that is counted tries again.
-                    timer.start()
-                    self._timer = timer
+        self._task.start()
 
     def clear(self) -> None:
         """Drop what was not written yet; for tests, whose servers come and go."""
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
             self._counts.clear()
 
-    def _on_time(self) -> None:
-        with suppress(Exception):
-            self.flush()
+    def _say_last(self) -> None:
+        if self._counts:
+            self.flush(last_patience())
 
     def flush(self, patience: Patience | None = None) -> None:
         """Write what was counted; where that cannot be done now, it is tried again with the next."""
         with self._lock:
-            counts, self._counts, self._timer = self._counts, Counter(), None
+            counts, self._counts = self._counts, Counter()
         try:
             for key in {key for key, _ in counts}:
                 for (of, field), number in list(counts.items()):
@@ -77,13 +68,6 @@ class RefusalCounter:
 
 
 refusal_counter = RefusalCounter()
-
-
-@atexit.register
-def _at_exit() -> None:
-    with suppress(Exception):
-        if refusal_counter._counts:
-            refusal_counter.flush(last_patience())
 
 
 def _key(day: datetime.date) -> bytes:

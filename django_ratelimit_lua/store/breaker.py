@@ -8,10 +8,10 @@ try in step.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
-from ..process.forks import chance, renew_after_fork, start_thread
+from ..process.forks import chance, renew_after_fork
+from ..process.tasks import Task
 
 FAILURES = 3
 """Failures in a row after which it opens."""
@@ -39,19 +39,20 @@ class Breaker:
         """Those in a row, up to now."""
         self.is_open = False
         """Whether nobody asks at the moment."""
+        self._pause = FIRST_PAUSE
+        self._task = Task("breaker", self._try, delay=self._next_pause)
         self._begin()
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._is_tried = False
 
     def may_ask(self) -> bool:
         """Whether the caller may ask."""
         if not self.is_open:
             return True
-        if not self._is_tried:  # A child process, whose parent's threads are not its own; or none could be started.
-            self._try()
+        if not self._task.is_running:  # A child, whose parent's threads are not its own; or none could be started.
+            self._task.start()
         return False
 
     def failed(self) -> None:
@@ -60,8 +61,8 @@ class Breaker:
             self.failures += 1
             if self.failures < FAILURES or self.is_open:
                 return
-            self.is_open = True
-        self._try()
+            self.is_open, self._pause = True, FIRST_PAUSE
+        self._task.start()
 
     def succeeded(self) -> None:
         """Note that there was an answer."""
@@ -69,23 +70,12 @@ class Breaker:
             with self._lock:
                 self.failures, self.is_open = 0, False
 
-    def _try(self) -> None:
-        with self._lock:
-            if self._is_tried or not self.is_open:
-                return
-            self._is_tried = True
-        if start_thread(self._until_answered, "ratelimit-breaker") is None:
-            self._is_tried = False  # Whoever comes next starts it.
+    def _try(self) -> float | None:
+        if self.is_open and self._answers():
+            self.succeeded()
+        return self._next_pause() if self.is_open else None
 
-    def _until_answered(self) -> None:
-        pause = FIRST_PAUSE
-        try:
-            while self.is_open:
-                time.sleep(pause * chance.uniform(0.75, 1.25))
-                pause = min(pause * GROWTH, LONGEST_PAUSE)
-                if self.is_open and self._answers():
-                    self.succeeded()
-        finally:  # Whatever ended it, the next one is tried for.
-            with self._lock:
-                self._is_tried = False
-        self._try()  # It may have opened while this thread came to its end.
+    def _next_pause(self) -> float:
+        pause = self._pause * chance.uniform(0.75, 1.25)
+        self._pause = min(self._pause * GROWTH, LONGEST_PAUSE)
+        return pause

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
+import time
 from typing import Any
 
 import pytest
 import redis
 from django.core.management import CommandError, call_command
 
+from django_ratelimit_lua.engine.background import TASKS, background_tasks
 from django_ratelimit_lua.operations.health import ahealth, health
+from django_ratelimit_lua.process.tasks import Task, tasks
 
 
 def test_health_tells_that_limits_can_be_decided(direct: redis.Redis, prefix: str) -> None:
@@ -35,8 +39,48 @@ def test_health_tells_what_is_wrong(settings: Any) -> None:
 
 
 def test_the_command_says_how_it_is() -> None:
-    """In one line."""
+    """In one line; and then what the process does in the background, with the same words for all of it."""
     output = io.StringIO()
-    call_command("ratelimit_health", stdout=output)
-    assert output.getvalue().startswith("a decision takes ")
-    assert output.getvalue().endswith("no rules are published\n")
+    call_command("ratelimit_health", stdout=output, stderr=io.StringIO())
+    first, *tasks = output.getvalue().splitlines()
+    assert first.startswith("a decision takes ")
+    assert first.endswith("no rules are published")
+    names = [task.partition(":")[0] for task in tasks]
+    assert [name for name in names if name != "breaker"] == [name for name in TASKS if name != "breaker"]
+    assert all(task.endswith(")") for task in tasks)
+
+
+def test_everything_that_runs_beside_requests_is_in_the_list() -> None:
+    """Whatever is made of a task has a name there; and what fails says why."""
+    task = Task("heartbeat", lambda: 1 / 0)
+    task.start()
+    end = time.monotonic() + 10
+    while task.error is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert {found.name for found in background_tasks()} >= set(TASKS) - {"breaker"}
+    assert {found.name for found in tasks} <= set(TASKS)
+    assert any("ZeroDivisionError" in found.error for found in background_tasks())
+    del task
+
+
+def test_a_task_goes_on_for_who_starts_it_while_it_ends() -> None:
+    """Whoever has something to do for it starts it afterwards; it is done, and by one thread."""
+    left, done = [3], []
+    threads = set()
+
+    def step() -> float | None:
+        threads.add(threading.get_ident())
+        done.append(left[0])
+        if left[0]:
+            left[0] -= 1
+            task.start()
+        return None
+
+    task = Task("leases", step)
+    assert task.start()
+    end = time.monotonic() + 10
+    while task.is_running:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert (done, len(threads)) == ([3, 2, 1, 0], 1)

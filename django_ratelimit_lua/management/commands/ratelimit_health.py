@@ -8,15 +8,21 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from ...conf import conf
+from ...engine.background import background_tasks
+from ...engine.listener import listener
 from ...exceptions import StoreError
 from ...operations.health import health
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
 
+LISTEN_SECONDS = 2.0
+"""For how long it is tried whether changes can be heard of."""
+
 
 class Command(BaseCommand):
-    """Says how long a decision takes, and which rules are published; exits with 1 where there is none."""
+    """Says how long a decision takes, which rules are published, whether changes are heard of, and what a process does
+    in the background; exits with 1 where nothing can be decided."""
 
     help = "Asks Redis for a decision, counting nothing; exits with 1 if limits cannot be decided."
 
@@ -33,6 +39,15 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         rules = f"rules of revision {revision} are published" if revision else "no rules are published"
         self.stdout.write(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
+        for task in background_tasks():
+            when = "not yet" if task.seconds_ago is None else f"{task.seconds_ago:.1f} s ago"
+            state = (
+                f"failed: {task.error}" if task.error else f"{'running' if task.is_running else 'idle'}, last {when}"
+            )
+            self.stdout.write(f"{task.name}: {task.purpose} ({state})")
+        if not listener.wait(LISTEN_SECONDS):
+            reason = listener.error or "no thread runs for it"
+            self.stderr.write(self.style.WARNING(f"changes of rules are not heard of, but asked for: {reason}"))
         for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
             is_left_out = problem != problems.place
             self.stderr.write(self.style.WARNING(f"left out: {problem}" if is_left_out else problem))

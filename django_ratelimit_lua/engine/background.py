@@ -1,0 +1,48 @@
+"""The one list of what a process does beside its requests, and how each of these is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..process.tasks import tasks
+
+TASKS: Mapping[str, str] = MappingProxyType(
+    {
+        "listener": "hears of changes of rules and of resets, and asks twice a second whether the rules are current",
+        "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
+        "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
+        "refusals": "writes how often rules refused, a second after the first that is not written yet",
+        "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
+        "fallback": "tells Redis five times a second what was admitted without it, until all is told",
+        "comparison": "compares what is published with the database, every ten seconds of one of the processes",
+        "publishing": "publishes what could not be published when it was saved, after half a second to thirty",
+    }
+)
+"""By name, in the order in which they matter. Beside these, a request that finds rules missing has threads of its own
+read the database, publish it, or read more than a thousand rules, and waits for them within its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """A task of this process: whether a thread is at it, how many seconds ago it did something last (None: never), and
+    why that failed (empty: it did not)."""
+
+    name: str
+    purpose: str
+    is_running: bool
+    seconds_ago: float | None
+    error: str
+
+
+def background_tasks() -> list[TaskState]:
+    """What this process does beside its requests. A breaker is shown for each server that has failed."""
+    now, found = time.monotonic(), []
+    for task in sorted(tasks, key=lambda task: list(TASKS).index(task.name)):
+        ago = None if task.done_at == float("-inf") else now - task.done_at
+        error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
+        if task.is_running or task.name != "breaker":
+            found.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
+    return found
