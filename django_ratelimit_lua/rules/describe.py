@@ -118,7 +118,7 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']
     """
-    before, after = (one if isinstance(one, Mapping) else {} for one in (before, after))
+    before, after = (declared if isinstance(declared, Mapping) else {} for declared in (before, after))
     fields = sorted({*before, *after} - {"subject"})
     return [
         f"{field}: {_value(before.get(field))} → {_value(after.get(field))}"

@@ -42,10 +42,10 @@ def _any_is(request: HttpRequest) -> bool:
     A process imports its views with its URLconf, and that when it first resolves a path. So the URLconf is gone through
     here, once: else the first requests of a new process would not know of any exemption.
     """
-    kept = vars(resolver_of(request))
-    if "_ratelimit_any_exempt" not in kept:
-        kept["_ratelimit_any_exempt"] = _any_within(resolver_of(request).url_patterns, set())
-    return _any_view_is or kept["_ratelimit_any_exempt"]
+    attributes = vars(resolver_of(request))
+    if "_ratelimit_any_exempt" not in attributes:
+        attributes["_ratelimit_any_exempt"] = _any_within(resolver_of(request).url_patterns, set())
+    return _any_view_is or attributes["_ratelimit_any_exempt"]
 
 
 def _any_within(patterns: Iterable[Any], seen: set[int]) -> bool:
@@ -61,6 +61,6 @@ def _any_within(patterns: Iterable[Any], seen: set[int]) -> bool:
 
 def _says_so(view: Any) -> bool:
     return any(
-        getattr(one, "ratelimit_exempt", False) is True
-        for one in (view, getattr(view, "view_class", None), getattr(view, "cls", None))
+        getattr(candidate, "ratelimit_exempt", False) is True
+        for candidate in (view, getattr(view, "view_class", None), getattr(view, "cls", None))
     )

@@ -34,7 +34,7 @@ class Problems:
             if problem not in self._skipped:
                 logger.error("Skipped: %s", problem)
         self._declared, self._skipped = declared, tuple(skipped)
-        self._failed = {name: one for name, one in self._failed.items() if declared.get(name) == one[0]}
+        self._failed = {name: failure for name, failure in self._failed.items() if declared.get(name) == failure[0]}
 
     def failed(self, name: str, error: Exception) -> None:
         """A rule could not be applied to a request, which goes on without it."""
@@ -45,7 +45,7 @@ class Problems:
 
     def found(self) -> list[str]:
         """All of them, in words."""
-        general = [one for one in (self.database, self.place) if one]
+        general = [problem for problem in (self.database, self.place) if problem]
         return [*general, *self._skipped, *(text for _, text in self._failed.values())]
 
 

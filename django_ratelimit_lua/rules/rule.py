@@ -152,8 +152,8 @@ class Rule:
         outcome are those of the first."""
         first, template = call_sites[0], self.template
         methods = self.methods
-        if methods is None and all(one.methods is not None for one in call_sites):
-            methods = frozenset(method for one in call_sites for method in one.methods or ())
+        if methods is None and all(call_site.methods is not None for call_site in call_sites):
+            methods = frozenset(method for call_site in call_sites for method in call_site.methods or ())
         if template is not None and first.template is not None:
             cost = first.template.cost if template.cost is None else template.cost
             template = replace(template, key=template.key or first.template.key, cost=cost)

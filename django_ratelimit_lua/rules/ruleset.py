@@ -123,10 +123,10 @@ class Ruleset:
         if known is None:
             by_id = secrets_by_id()
             # A subject that can be digested anew is published by each key: any will do.
-            found = [by_id[one] for one in self.snapshot.get("keys", (key_id(),)) if one in by_id][:1]
+            found = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][:1]
             fields = self.snapshot.get("field_keys", {})
             if kind in fields:
-                found = [secret for one, secret in by_id.items() if one in fields[kind]]
+                found = [secret for key, secret in by_id.items() if key in fields[kind]]
             known = self._secrets[kind] = tuple(found)
         return known
 
@@ -184,7 +184,7 @@ class Ruleset:
         met: set[str] = set()
         for call_site in call_sites:
             name = call_site.name_at(group)
-            namesakes = [one for one in call_sites if one.name_at(group) == name]
+            namesakes = [other for other in call_sites if other.name_at(group) == name]
             replacement = self.replacement_for(name, namesakes, request)
             if replacement is None:
                 chosen.append(call_site)

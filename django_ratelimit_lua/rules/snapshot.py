@@ -75,8 +75,8 @@ def _without_unknown(given: Mapping[str, Any], problem: RuleError) -> Rule | Non
         choices = (*CHOICES, *OPTIONS)  # What else was said may belong to it, as the burst to a token bucket.
     if not ignored or not _may_be_widened(rule):
         return None
-    told = f"{problem.where}: what this version does not know of it: {', '.join(ignored)}"
-    return replace(rule, problems=(*rule.problems, told))
+    problem_found = f"{problem.where}: what this version does not know of it: {', '.join(ignored)}"
+    return replace(rule, problems=(*rule.problems, problem_found))
 
 
 def _may_be_widened(rule: Rule) -> bool:
@@ -127,7 +127,7 @@ def parse_snapshot(text: bytes) -> Mapping[str, Any]:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _are_named_texts(value: Any) -> bool:

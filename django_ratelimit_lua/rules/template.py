@@ -77,8 +77,8 @@ class LimitTemplate:
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default: Options = {"algorithm": conf.ALGORITHM, **options}
         nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
-        for one in rates:
-            Limit(name, one if isinstance(one, Rate) else Rate(1, nominal), **with_default)
+        for rate_given in rates:
+            Limit(name, rate_given if isinstance(rate_given, Rate) else Rate(1, nominal), **with_default)
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
