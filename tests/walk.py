@@ -1,6 +1,7 @@
 """`python -m tests.walk`: every function of the package that one decorated request goes through, in order.
 
 Printed twice, on a real server: for a process that knows the rules, and for one that finds out that they have changed.
+`--tour` prints the first as `docs/walk.txt` has it.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class Walk:
         """How many files these are in."""
         return len({file for _, file, _, _ in self.steps})
 
+    def tour(self) -> str:
+        """The walk for the documentation: without the numbers of lines, which each edit moves."""
+        names = [f"{'  ' * depth}{file}  {name.replace('.<locals>', '')}" for depth, file, _, name in self.steps]
+        return "\n".join([*names, f"{self.frames} functions entered, {self.files} files"])
+
     def __str__(self) -> str:
         lines = [f"{'  ' * depth}{file}:{line} {name}" for depth, file, line, name in self.steps]
         counts = f"{self.frames} frames, {self.functions} functions, {self.files} files, {self.crossings} crossings"
@@ -118,7 +124,10 @@ def main() -> None:
     prefix = f"walk{os.getpid()}:"
     with override_settings(RATELIMIT_CACHE_PREFIX=prefix, RATELIMIT_ON_STORE_ERROR="local"):
         warm, stale = walks()
-    print(f"A hit by rules that are known:\n{warm}\n\nA hit by rules that have changed:\n{stale}")
+    if "--tour" in sys.argv:
+        print(warm.tour())
+    else:
+        print(f"A hit by rules that are known:\n{warm}\n\nA hit by rules that have changed:\n{stale}")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_a_database_that_was_away_too_is_asked_again(begin: Any, monkeypatch: An
         patched.setattr(triggers, "snapshot_of", away)
         begin()
         assert get() == [200]
-        assert "of the settings alone" in said("list")
+        assert "the settings only" in said("list")
     for _ in range(200):
         provider._compare_at = 0.0
         if get() == [429]:
@@ -146,5 +146,5 @@ def test_commands_say_what_is_saved_and_not_live(begin: Any, tmp_path: Path) -> 
     before = RateLimitRevision.read("default").database
     text = said("new-id")
     assert RateLimitRevision.read("default").database != before
-    assert f"the database is {RateLimitRevision.read('default').database} from now on" in text
+    assert f"the database now has the id {RateLimitRevision.read('default').database}" in text
     assert "Saved, but not live yet: " in text

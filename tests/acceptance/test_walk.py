@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.floors import PACKAGE
 from tests.walk import walks
 
 
@@ -17,3 +20,14 @@ def test_the_way_of_a_decision_is_short(settings: Any) -> None:
     assert warm.frames <= 72, str(warm)
     assert warm.files <= 26, str(warm)
     assert stale.frames <= 304, str(stale)
+
+
+def test_the_guided_tour_shows_what_there_is() -> None:
+    """Every function that the documentation leads through is in the file that it names, and no more than there are."""
+    *stations, counts = (Path(__file__).parents[2] / "docs" / "walk.txt").read_text().splitlines()
+    assert len(stations) == int(counts.split()[0]) <= 72
+    for station in stations:
+        file, name = station.split()
+        assert re.search(rf"\b{re.escape(name.rpartition('.')[2].strip('<>'))}\b", (PACKAGE / file).read_text()), (
+            station
+        )
