@@ -11,7 +11,6 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
-from ..exceptions import StoreError
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
 from ..process.forks import renew_after_fork, start_thread
@@ -19,7 +18,6 @@ from ..process.tasks import Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
-from ..rules.snapshot import revision_of
 from ..signals import rules_changed
 from ..store import get_store
 from .publish import (
@@ -31,7 +29,6 @@ from .publish import (
     primary,
     publish,
     published_at,
-    published_for,
     snapshot_of,
     stage,
 )
@@ -44,21 +41,20 @@ UNMIGRATED = (
 )
 
 
-def restore_rules(snapshot: Mapping[str, Any] | None, patience: float, rebuild: bool = False) -> bool:
-    """Publish what the database has, where that is not published, or to `rebuild` what cannot be read; where the
-    database cannot be read, this snapshot, if there is none at all. Tells whether what is published is what the
-    database has.
+def restore_rules(patience: float, rebuild: bool = False) -> bool:
+    """Publish what the database has, where that is not published, or to `rebuild` what cannot be read. Tells whether
+    what is published is what the database has; where it cannot be read, the background goes on trying.
 
     A thread does it, whose connection sees only what is committed, and a request waits for it for so many seconds. Only
     in the transaction of a test case, whose changes no other thread can see, it is done at once.
     """
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
-        return _heal(snapshot, rebuild)
-    if not _healing.acquire(blocking=False):
+        return _heal(rebuild)
+    if retrying.is_running or not _healing.acquire(blocking=False):
         return False  # Somebody is at it: who comes meanwhile goes by what is known.
     done: list[bool] = []
-    thread = start_thread(_heal_and_release, "ratelimit-heal", snapshot, rebuild, done)
+    thread = start_thread(_heal_and_release, "ratelimit-heal", rebuild, done)
     if thread is None:
         _healing.release()
         return False
@@ -66,24 +62,22 @@ def restore_rules(snapshot: Mapping[str, Any] | None, patience: float, rebuild: 
     return any(done)
 
 
-def _heal_and_release(snapshot: Mapping[str, Any] | None, rebuild: bool, done: list[bool]) -> None:
+def _heal_and_release(rebuild: bool, done: list[bool]) -> None:
     try:
-        done.append(_heal(snapshot, rebuild))
+        done.append(_heal(rebuild))
     finally:
         connections[primary()].close()  # It is this thread's.
         _healing.release()
 
 
-def _heal(snapshot: Mapping[str, Any] | None, rebuild: bool) -> bool:
+def _heal(rebuild: bool) -> bool:
     try:
         publish(rebuild=rebuild)
     except NewerFormatError as error:
         _warn("The rules cannot be published: %s", error)
         return False
     except Exception as error:
-        again = _failed("The rules in the database cannot be read or published: %s", error)
-        _publish_memory(snapshot)
-        if again:
+        if _failed("The rules in the database cannot be read or published: %s", error):
             retry_in_background()
         return False
     _mended()
@@ -201,22 +195,6 @@ def after_migration(using: str) -> None:
 
 def _is_there(using: str) -> bool:
     return RateLimitRevision._meta.db_table in connections[using].introspection.table_names()
-
-
-def _publish_memory(snapshot: Mapping[str, Any] | None) -> None:
-    """Publish what this process knows. Overrides are in the database alone: they are missing until that answers."""
-    if snapshot is None:
-        return
-    try:
-        database, revision = str(snapshot.get("database", "")), revision_of(snapshot)
-        published = published_for(database)
-        if published.database in ("", database) and published.revision.number < revision.number:
-            # Its own tag: so whoever can read the database finds that this is not what it has.
-            row = Risen(revision.number, tag=new_tag(), database=database)
-            known = {**snapshot, "revision": row.text.decode()}
-            compare_and_publish(published, row, json.dumps(known).encode(), None, [], {})
-    except StoreError as error:
-        _warn("The rules cannot be published: %s", error)
 
 
 _healing, _reading = threading.Lock(), threading.Lock()

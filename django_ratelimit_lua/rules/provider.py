@@ -37,10 +37,9 @@ ASK_SECONDS = 1.0
 MANY = 1000
 """More rules than these are loaded by a thread of their own, while the old ones go on."""
 
-republish: Callable[[Mapping[str, Any] | None, float, bool], bool] | None = None
-"""Publishes what the database has, or this snapshot where that cannot be read, and is waited for so many seconds; anew
-even if it is there already, where what is there is garbage. Tells whether what is published now is what the database
-has. `publishing` puts itself here."""
+republish: Callable[[float, bool], bool] | None = None
+"""Publishes what the database has, and is waited for so many seconds; anew even if it is there already, where what is
+there is garbage. Tells whether what is published now is what the database has. `publishing` puts itself here."""
 
 Begin = Callable[[Mapping[str, Any]], None]
 read_database: Callable[[float, Begin | None], Mapping[str, Any] | None] | None = None
@@ -255,15 +254,14 @@ def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes
     fetched = _fetch(patience)
     is_garbage = fetched.unread is not None and not fetched.unread.is_newer
     if republish is not None and (is_garbage or (fetched.unread is None and _may_be_wrong(fetched.snapshot, known))):
-        memory = known.snapshot if known is not None and known.revision.number else None
         # Half of the time that is left, so that some is left to ask by what is known.
         began, most = time.monotonic(), max(0.0, patience.left / 2)
-        is_right = republish(memory, most, is_garbage)
+        is_right = republish(most, is_garbage)
         patience.spend(began, most)
         fetched = _fetch(patience)
         is_missing = fetched.unread is None and not revision_of(fetched.snapshot).number
         if not is_right and is_missing and known is not None and known.fence is not None:
-            return known.fence, known.snapshot  # There is no time: go by what is known.
+            return known.fence, known.snapshot  # No time, or no database: go by what is known.
     if fetched.unread is None:
         return fetched.key, fetched.snapshot
     best: Mapping[str, Any] | None = None

@@ -248,7 +248,7 @@ def test_an_open_breaker_is_tried_by_nobody_who_waits(monkeypatch: pytest.Monkey
         pauses.append(seconds)
         assert len(pauses) < 14
 
-    monkeypatch.setattr(breaker.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     one = breaker.Breaker(lambda: next(answers) or done.set() or True)
     for _ in range(breaker.FAILURES):
         assert one.may_ask()

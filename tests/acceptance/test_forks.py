@@ -243,10 +243,10 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     more = [Cluster([("127.0.0.1", 1)])]
     everything("x")()
     decide(build_call([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
-    refusals.refusal_counter.add("plain", "enforce")  # Starts a timer.
+    refusals.refusal_counter.add("plain", "enforce")  # Starts a task.
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
-    assert {"lock", "socket", "Timer"} <= kinds
+    assert {"lock", "socket"} <= kinds
     reading, writing = os.pipe()
 
     def look() -> None:

@@ -256,7 +256,7 @@ def test_an_older_copy_of_the_database_goes_on_where_redis_is(direct: redis.Redi
 def test_without_the_database_rules_go_on(
     direct: redis.Redis, prefix: str, monkeypatch: Any, caplog: Any, settings: Any
 ) -> None:
-    """From Redis and from memory; an emptied Redis is filled from memory; and it is logged once."""
+    """From Redis and from memory, also where Redis is emptied as well; and it is logged once."""
     settings.RATELIMIT_RULES = [{"name": "other", "path": "/other", "key": "ip", "rate": "1/h"}]
     rule(limit=2)
     assert get() == [200]
