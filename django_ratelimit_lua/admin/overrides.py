@@ -94,13 +94,15 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def effect_summary(self, override: RateLimitOverride) -> str:
         """What it does."""
         if override.effect == override.Effects.LIMIT and override.rate:
-            return rate_words(override.rate)
+            words = rate_words(override.rate)
+            return _("%(rate)s (skipped: does not fit the rule)") % {"rate": words} if override.misfits() else words
         return str(override.get_effect_display())
 
     @admin.display(description=gettext_lazy("active"), boolean=True)
     def state(self, override: RateLimitOverride) -> bool:
         """Whether it is in force."""
-        return override.is_active()
+        is_limit = override.effect == override.Effects.LIMIT
+        return override.is_active() and not (is_limit and override.misfits())
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)

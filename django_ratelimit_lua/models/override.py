@@ -222,7 +222,7 @@ class RateLimitOverride(RateFields, AuditedModel):
             elif not self.subject:
                 problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
-            problems |= self._problems_of_numbers()
+            problems |= self.misfits()
         for field in ("starts", "ends"):
             moment = getattr(self, field)
             if moment != within(moment):
@@ -235,7 +235,8 @@ class RateLimitOverride(RateFields, AuditedModel):
         if problems:
             raise ValidationError(problems)
 
-    def _problems_of_numbers(self) -> dict[str, Any]:
+    def misfits(self) -> dict[str, Any]:
+        """Why its numbers do not fit its rule, by field; empty where they do. What does not fit is skipped."""
         if self.rate is None:
             return {"limit": _("Enter the other limit.")}
         try:

@@ -338,6 +338,19 @@ def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> Non
     assert key.reason == "kept"
 
 
+def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operator: Client) -> None:
+    """The rule was changed to windows of the calendar after it: the override is skipped, and the list says so."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", limit=3, unit="m")
+    page = operator.get(OVERRIDES).content.decode()
+    assert ("icon-yes" in page, "does not fit the rule" in page) == (True, False)
+    rule.unit, rule.algorithm, rule.align = "d", "fixed_window", "day"
+    rule.save()
+    page = operator.get(OVERRIDES).content.decode()
+    assert ("icon-yes" in page, "does not fit the rule" in page) == (False, True)
+    assert visits(2) == [200, 429]
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
