@@ -328,6 +328,8 @@ class Outcome:
     """What came of the requests of one run: (seconds since the start, seconds taken, status, limit, decided by)."""
 
     requests: list[tuple[float, float, int, str, str]]
+    hurt_at: float = HURT_AT
+    """When the servers were hurt indeed; on a busy machine, or by a slow command, later than meant."""
 
     def admitted(self, limit: str, until: float = END + 60) -> int:
         return sum(status == 200 and of == limit and at < until for at, _, status, of, _ in self.requests)
@@ -373,6 +375,7 @@ def run(name: str) -> Outcome:
                 worker.stdin.flush()
             time.sleep(started + HURT_AT - time.time())
             hurt.inject()
+            hurt_at = time.time() - started
             time.sleep(max(0.0, started + HEALED_AT - time.time()))
             hurt.heal()
             said = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
@@ -380,7 +383,7 @@ def run(name: str) -> Outcome:
             for worker in workers:
                 worker.kill()
                 worker.communicate()
-    return Outcome([tuple(one) for requests in said for one in requests])
+    return Outcome([tuple(one) for requests in said for one in requests], hurt_at)
 
 
 def work() -> None:

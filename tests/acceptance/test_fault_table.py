@@ -38,7 +38,7 @@ def test_requests_are_answered_and_limits_hold(name: str, runs: dict[str, Future
     assert outcome.failed == 0
     forgotten = dict.fromkeys(("closed", "local"), 0)
     if name in faults.LOSES:
-        forgotten = {limit: outcome.admitted(limit, until=faults.HURT_AT + 0.5) for limit in forgotten}
+        forgotten = {limit: outcome.admitted(limit, until=outcome.hurt_at + 0.5) for limit in forgotten}
     assert outcome.over("closed") <= forgotten["closed"]
     assert outcome.over("local") <= forgotten["local"] + ROUNDING
     assert outcome.admitted("closed") > faults.LIMIT // 2

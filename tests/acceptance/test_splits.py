@@ -90,11 +90,11 @@ def test_windows_of_the_clock(settings: Any) -> None:
     """A part is for the window that the clock says."""
     limiter = RateLimiter("x", "90/d", algorithm="fixed_window", align="day", time_zone="Europe/Berlin", split="equal")
     assert sum(limiter.hit("x").allowed for _ in range(40)) == 30
-    aligned = RateLimiter("y", (3000, 0.2), algorithm="fixed_window", align="clock", split="equal")
-    while time.time() % 0.2 > 0.05:
+    aligned = RateLimiter("y", (3000, 2), algorithm="fixed_window", align="clock", split="equal")
+    while time.time() % 2 > 0.5:  # A busy machine needs its time for what follows, in one window.
         time.sleep(0.01)
     assert sum(aligned.hit("x", cost=10).allowed for _ in range(110)) == 100
-    assert aligned.hit("x").retry_after <= 0.2
+    assert aligned.hit("x").retry_after <= 2
     assert limiter.hit("x").retry_after <= 90_000
 
 
