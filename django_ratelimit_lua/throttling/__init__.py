@@ -1,8 +1,9 @@
 """Django REST framework's throttle classes, by its own names."""
 
+from rest_framework.throttling import BaseThrottle
+
 from .classes import (
     AnonRateThrottle,
-    BaseThrottle,
     RuleThrottle,
     ScopedRateThrottle,
     SimpleRateThrottle,

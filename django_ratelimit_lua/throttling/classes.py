@@ -38,16 +38,6 @@ from ..web.plan import Place
 from ..web.responses import refusal_message
 from .batch import decision_for
 
-__all__ = [
-    "AnonRateThrottle",
-    "BaseThrottle",
-    "RuleThrottle",
-    "ScopedRateThrottle",
-    "SimpleRateThrottle",
-    "UserRateThrottle",
-    "exception_handler",
-]
-
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
     """DRF's `SimpleRateThrottle`; override `get_cache_key`, which returns whom to count, or None to skip.
