@@ -297,7 +297,8 @@ class Window(Counter):
         if self._together and not used:
             self._opened = now
         if cost:
-            self._count(self._end(now, now), cost, used)
+            # An open window ends when it ends, however often it is hit.
+            self._count(self._ends[-1] if self._together and used else self._end(now, now), cost, used)
 
     def catch_up(self, now: float, said: int, since: float, more: int) -> None:
         end, used = self._end(since, now), self.used(now)
@@ -514,14 +515,15 @@ class Counters:
         return any(counter is not None and counter.owed for counter in counters)
 
     def owing(self) -> list[Counter]:
-        """The counters that Redis is to be told of. Whoever is admitted from now on sets `is_owing` again."""
+        """The counters that Redis is to be told of; `is_owing` says whether there are any."""
         now = time.monotonic()
         with self._lock:
-            self.is_owing = False
             for counter in self._apart.values():
                 if counter.owed and not counter.owes(now):
                     counter.owed = 0  # It counts no more.
-            return [counter for counter in self._apart.values() if counter.owed]
+            owing = [counter for counter in self._apart.values() if counter.owed]
+            self.is_owing = bool(owing)
+            return owing
 
     def begin_telling(self, counter: Counter) -> int:
         """The units that Redis is to be told of now. Until that has ended, whether it was answered or not, nobody knows

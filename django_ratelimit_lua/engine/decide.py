@@ -183,7 +183,9 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     outcomes = []
     for planned, state in zip(charges, states, strict=True):
         charge, token = planned.charge, None
-        if took and state.allowed and charge.cost:
+        # Who is refused has taken nothing, but of limits that count whoever comes.
+        is_counted = decision.allowed or (charge.limit.count_denied and state.counted_at)
+        if took and state.allowed and charge.cost and is_counted:
             token = state.counted_at or decision.counted_at(charge.digest)
         outcomes.append(DecidedCharge(planned, state, token))
     return Outcome(decision, outcomes)
@@ -212,7 +214,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         else:
             decision = yield call
     except StoreError:
-        return fallback_limiter.decide(call)
+        return fallback_limiter.decide(call) if call.charges else Decision(True, source="fallback")
     if call.operation == "refund":
         deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):

@@ -67,6 +67,8 @@ class FallbackLimiter:
         share = self._share_of(call)
         if share is None:
             return (yield from steps)
+        if len(share.charges) == len(call.charges) and get_store().is_paused:
+            return self.decide(call)  # Not asked at all: a moment later Redis might answer, and not know of the share.
         if not counters.decide(share):
             return self._by_policies(call)
         is_taken = False
@@ -106,9 +108,9 @@ class FallbackLimiter:
         is_waiting = time.monotonic() < self._back_at
         if not is_waiting and not counters.is_owing:
             with self._lock:
-                self.is_recovering = time.monotonic() < self._back_at
+                self.is_recovering = time.monotonic() < self._back_at or counters.is_owing
             return None
-        if call.operation != "hit" or call.partial or call.now is not None or get_store().is_paused:
+        if call.operation != "hit" or call.partial or call.now is not None:
             return None
         charges = [charge for charge in call.charges if _policy(charge.limit) == "local" and not charge.limit.is_hot]
         return replace(call, charges=charges) if charges and (is_waiting or counters.owes_any(call)) else None
@@ -130,6 +132,7 @@ class FallbackLimiter:
         # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
         if not get_store().is_paused:
             self._tell()
+            counters.owing()  # Until here everybody owed goes by the share as well.
         return _pause() if counters.is_owing else None
 
     def _tell(self) -> None:
@@ -144,7 +147,6 @@ class FallbackLimiter:
                     answers = True
                 _tell_of(counter)
             except StoreError as error:
-                counters.is_owing = True
                 errors += 1
                 if not error.was_answered or errors >= MOST_ERRORS:
                     return

@@ -32,16 +32,18 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
     patience = patience or Patience(conf.TIMEOUT)
     value: Any = None
     error: Exception | None = None
-    while True:
-        try:
+    try:
+        while True:
             wait = waiting.send(value) if error is None else waiting.throw(error)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
-        value = error = None
-        try:
-            value = get_store().decide(wait, patience) if isinstance(wait, Call) else wait.blocking()
-        except Exception as raised:
-            error = raised
+            value = error = None
+            try:
+                value = get_store().decide(wait, patience) if isinstance(wait, Call) else wait.blocking()
+            except Exception as raised:
+                error = raised
+    except StopIteration as finished:
+        return finished.value  # type: ignore[no-any-return]
+    finally:
+        waiting.close()  # What it holds is given back now, also where this was interrupted.
 
 
 async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
@@ -49,13 +51,15 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
     patience = patience or Patience(conf.TIMEOUT)
     value: Any = None
     error: Exception | None = None
-    while True:
-        try:
+    try:
+        while True:
             wait = waiting.send(value) if error is None else waiting.throw(error)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
-        value = error = None
-        try:
-            value = await (get_store().adecide(wait, patience) if isinstance(wait, Call) else wait.awaitable())
-        except Exception as raised:
-            error = raised
+            value = error = None
+            try:
+                value = await (get_store().adecide(wait, patience) if isinstance(wait, Call) else wait.awaitable())
+            except Exception as raised:
+                error = raised
+    except StopIteration as finished:
+        return finished.value  # type: ignore[no-any-return]
+    finally:
+        waiting.close()

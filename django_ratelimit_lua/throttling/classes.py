@@ -164,8 +164,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         own = [] if charge is None else [PlannedCharge(charge, self.name, owner=self)]
         if self.key is None or not ruleset.knows(self.name):
             return Place((), self.name, own, self)
-        identity, cost = str(self.key), self.get_cost(request, view) if charge is None else charge.cost
+        identity = str(self.key)
         key = Key(self.name, lambda group, request, user: identity)
+        cost = (lambda *_: self.get_cost(request, view)) if charge is None else charge.cost
         call_site = Rule(template=LimitTemplate(key, (), cost))
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
         rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]

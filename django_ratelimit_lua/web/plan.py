@@ -62,20 +62,24 @@ class Place:
         self._taken: set[tuple[bytes, bytes]] = set()
 
     def add(
-        self, rule: Rule, name: str, numbers: LimitTemplate, rates: Sequence[Any], cost: int, identity: Any
+        self, rule: Rule, name: str, numbers: LimitTemplate, rates: Sequence[Rate], cost: int, identity: Any
     ) -> None:
-        """Charge what a rule says, by the numbers of a tier or its own. Raises what is wrong with any of them."""
+        """Charge what a rule says, by the numbers of a tier or its own: all of it, or nothing where any of it is wrong,
+        which is raised."""
         subject = digest(identity)
-        for given in rates:
-            rate = given if isinstance(given, Rate) else Rate.parse(given)
+        charges: list[PlannedCharge] = []
+        taken = self._taken.copy()
+        for rate in rates:
             limit, ordinal = numbers.limit(name, rate), 1
-            while (subject, limit.key_part) in self._taken:  # Each has a name of its own here.
+            while (subject, limit.key_part) in taken:  # Each has a name of its own here.
                 ordinal += 1
                 limit = numbers.limit(name, rate, ordinal)
-            self._taken.add((subject, limit.key_part))
+            taken.add((subject, limit.key_part))
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
-            self.charges.append(PlannedCharge(Charge(limit, subject, cost), name, rule, self.owner))
+            charges.append(PlannedCharge(Charge(limit, subject, cost), name, rule, self.owner))
+        self._taken = taken
+        self.charges += charges
 
 
 class RequestPlanner:
@@ -160,11 +164,11 @@ class RequestPlanner:
             numbers = _numbers_for(rule, user, groups)
             if numbers is None:
                 return
-        rates: list[Any] = []
+        rates: list[Rate] = []
         for rate in numbers.rates:
             value = _now(rate(name, request)) if callable(rate) else rate
             if value is not None:
-                rates.append(value)
+                rates.append(value if isinstance(value, Rate) else Rate.parse(value))
         if rates:
             if callable(cost):
                 cost = whole_cost(_now(cost(name, request)), f"{name}: cost is")
@@ -186,11 +190,11 @@ class RequestPlanner:
             numbers = _numbers_for(rule, user, groups)
             if numbers is None:
                 return
-        rates: list[Any] = []
+        rates: list[Rate] = []
         for rate in numbers.rates:
             value = await _later(rate(name, request)) if callable(rate) else rate
             if value is not None:
-                rates.append(value)
+                rates.append(value if isinstance(value, Rate) else Rate.parse(value))
         if rates:
             if callable(cost):
                 cost = whole_cost(await _later(cost(name, request)), f"{name}: cost is")

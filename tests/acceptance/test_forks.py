@@ -231,9 +231,8 @@ def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Serve
         found = asyncio.run(parent())
         assert {source for source, _ in found} == {"redis"}
         assert (found[0][1], found[2][1]) == (1, 4)
-        assert direct.info("stats")["total_connections_received"] - connected <= 5, (
-            "the parent's, the child's, and rules"
-        )
+        # Of the parent and of the child: for the loop, for what runs beside (two at once), and to hear of changes.
+        assert direct.info("stats")["total_connections_received"] - connected <= 8
 
 
 def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:

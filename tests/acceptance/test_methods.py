@@ -21,7 +21,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import LimitError, ratelimit
 from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.callsite import METHODS
+from django_ratelimit_lua.rules.methods import METHODS
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
