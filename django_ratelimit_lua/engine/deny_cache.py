@@ -59,6 +59,7 @@ class DenyCache:
 
     def _renew(self) -> None:
         self._lock = Lock()
+        self.hears = False  # The connection is the parent's.
         self.clear()  # Another thread of the parent may have been in the middle of it.
 
     def __len__(self) -> int:

@@ -150,6 +150,8 @@ class Lease:
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
+            if self._is_closed:  # The limit was reset meanwhile: these units are counted nowhere any more.
+                return
             self._said, self._said_at = decision.limits[0], now
             if not decision.allowed or not decision.granted:
                 self._dry_until = now + DRY

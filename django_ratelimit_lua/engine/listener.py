@@ -47,8 +47,8 @@ class Listener:
     def _begin(self) -> None:
         # A child has connections of its own; letting go of this one closes the child's copy only.
         self._subscription: Subscription | None = None
-        self._connect_at = self._ask_at = self._asked_at = float("-inf")
-        self._pause = FIRST_PAUSE
+        self._connect_at = self._ask_at = self._asked_at = self._connected_at = float("-inf")
+        self._pause, self._was_told = FIRST_PAUSE, False
         self._is_told_to_renew = False
         self.error = ""
         """Why it hears nothing at the moment; empty where it does, or was not started."""
@@ -80,6 +80,7 @@ class Listener:
         if self._subscription is not None and (self._is_told_to_renew or self._subscription.channel != channel):
             self._subscription.close()
             self._subscription, self._connect_at = None, float("-inf")
+            deny_cache.hears = False
         self._is_told_to_renew = False
         if self._subscription is None and time.monotonic() >= self._connect_at:
             self._connect(channel)
@@ -100,15 +101,18 @@ class Listener:
         except StoreError as error:
             self._lost(error)
             return
-        self._pause, self.error = FIRST_PAUSE, ""
+        self._connected_at, self.error = time.monotonic(), ""
         # Nobody knows what was sent until now.
         deny_cache.clear()
         deny_cache.hears = True
         self._ask_at = float("-inf")
 
     def _lost(self, error: StoreError) -> None:
-        if not self.error:
+        if self._subscription is not None and time.monotonic() - self._connected_at >= LONGEST_PAUSE:
+            self._pause, self._was_told = FIRST_PAUSE, False  # It had been well.
+        if not self._was_told:
             logger.info("Changes of rules are asked for, twice a second, as they cannot be heard of: %s", error)
+        self._was_told = True
         self._subscription, self.error = None, str(error)
         deny_cache.hears = False
         deny_cache.clear()
@@ -120,12 +124,12 @@ class Listener:
         self._ask_at = self._asked_at + ASK_SECONDS
         try:
             provider.compare_with_published()
-        except StoreError as error:  # Whoever decides meanwhile asks by itself.
+        except Exception as error:  # Whoever decides meanwhile asks by itself, and is told what is wrong.
             logger.debug("It cannot be asked whether the rules are current: %s", error)
 
     def _hear(self, messages: Iterable[bytes]) -> None:
         reset: set[bytes] = set()
-        ruleset = provider.current()
+        ruleset = provider.in_force()
         is_known = RULES + b" " + (b"" if ruleset is None else ruleset.revision.text)
         for message in messages:
             kind, *digests = message.split(b" ")

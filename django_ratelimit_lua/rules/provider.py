@@ -150,6 +150,11 @@ def current() -> Ruleset | None:
     return _ruleset
 
 
+def in_force() -> Ruleset | None:
+    """The same for what runs beside requests: it starts nothing, and raises nothing."""
+    return _ruleset
+
+
 def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
     """Load the rules, the first time or because a call went by stale ones; those that are known where that takes
     longer than there is patience for (None: for as long as a decision may take). Blocks; raises `ImproperlyConfigured`
@@ -284,12 +289,14 @@ def compare_with_published() -> None:
     """Ask whether the rules of this process are the ones that are published, and load them where they are not; for the
     background. Raises `StoreError`."""
     for _ in range(2):
-        ruleset = current()
+        ruleset = in_force()
         if ruleset is None or ruleset.fence is None:
             return
         asked_at = time.monotonic()
         patience = Patience(ASK_SECONDS)
-        text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
+        text = b""
+        if ruleset.fence == _key_in_force():  # Else it is of another site, or of before the settings changed.
+            text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.revision.text:
             freshness.confirm(ruleset.fence, ruleset.revision, asked_at)
             return

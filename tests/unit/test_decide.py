@@ -148,3 +148,49 @@ def test_both_drivers_do_the_same() -> None:
             return two + 1
 
     assert run(waiting()) == asyncio.run(arun(waiting())) == 3
+
+
+@pytest.mark.parametrize("counts_denied", [False, True])
+def test_who_is_refused_has_nothing_to_give_back(counts_denied: bool) -> None:
+    """A limit that allows took nothing where another one refused; unless it counts whoever comes."""
+    planner, refusing = Planner(), Charge(Limit("full", "5/h"), digest("ada"))
+    counted = Charge(Limit("x", "5/h", algorithm="fixed_window", count_denied=counts_denied), digest("ada"))
+    planner.plan = lambda ruleset: Plan(  # type: ignore[method-assign]
+        build_call([counted, refusing], ruleset=ruleset), [PlannedCharge(counted, "x"), PlannedCharge(refusing, "full")]
+    )
+    states = (
+        LimitState("x", True, 5, 1, 4, 0.0, 3600.0, 0.0, counted_at=7 if counts_denied else 0),
+        LimitState("full", False, 5, 5, 0, 60.0, 60.0, 0.0),
+    )
+    outcome = Loop(planner, [rules(1)]).answer(Decision(False, states, moment=7))
+    assert [decided.token for decided in outcome.charges] == [7 if counts_denied else None, None]
+
+
+def test_what_is_interrupted_lets_go_at_once() -> None:
+    """Whoever is cancelled or interrupted while waiting has given back what was held when that is told."""
+    held: list[str] = []
+
+    def waiting(interruption: BaseException) -> Generator[Any, Any, None]:
+        def stop() -> None:
+            raise interruption
+
+        async def astop() -> None:
+            raise interruption
+
+        held.append("unit")
+        try:
+            yield Wait(stop, astop)
+        finally:
+            held.remove("unit")
+
+    for interruption in (KeyboardInterrupt(), SystemExit()):
+        with pytest.raises(type(interruption)):
+            run(waiting(interruption))
+        assert held == []
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await arun(waiting(asyncio.CancelledError()))
+        assert held == []
+
+    asyncio.run(cancelled())

@@ -149,6 +149,22 @@ def test_a_rule_that_fails_is_left_out_and_what_it_replaced_stands_again(kind: s
         gathered([Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)], kind, asked_by())
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
+    """One of whose rates the second is nonsense charges nothing, and calls neither cost nor key first."""
+    called: list[str] = []
+
+    def cost(group: str, request: HttpRequest) -> int:
+        called.append("cost")
+        return 1
+
+    own = call_site("here", "ip", "5/h", None, 1, {})
+    rates = [lambda group, request: "5/m", lambda group, request: "garbage"]
+    rule = Rule(name="here", template=call_site("here", "ip", rates, None, cost, {}).template, replaces=(own,))
+    assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
+    assert called == []
+
+
 SUBJECT = SubjectRef("user", digest(("user", "7")))
 
 

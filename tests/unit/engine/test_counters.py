@@ -324,3 +324,29 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
                 ask(here, "refund", cost, moment)
         if algorithm != "leaky_bucket":
             assert ask(here, "peek", 0).used == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_steady_traffic_below_the_limit_is_never_refused(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three a minute under ten a minute, for an hour: whatever begins a window, hits do not put off its end."""
+    clock = Clock(monkeypatch)
+    limit, here = Limit("x", "10/m", algorithm=algorithm), Counters()
+    refused = 0
+    for _ in range(180):
+        refused += 1 - hits(here, limit, "ada")
+        clock.now += 20
+    assert refused == 0
+
+
+def test_something_is_owed_until_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while Redis is being told: nobody who is owed goes by Redis alone meanwhile."""
+    here = Counters()
+    calls = [Call([Charge(Limit("x", "10/h"), digest(who))]) for who in ("ada", "bob")]
+    for call in calls:
+        here.decide(call, is_owed=True)
+    owing = here.owing()
+    assert (len(owing), here.is_owing) == (2, True)
+    for counter, call in zip(owing, calls, strict=True):
+        here.told(counter, here.begin_telling(counter), call, here.decide(call).limits)
+        counter.is_being_told = False
+    assert (here.owing(), here.is_owing) == ([], False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,3 +88,31 @@ def test_just_after_an_outage_both_have_to_allow(here: FallbackLimiter, monkeypa
     here.on_store_up()
     assert drive(here.decide_by_both(hit(SHARED), steps(True, asked))).allowed
     assert not here.is_recovering
+
+
+def test_whoever_is_owed_is_decided_by_both_until_redis_was_told(
+    here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is looked whether all have come back, and whatever failed meanwhile."""
+    monkeypatch.setattr(fallback, "BACK_SECONDS", 0.0)
+    for _ in range(2):
+        assert here.decide(hit(SHARED))
+    asked: list[Any] = []
+    for _ in range(3):  # Nothing that another is told changes that.
+        other = Call([Charge(SHARED, b"y" * 32)])
+        drive(here.decide_by_both(other, steps(True, asked)))
+        assert here.is_recovering
+    assert len(asked) == 3
+    assert not drive(here.decide_by_both(hit(SHARED), steps(True, asked)))
+    assert len(asked) == 3, "the share is used up, so Redis is not asked"
+
+
+def test_a_store_that_is_not_asked_is_not_asked_a_moment_later(
+    here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its breaker may close in between, and it does not know yet what was admitted here."""
+    here.decide(hit(SHARED))
+    monkeypatch.setattr(fallback, "get_store", lambda: SimpleNamespace(is_paused=True))
+    asked: list[Any] = []
+    assert [bool(drive(here.decide_by_both(hit(SHARED), steps(True, asked)))) for _ in range(2)] == [True, False]
+    assert asked == []
