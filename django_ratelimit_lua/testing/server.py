@@ -15,7 +15,9 @@ _KEEPER = """folder=$1; shift
 "$@" >"$folder/log" 2>&1 </dev/null & child=$!
 echo $child
 read -r _
-kill -CONT $child 2>/dev/null; kill $child 2>/dev/null; wait $child
+kill -CONT $child 2>/dev/null; kill $child 2>/dev/null
+(sleep 2; kill -9 $child) >/dev/null 2>&1 & killer=$!  # One that runs an endless script does not listen.
+wait $child 2>/dev/null; kill $killer
 rm -rf "$folder"
 """
 

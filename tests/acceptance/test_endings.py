@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -78,3 +79,14 @@ def test_without_threads_nothing_fails_and_redis_is_found_again(
     while plain.hit("ada").source != "redis":
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_a_server_that_runs_an_endless_script_ends_all_the_same() -> None:
+    """It takes no signal that asks; nothing of it stays behind a test that was stopped."""
+    server = Server().start()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b'EVAL "while true do end" 0\r\n')
+        time.sleep(0.2)
+        server.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
