@@ -95,6 +95,8 @@ def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(provider, "compare", None)
     monkeypatch.setattr(heartbeat, "start", lambda: None)
     monkeypatch.setattr(listener, "start", lambda: None)
+    for task in (listener.task, heartbeat.task):  # Those that an earlier test has started end.
+        monkeypatch.setattr(task, "_step", lambda: None)
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX

@@ -67,8 +67,6 @@ class FallbackLimiter:
         share = self._share_of(call)
         if share is None:
             return (yield from steps)
-        if len(share.charges) == len(call.charges) and get_store().is_paused:
-            return self.decide(call)  # Not asked at all: a moment later Redis might answer, and not know of the share.
         if not counters.decide(share):
             return self._by_policies(call)
         is_taken = False
