@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
@@ -221,10 +222,21 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
         ruleset = Ruleset(declared, snapshot, fence, before)
         ruleset.prepare()
         _ruleset, _blind = ruleset, None if is_answered or snapshot else ruleset
+        if is_answered and _is_foreign(ruleset):  # Which database is ours became known meanwhile: see `know`.
+            with suppress(StoreError):  # The next comparison finds it, too.
+                fence, snapshot = _published_or_best(None, patience)
+                ruleset = Ruleset(declared, snapshot, fence)
+                ruleset.prepare()
+                _ruleset = ruleset
         _tell()
         return ruleset
     finally:
         lock.release()
+
+
+def _is_foreign(ruleset: Ruleset) -> bool:
+    """Whether these are rules of another database than this process's."""
+    return database is not None and ruleset.snapshot.get("database", database) not in ("", database)
 
 
 def _tell() -> None:
@@ -295,7 +307,9 @@ def compare_with_published() -> None:
         asked_at = time.monotonic()
         patience = Patience(ASK_SECONDS)
         text = b""
-        if ruleset.fence == _key_in_force():  # Else it is of another site, or of before the settings changed.
+        if ruleset.fence == _key_in_force() and not _is_foreign(
+            ruleset
+        ):  # Else it is of another site, or of before the settings changed.
             text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.revision.text:
             freshness.confirm(ruleset.fence, ruleset.revision, asked_at)
