@@ -72,9 +72,11 @@ class BoundedMap(Generic[K, V]):
         """Keep something, as the latest."""
         weight = ENTRY_BYTES + (self._weigh(key, value) if self._weigh is not None else 0)
         with self._lock:
-            self._drop(key)
             if weight > self._heaviest:
+                self._drop(key)
                 return
+            before = self._entries.pop(key, None)
+            self._bytes -= before[1] if before is not None else 0
             self._entries[key] = (value, weight)
             self._bytes += weight
             if self._labels_of is not None:

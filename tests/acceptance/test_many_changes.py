@@ -14,6 +14,7 @@ from django.contrib.sessions.models import Session
 from django.core.management import call_command
 from django.core.management.sql import emit_post_migrate_signal
 from django.db import connection
+from django.db.migrations import Migration
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.deletion import Collector
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
@@ -260,7 +261,7 @@ def test_a_migration_that_nobody_told_of_is_published() -> None:
         MigrationExecutor(connection).loader.project_state().apps.get_model("django_ratelimit_lua", "RateLimitRule")
     )
     historical.objects.update(limit=40)  # Which sends no signal.
-    emit_post_migrate_signal(0, False, "default", plan=[("anything", False)])
+    emit_post_migrate_signal(0, False, "default", plan=[(Migration("0001", "anything"), False)])
     assert Client().get("/search").content == b"search=40"
     row = historical.objects.get()
     row.limit = 30

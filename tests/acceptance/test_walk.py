@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ def test_the_way_of_a_decision_is_short(settings: Any) -> None:
     """From `@ratelimit` to Redis and back: functions that are entered, and files that they are in."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     warm, stale = walks()
-    assert warm.frames <= 72, str(warm)
+    newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
+    assert warm.frames <= 72 + 2 * newer, str(warm)
     assert warm.files <= 26, str(warm)
-    assert stale.frames <= 304, str(stale)
+    assert stale.frames <= 304 + 16 * newer, str(stale)
 
 
 def test_the_guided_tour_shows_what_there_is() -> None:
