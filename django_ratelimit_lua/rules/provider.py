@@ -24,6 +24,7 @@ from ..store import PATIENCE, Patience, get_store
 from .freshness import freshness
 from .overrides import override_cache
 from .problems import problems
+from .rule import Rule
 from .ruleset import Ruleset, settings_rules
 from .snapshot import UnreadableError, parse_snapshot, revision_of
 
@@ -122,7 +123,7 @@ def know(found: str) -> None:
 def is_others(owner: str) -> bool:
     """Whether what is published in the place of all is known to be of another database than this process's."""
     global other
-    is_other = database is not None and owner not in ("", database)
+    is_other = _is_of_another(owner)
     if is_other and other != owner:
         problems.place = (
             "another site's rules are in the place of ours: what is published under RATELIMIT_CACHE_PREFIX "
@@ -219,24 +220,31 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             else:
                 snapshot = _from_database(patience)
         before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
-        ruleset = Ruleset(declared, snapshot, fence, before)
-        ruleset.prepare()
+        ruleset = _prepared(declared, snapshot, fence, before)
         _ruleset, _blind = ruleset, None if is_answered or snapshot else ruleset
-        if is_answered and _is_foreign(ruleset):  # Which database is ours became known meanwhile: see `know`.
+        if is_answered and _is_of_another(
+            snapshot.get("database", "")
+        ):  # Which database is ours became known meanwhile: see `know`.
             with suppress(StoreError):  # The next comparison finds it, too.
                 fence, snapshot = _published_or_best(None, patience)
-                ruleset = Ruleset(declared, snapshot, fence)
-                ruleset.prepare()
-                _ruleset = ruleset
+                ruleset = _ruleset = _prepared(declared, snapshot, fence)
         _tell()
         return ruleset
     finally:
         lock.release()
 
 
-def _is_foreign(ruleset: Ruleset) -> bool:
-    """Whether these are rules of another database than this process's."""
-    return database is not None and ruleset.snapshot.get("database", database) not in ("", database)
+def _is_of_another(owner: object) -> bool:
+    """Whether that is known to be the id of another database than this process's."""
+    return database is not None and owner not in ("", database)
+
+
+def _prepared(
+    declared: tuple[Rule, ...], snapshot: Mapping[str, Any], fence: bytes | None, before: Ruleset | None = None
+) -> Ruleset:
+    ruleset = Ruleset(declared, snapshot, fence, before)
+    ruleset.prepare()
+    return ruleset
 
 
 def _tell() -> None:
@@ -260,9 +268,7 @@ def _begin_with(snapshot: Mapping[str, Any]) -> None:
     with _lock:
         if _blind is None or _ruleset is not _blind:
             return
-        ruleset = Ruleset(settings_rules(), snapshot, _blind.fence)
-        ruleset.prepare()
-        _ruleset, _blind = ruleset, None
+        _ruleset, _blind = _prepared(settings_rules(), snapshot, _blind.fence), None
         _tell()
 
 
@@ -307,9 +313,8 @@ def compare_with_published() -> None:
         asked_at = time.monotonic()
         patience = Patience(ASK_SECONDS)
         text = b""
-        if ruleset.fence == _key_in_force() and not _is_foreign(
-            ruleset
-        ):  # Else it is of another site, or of before the settings changed.
+        # Else they are of another site, or of before the settings changed.
+        if ruleset.fence == _key_in_force() and not _is_of_another(ruleset.snapshot.get("database", "")):
             text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.revision.text:
             freshness.confirm(ruleset.fence, ruleset.revision, asked_at)
