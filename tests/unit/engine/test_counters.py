@@ -226,10 +226,10 @@ def test_a_decision_costs_the_same_whatever_is_counted() -> None:
             here.decide(call)
         best = []
         for _ in range(20):
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(20):
                 here.decide(call)
-            best.append(time.perf_counter() - began)
+            best.append(time.thread_time() - began)
         shares[units] = min(best)
     assert shares[10_000] < 4 * shares[10], shares
 
