@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
@@ -92,6 +92,12 @@ class Ruleset:
             problems.in_force({name: rule.given for name, rule in by_name.items()}, self.problems)
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=lambda rule: rule.order))
+        self._beside: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
+                self._beside.setdefault(str(rule.group), []).append(rule)
+        self.site_names: Collection[str] = by_name.keys() | self._beside.keys()
+        """What call sites are called that a rule may be about."""
 
     def _rule(self, given: Any, before: Mapping[int, _Read]) -> _Read:
         """A rule as it is understood. One that is declared as before is not read again; of one that cannot be
@@ -132,19 +138,11 @@ class Ruleset:
 
     def prepare(self) -> None:
         """Make now what the first request would have to wait for."""
-        _ = self._index, self._beside
+        _ = self._index
 
     @cached_property
     def _index(self) -> PathIndex:
         return PathIndex([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
-
-    @cached_property
-    def _beside(self) -> Mapping[str, Sequence[Rule]]:
-        beside: dict[str, list[Rule]] = {}
-        for rule in self.rules:
-            if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
-                beside.setdefault(str(rule.group), []).append(rule)
-        return beside
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:
@@ -153,10 +151,6 @@ class Ruleset:
     def rule_of(self, limit_name: str) -> Rule | None:
         """The rule that a limit comes from, by its name."""
         return self._by_limit.get(limit_name)
-
-    def knows(self, name: str) -> bool:
-        """Whether a rule is about call sites of that name."""
-        return name in self.by_name or name in self._beside
 
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""
@@ -175,8 +169,9 @@ class Ruleset:
 
     def for_call_sites(self, call_sites: Sequence[Rule], group: str, request: HttpRequest) -> Sequence[Rule]:
         """What call sites are decided by: rules of their names take their place, rules for their group stand beside."""
+        site_names = self.site_names
         for call_site in call_sites:
-            if self.knows(call_site.name_at(group)):
+            if (call_site.group or group) in site_names:
                 break
         else:
             return call_sites

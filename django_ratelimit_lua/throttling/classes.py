@@ -159,10 +159,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """What it charges, by the rules in force."""
         charge = self.prepare(request, view)
-        if charge is None and ruleset.knows(self.name) and self.num_requests is None:
+        if charge is None and self.name in ruleset.site_names and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
         own = [] if charge is None else [PlannedCharge(charge, self.name, owner=self)]
-        if self.key is None or not ruleset.knows(self.name):
+        if self.key is None or self.name not in ruleset.site_names:
             return Place((), self.name, own, self)
         identity = str(self.key)
         key = Key(self.name, lambda group, request, user: identity)
