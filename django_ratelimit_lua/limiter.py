@@ -14,7 +14,7 @@ from .engine.run import Wait, arun, run
 from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity import Identity, digest
-from .limits.call import Call, Charge, Operation
+from .limits.call import Call, Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
@@ -227,6 +227,7 @@ class _Planner:
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""
         rule = ruleset.by_name.get(self._name)
+        whole_cost(self._cost, f"Limit {self._name!r}: cost is")
         charges = [Charge(limit, self._subject, self._cost) for limit in self._limits_by(ruleset)]
         call = build_call(charges, self._operation, ruleset=ruleset, **self._options)
         return Plan(call, [PlannedCharge(charge, self._name, rule=rule) for charge in charges])

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from threading import Lock
 from typing import ClassVar, Self
@@ -487,10 +487,14 @@ class Counters:
                 counter.owed = max(0, counter.owed - charge.cost)
 
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
-        """Remember what Redis says is used."""
+        """Remember what Redis says is used, where a share may begin with it."""
         now = time.monotonic()
         for charge, state in zip(call.charges, states, strict=True):
-            self._said.put(_key(call, charge), (state.used, now))
+            if (charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+                continue
+            if not heartbeat.task.is_running:
+                heartbeat.start()
+            self._said.put((call.prefix, charge.digest, charge.limit.key_part), (state.used, now))
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits. A crowd is not forgotten: others are counted there."""
@@ -550,7 +554,7 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
         for charge, counter in zip(call.charges, counters, strict=True)
         if charge.limit.mode == "enforce"
     ]
-    return [replace(charge, cost=max(1, min([charge.cost, *room]))) for charge in call.charges]
+    return [charge._replace(cost=max(1, min([charge.cost, *room]))) for charge in call.charges]
 
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:

@@ -199,7 +199,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     denial = deny_cache.find(call)
     if denial is not None:
         return denial
-    begun = deny_cache.begin()
+    asked_at, generation = time.monotonic(), deny_cache.generation
     is_hot = False
     for charge in call.charges:
         is_hot = is_hot or charge.limit.is_hot
@@ -218,9 +218,9 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     if call.operation == "refund":
         deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):
-        deny_cache.note(call, decision, begun)
+        deny_cache.note(call, decision, asked_at, generation)
     if decision.source == "redis":
-        fallback_limiter.remember(call, decision)
+        counters.remember(call, decision.limits)
     return decision
 
 

@@ -47,12 +47,13 @@ class CachedDenial:
 
 
 class DenyCache:
-    """The refusals of this process, by what was asked. `hears`: whether it is told what other processes change."""
+    """The refusals of this process, by what was asked. `hears`: whether it is told what other processes change;
+    `generation`: how often something was given back or changed."""
 
     hears = False
 
     def __init__(self) -> None:
-        self._generation = 0
+        self.generation = 0
         self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(MOST, MOST_BYTES, _weight, labels_of=_digests)
         self._renew()
         renew_after_fork(self._renew)
@@ -67,41 +68,37 @@ class DenyCache:
 
     def find(self, call: Call) -> Decision | None:
         """The refusal of the very same hit, as it would be told now, if it is remembered."""
-        if call.operation != "hit" or call.now is not None or not self._denials:
+        if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
         denial, now = self._denials.get(_key(call)), time.monotonic()
         if denial is None or now >= denial.until or denial.limits != tuple([charge.limit for charge in call.charges]):
             return None
         return denial.decision.later(now - denial.heard_at, "deny-cache")
 
-    def begin(self) -> tuple[float, int]:
-        """The moment before a call, for `note`."""
-        return time.monotonic(), self._generation
-
-    def note(self, call: Call, decision: Decision, begun: tuple[float, int]) -> None:
-        """Remember a refusal, unless something was given back or changed since its call had begun."""
+    def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
+        """Remember a refusal, unless something was given back or changed since its call had begun, at that moment of
+        the monotonic clock and with that generation."""
         if not _is_lasting(call, decision):
             return
-        asked_at, generation = begun
         retry = decision.retry_after
         seconds = conf.DENY_CACHE_SECONDS if self.hears else min(conf.DENY_CACHE_SECONDS, UNHEARD_SECONDS)
         until = asked_at + (seconds if retry is None else min(retry, seconds))
         denial = CachedDenial(tuple([charge.limit for charge in call.charges]), decision, time.monotonic(), until)
         with self._lock:
-            if generation == self._generation:
+            if generation == self.generation:
                 self._denials.put(_key(call), denial)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Something was given back to these identities, or all of it; to be called when that is done."""
         with self._lock:
-            self._generation += 1
+            self.generation += 1
             for digest in digests:
                 self._denials.pop_labelled(digest)
 
     def clear(self) -> None:
         """Rules, settings or the clock have changed."""
         with self._lock:
-            self._generation += 1
+            self.generation += 1
             self._denials.clear()
 
 

@@ -27,7 +27,6 @@ from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
 from .counters import Counter, counters
-from .heartbeat import heartbeat
 
 Steps = Generator[Call, Decision, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
@@ -77,13 +76,6 @@ class FallbackLimiter:
             if not is_taken:
                 counters.decide(replace(share, operation="refund"))
         return decision
-
-    def remember(self, call: Call, decision: Decision) -> None:
-        """Remember what Redis said, so that a share begins with it."""
-        if conf.ON_STORE_ERROR == "local" or any(charge.limit.on_store_error == "local" for charge in call.charges):
-            if not heartbeat.task.is_running:
-                heartbeat.start()
-            counters.remember(call, decision.limits)
 
     def on_store_up(self, **kwargs: object) -> None:
         """Redis answers again."""

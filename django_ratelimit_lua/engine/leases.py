@@ -324,7 +324,7 @@ class LocalPart:
         """Of a partial hit, no more is asked than was granted here."""
         if not call.partial or not self.taken or call.operation != "hit":
             return charge
-        return replace(charge, cost=min([charge.cost, *[units for units, _ in self.taken]]))
+        return charge._replace(cost=min([charge.cost, *[units for units, _ in self.taken]]))
 
     def undo(self, keep: int = 0) -> None:
         """Give back what was taken of each limit, but for so many units."""
@@ -412,7 +412,7 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
 
 def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
     if counted_at:  # Else a shadow limit took nothing.
-        refund = replace(splits, charges=[replace(charge, cost=units)], operation="refund", partial=False)
+        refund = replace(splits, charges=[charge._replace(cost=units)], operation="refund", partial=False)
         counters.decide(replace(refund, hit_at=counted_at))
 
 
@@ -454,7 +454,7 @@ def _ask_batch(
     """Ask for a batch; raises `StoreError` only if it `is_needed` now."""
     asked_at = time.monotonic()
     try:
-        decision = yield replace(call, charges=[replace(charge, cost=size)], partial=True)
+        decision = yield replace(call, charges=[charge._replace(cost=size)], partial=True)
     except BaseException as error:
         lease.ask_failed()
         if is_needed or not isinstance(error, StoreError):

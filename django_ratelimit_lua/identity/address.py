@@ -11,7 +11,7 @@ from functools import lru_cache
 from django.http import HttpRequest
 
 from ..conf import Network, conf
-from .forwarded import Address, entries, parse_address
+from .forwarded import LONGEST_ADDRESS, Address, entries, parse_address
 
 UNKNOWN = "unknown"
 """The identity of every address that is no address. One for all: nobody gains new identities by sending garbage."""
@@ -68,10 +68,17 @@ def address_as(text: object, why: str) -> ClientAddress:
     """
     if not text:
         return ClientAddress(None, f"{why}, and is empty")
-    address = parse_address(str(text))
+    return _understood(str(text).strip()[: LONGEST_ADDRESS + 1], why, conf.IPV4_MASK, conf.IPV6_MASK)
+
+
+@lru_cache(maxsize=4096)
+def _understood(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAddress:
+    address = parse_address(text)
     if address is None:
         return ClientAddress(UNKNOWN, f"{why}, and is no address")
-    return ClientAddress(_network(address, conf.IPV4_MASK, conf.IPV6_MASK), why, address)
+    mask = ipv4_mask if address.version == 4 else ipv6_mask
+    network = ipaddress.ip_network(f"{address}/{mask}", strict=False).network_address
+    return ClientAddress(str(network), why, address)
 
 
 def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> ClientAddress:
@@ -111,9 +118,3 @@ def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[
                 return address_as(believed, f"{why}, the first that is no trusted proxy")
         why = f"{why}, and all of them are trusted proxies"
     return address_as(believed, why)
-
-
-@lru_cache(maxsize=4096)
-def _network(address: Address, ipv4_mask: int, ipv6_mask: int) -> str:
-    mask = ipv4_mask if address.version == 4 else ipv6_mask
-    return str(ipaddress.ip_network(f"{address}/{mask}", strict=False).network_address)

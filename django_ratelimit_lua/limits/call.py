@@ -5,6 +5,7 @@ The layout of keys, arguments and reply is written in the header of `lua/program
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from .decision import Decision, LimitState
 from .limit import Limit
 from .rate import SECOND, LimitError
 
+logger = logging.getLogger("django_ratelimit_lua")
+
 Operation = Literal["hit", "peek", "charge", "refund"]
 
-_RECORD = Struct("<12d")
+_HEAD = Struct("<4d")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
@@ -46,17 +49,12 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
     return cost
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """So many units for one identity (by its digest) under one limit."""
+class Charge(NamedTuple):
+    """So many units, a whole number from 0 to `MOST_COST`, for one identity (by its digest) under one limit."""
 
     limit: Limit
     digest: bytes
     cost: int = 1
-
-    def __post_init__(self) -> None:
-        if type(self.cost) is not int or not 0 <= self.cost <= MOST_COST:  # Said in full only where it is wrong.
-            whole_cost(self.cost, f"Limit {self.limit.name!r}: cost is")
 
 
 class Revision(NamedTuple):
@@ -175,15 +173,18 @@ class Call:
             (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
         ]
         now = time.time_ns() // 1000 if self.now is None else self.now
-        waits = [self.max_wait_us_of(charge.limit) for charge in self.charges]
+        is_usual = self.max_wait_us is None
+        waits = [
+            limit.max_wait_us if is_usual and limit.max_wait_us >= 0 else self.max_wait_us_of(limit)
+            for limit in [charge.limit for charge in self.charges]
+        ]
         for charge, max_wait in zip(self.charges, waits, strict=True):
             limit = charge.limit
             args.append(limit.algorithm.encode())
-            record = _RECORD.pack(
-                charge.cost, limit.mode != "enforce", limit.count_denied, max_wait, *limit.numbers(now)
-            )
+            record = _HEAD.pack(charge.cost, limit.mode != "enforce", limit.count_denied, max_wait)
+            record += limit.packed or limit.packed_at(now)
             if limit.wants_more:
-                record += limit.more(now, waits, is_patient=self.max_wait_us is not None)
+                record += limit.more(now, waits, is_patient=not is_usual)
             args.append(record)
         if self.subjects:
             args += [subject.digest for subject in self.subjects]
@@ -191,8 +192,8 @@ class Call:
         args.append(token)
         return args
 
-    def read(self, reply: Any, token: bytes = b"") -> tuple[Decision, int]:
-        """The decision, and how many keys of a foreign type had to be cleared. Raises `StaleRules`; and `ValueError`
+    def read(self, reply: Any, token: bytes = b"") -> Decision:
+        """The decision. Logs how many keys of a foreign type had to be cleared. Raises `StaleRules`; and `ValueError`
         for whatever is not the reply to this very call: of another form or length, with numbers that none is, or
         without the token that was sent with it."""
         if isinstance(reply, list):
@@ -236,7 +237,9 @@ class Call:
                 )
             )
         granted = int(numbers[2]) if self.operation in ("hit", "charge") else 0
-        decision = Decision(
+        if numbers[3]:
+            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", numbers[3], self.prefix)
+        return Decision(
             status == 1,
             tuple(states),
             granted,
@@ -244,7 +247,6 @@ class Call:
             moment=int(numbers[1]),
             revision=0 if self.revision is None else self.revision.number,
         )
-        return decision, int(numbers[3])
 
 
 @lru_cache(maxsize=64)

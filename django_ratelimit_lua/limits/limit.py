@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from struct import Struct
 from typing import Any, Unpack
 
 from . import algorithms, calendar
-from .algorithms.algorithm import Algorithm, Numbers
+from .algorithms.algorithm import Numbers
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, Split, read_options
 from .rate import SECOND, LimitError, Rate
 
 _LONGEST_ID = 64
 _LONGEST_NAME = 500
+_NUMBERS = Struct("<8d")
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
 
@@ -49,7 +50,8 @@ class Limit:
     lease: int | None
     split: Split | None
     key_part: bytes = field(repr=False, compare=False)
-    numbers: Callable[[int], Numbers] = field(repr=False, compare=False)
+    packed: bytes = field(repr=False, compare=False)
+    """Its numbers as the Lua program is given them; empty where they follow the calendar, see `packed_at`."""
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
     is_hot: bool = field(repr=False, compare=False)
@@ -73,7 +75,8 @@ class Limit:
         for attribute, value in made.items():
             object.__setattr__(self, attribute, value)
         kind.check(self)
-        object.__setattr__(self, "numbers", self._numbers(kind))
+        packed = self.packed_at(0)
+        object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else packed)
 
     @property
     def lapse(self) -> float:
@@ -104,15 +107,17 @@ class Limit:
             object.__setattr__(copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name)))
         return copy
 
+    def numbers(self, now: int) -> Numbers:
+        """What the algorithm's Lua is given at a time in microseconds since 1970."""
+        return algorithms.find(self.algorithm).numbers(self, now)
+
+    def packed_at(self, now: int) -> bytes:
+        """These numbers as the program is given them: little-endian doubles."""
+        return _NUMBERS.pack(*self.numbers(now))
+
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """What the algorithm is given beyond its numbers, for one call; see `Algorithm.more`."""
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
-
-    def _numbers(self, kind: Algorithm) -> Callable[[int], Numbers]:
-        numbers = kind.numbers(self, 0)
-        if self.align in calendar.PERIODS:
-            return partial(kind.numbers, self)
-        return lambda now: numbers
 
 
 def _shortened(name: str) -> str:

@@ -24,7 +24,7 @@ class BoundedMap(Generic[K, V]):
 
     `weigh` tells how many bytes an entry has, about; None: few. An entry that is heavier than `heaviest` (a hundredth
     of the whole) is not kept at all, so that no single one drives out the others. `labels_of` tells by which labels an
-    entry can be forgotten, beside its key. Reading takes no lock.
+    entry can be forgotten, beside its key. Reading takes no lock. `entries`: what is kept, with weights, to look at.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
@@ -46,26 +46,26 @@ class BoundedMap(Generic[K, V]):
         self._heaviest = most_bytes // 100 if heaviest is None else heaviest
         self._weigh = weigh
         self._labels_of = labels_of
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self.entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._renew()
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
         self._lock = Lock()
-        self._bytes = sum(weight for _, weight in self._entries.values())
+        self._bytes = sum(weight for _, weight in self.entries.values())
         self._labelled: dict[bytes, set[K]] = {}
-        for key in self._entries:
+        for key in self.entries:
             self._label(key)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._entries
+        return key in self.entries
 
     def get(self, key: K) -> V | None:
         """What is kept under a key."""
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         return None if entry is None else entry[0]
 
     def put(self, key: K, value: V) -> None:
@@ -75,14 +75,14 @@ class BoundedMap(Generic[K, V]):
             if weight > self._heaviest:
                 self._drop(key)
                 return
-            before = self._entries.pop(key, None)
+            before = self.entries.pop(key, None)
             self._bytes -= before[1] if before is not None else 0
-            self._entries[key] = (value, weight)
+            self.entries[key] = (value, weight)
             self._bytes += weight
             if self._labels_of is not None:
                 self._label(key)
-            while len(self._entries) > self.most or self._bytes > self._most_bytes:
-                self._drop(next(iter(self._entries)))
+            while len(self.entries) > self.most or self._bytes > self._most_bytes:
+                self._drop(next(iter(self.entries)))
 
     def pop(self, key: K) -> V | None:
         """Forget a key; returns what was kept under it."""
@@ -98,8 +98,8 @@ class BoundedMap(Generic[K, V]):
     def clear(self) -> list[V]:
         """Forget all; returns it."""
         with self._lock:
-            values = [value for value, _ in self._entries.values()]
-            self._entries.clear()
+            values = [value for value, _ in self.entries.values()]
+            self.entries.clear()
             self._labelled.clear()
             self._bytes = 0
         return values
@@ -109,7 +109,7 @@ class BoundedMap(Generic[K, V]):
             self._labelled.setdefault(label, set()).add(key)
 
     def _drop(self, key: K) -> V | None:
-        entry = self._entries.pop(key, None)
+        entry = self.entries.pop(key, None)
         if entry is None:
             return None
         self._bytes -= entry[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from django.core.signals import setting_changed
 
 from ..conf import conf
@@ -36,6 +38,7 @@ _stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
 
 
+@cache
 def get_store(background: bool = False) -> Store:
     """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`.
 
@@ -63,6 +66,8 @@ def _settings_changed(*, setting: str, **kwargs: object) -> None:
     if setting in ("CACHES", "RATELIMIT_TIMEOUT"):
         while _stores:
             _stores.popitem()[1].close()
+    if setting in ("CACHES", "RATELIMIT_TIMEOUT", "RATELIMIT_USE_CACHE"):
+        get_store.cache_clear()
 
 
 setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.store")

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import renew_after_fork
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Question, Replies, ended_by, greet, to_find_master
+from .exchange import Address, Exchange, Question, Replies, ended_by, greet, to_find_master, whole_string
 from .patience import GRACE, Patience, Pulse
 from .redis_py import open_socket
 
@@ -48,7 +48,21 @@ class Link:
         # Whatever can be read where nothing was asked is the server hanging up, or not meant for us.
         if self._sock is None or self._has_news():
             self._connect(patience)
-        return self._perform(question.exchange(), patience)
+        if question.ahead:
+            return self._perform(question.exchange(), patience)
+        data = None
+        try:
+            # Nearly every question is sent at once, and answered by one string that comes at once.
+            sent = self._within(self._sock.send, question.command, patience) or 0
+            if sent == len(question.command):
+                data = self._within(self._sock.recv, READ_SIZE, patience)
+                reply = whole_string(data) if data else None
+                if reply is not None:
+                    self._pulse.heard_at = time.monotonic()
+                    return question.read(reply)
+        except BaseException as error:
+            raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
+        return self._perform(question.exchange(), patience, sent, data)
 
     @property
     def sock(self) -> Any:
@@ -66,24 +80,26 @@ class Link:
     def __del__(self) -> None:
         self.close()  # Of a store that was let go of while it was in use.
 
-    def _perform(self, exchange: Exchange, patience: Patience) -> Any:
+    def _perform(self, exchange: Exchange, patience: Patience, sent: int = 0, data: bytes | None = None) -> Any:
+        """The answer of an exchange, of whose first command so much was sent already, and this received."""
         try:
             to_send, owed = next(exchange)
             while True:
-                sent = self._within(self._sock.send, to_send, patience) or 0
                 while sent < len(to_send):
                     sent += self._within(self._sock.send, memoryview(to_send)[sent:], patience) or 0
-                self._receive(owed, patience)
+                self._receive(owed, patience, data)
                 self._pulse.heard_at = time.monotonic()
+                sent, data = 0, None
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
         except BaseException as error:
             raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
 
-    def _receive(self, replies: Replies, patience: Patience) -> None:
+    def _receive(self, replies: Replies, patience: Patience, data: bytes | None) -> None:
         while True:
-            data = self._within(self._sock.recv, READ_SIZE, patience)
+            if data is None:
+                data = self._within(self._sock.recv, READ_SIZE, patience)
             if data == b"":
                 raise RedisConnectionError("the server hung up")
             if data:
@@ -94,6 +110,7 @@ class Link:
                 patience.left -= time.thread_time() - began
                 if patience.is_over:
                     raise RedisTimeoutError("the reply came too slowly")
+            data = None
 
     def _within(self, step: Callable[[Any], Any], argument: Any, patience: Patience) -> Any:
         """What a step of the socket returns within a slice; None where that was too short. Raises where nothing was

@@ -7,9 +7,9 @@ somebody else's question.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,10 +17,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, Respons
 
 from ..limits import program
 from ..limits.call import Call, StaleRules
-from ..limits.decision import Decision
 from ..process.forks import chance
-
-logger = logging.getLogger("django_ratelimit_lua")
 
 LONGEST_LINE = 65_536
 LARGEST = 512 * 1024 * 1024
@@ -51,6 +48,18 @@ _BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(program.SHA), program.SHA)
 _BY_SOURCE = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(program.PROGRAM), program.PROGRAM)
 
 
+def whole_string(data: bytes) -> bytes | None:
+    """The string that a reply is, where these bytes are one as a whole and nothing else; else None.
+
+    >>> whole_string(b"$2\\r\\nab\\r\\n"), whole_string(b"$2\\r\\nab\\r\\n+OK\\r\\n"), whole_string(b"$2\\r\\na")
+    (b'ab', None, None)
+    """
+    if data[:1] != b"$":
+        return None
+    header, _, rest = data.partition(b"\r\n")
+    return rest[:-2] if rest[-2:] == b"\r\n" and header == b"$%d" % (len(rest) - 2) else None
+
+
 class Replies:
     """The replies that are owed on a connection, read from bytes as they come (RESP 2).
 
@@ -74,11 +83,10 @@ class Replies:
     def feed(self, data: bytes) -> bool:
         """Read on; whether all have come. Raises `InvalidResponse` for what is no reply, or more than was owed."""
         buffer = self._data
-        if self._owed == 1 and not buffer and data[:1] == b"$" and not self._open:
-            # Nearly every reply is one string that comes at once: what follows would find the same, later.
-            header, _, rest = data.partition(b"\r\n")
-            if rest[-2:] == b"\r\n" and header == b"$%d" % (len(rest) - 2):
-                self.found.append(rest[:-2])
+        if self._owed == 1 and not buffer and not self._open:
+            text = whole_string(data)
+            if text is not None:  # What follows would find the same, later.
+                self.found.append(text)
                 return True
         self._left -= len(data)
         if self._left < 0:
@@ -226,19 +234,10 @@ return count"""
 
 
 def to_decide(call: Call) -> Question:
-    """Decide a call: the answer is the decision, or what rules are current."""
+    """Decide a call: the answer is the decision. Raises `StaleRules`."""
     keys, token = call.keys(), chance.getrandbits(64).to_bytes(8, "little")
-
-    def read(reply: Any) -> Decision | StaleRules:
-        try:
-            decision, cleared = call.read(reply, token)
-        except StaleRules as stale:
-            return stale
-        if cleared:
-            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, call.prefix)
-        return decision
-
-    return Question(command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token)), read, SCRIPT_LOAD)
+    sent = command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token))
+    return Question(sent, partial(call.read, token=token), SCRIPT_LOAD)
 
 
 def to_delete(call: Call) -> Question:
@@ -354,7 +353,7 @@ def ended_by(error: BaseException, close: Callable[[], None], *, connecting: boo
     What is no error of Redis's becomes one: a reply that could not be read, a connection that broke: for whoever asked
     there is no answer. `connecting`: nothing was sent that could count, which `Unreachable` tells.
     """
-    is_answer = isinstance(error, ResponseError)
+    is_answer = isinstance(error, (ResponseError, StaleRules))
     # A master that was demoted says so: who asks next has to look for the new one.
     if connecting or not is_answer or isinstance(error, ReadOnlyError):
         close()

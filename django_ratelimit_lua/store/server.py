@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..exceptions import StoreError
-from ..limits.call import Call, StaleRules
+from ..limits.call import Call
 from ..limits.decision import Decision
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
@@ -105,13 +105,6 @@ class Node:
             self._breaker.failed()
 
 
-def decided(answer: Decision | StaleRules) -> Decision:
-    """The decision. Raises `StaleRules` where the answer is that."""
-    if isinstance(answer, StaleRules):
-        raise answer
-    return answer
-
-
 class Store:
     """Performs calls on one server, or on whoever is the master of several, each within `timeout` seconds.
 
@@ -145,11 +138,13 @@ class Store:
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""
-        return decided(self._exchange(to_decide(call), patience))
+        decision: Decision = self._exchange(to_decide(call), patience)
+        return decision
 
     async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
         """`decide`, without blocking the event loop."""
-        return decided(await self._aexchange(to_decide(call), patience))
+        decision: Decision = await self._aexchange(to_decide(call), patience)
+        return decision
 
     def delete(self, call: Call) -> None:
         """Delete the state of every limit of a call. Raises `StoreError`."""
@@ -169,7 +164,9 @@ class Store:
             node.close()
 
     def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
-        node, patience = self._nodes.get(None) or self._node_at(None), self._patience(patience)
+        node = self._nodes.get(None) or self._node_at(None)
+        if patience is None or patience.left <= 0.0:
+            patience = self._patience(patience)
         try:
             answer = node.exchange(question, patience)
         except (RedisError, OSError) as error:
@@ -179,7 +176,9 @@ class Store:
         return answer
 
     async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
-        node, patience = self._nodes.get(None) or self._node_at(None), self._patience(patience)
+        node = self._nodes.get(None) or self._node_at(None)
+        if patience is None or patience.left <= 0.0:
+            patience = self._patience(patience)
         try:
             answer = await node.aexchange(question, patience)
         except (RedisError, OSError) as error:

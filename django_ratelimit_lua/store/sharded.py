@@ -19,14 +19,14 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
-from ..limits.call import Call, Charge
+from ..limits.call import Call, Charge, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
 from .exchange import Address, Question, to_decide, to_delete, to_execute
 from .patience import Patience
-from .server import Store, decided
+from .server import Store
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -86,8 +86,8 @@ class ShardedStore(Store):
         return replace(decision, revision=revision)
 
     def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
-        answer = yield from self._ask(slot, to_decide(call), patience)
-        return decided(answer)
+        decision: Decision = yield from self._ask(slot, to_decide(call), patience)
+        return decision
 
     def _decide_in_turn(self, call: Call, parts: Sequence[Part], patience: Patience) -> Deciding:
         """Decide the parts of a call one after the other, all or nothing."""
@@ -146,7 +146,7 @@ class ShardedStore(Store):
                 cost = took - kept
                 if state.allowed and cost > 0:
                     moment = state.counted_at or decision.counted_at(charge.digest)
-                    back.setdefault(moment, []).append((place, state, replace(charge, cost=cost)))
+                    back.setdefault(moment, []).append((place, state, charge._replace(cost=cost)))
             for moment, those in back.items():
                 charges = [charge for _, _, charge in those]
                 refund = replace(call, operation="refund", partial=False, hit_at=moment, charges=charges)
@@ -188,7 +188,7 @@ class ShardedStore(Store):
                         answer = self._node_at(step.address).exchange(step.question, step.patience)
                     else:
                         time.sleep(step)
-                except (RedisError, OSError) as error:
+                except (RedisError, OSError, StaleRules) as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -205,7 +205,7 @@ class ShardedStore(Store):
                         answer = await self._node_at(step.address).aexchange(step.question, step.patience)
                     else:
                         await asyncio.sleep(step)
-                except (RedisError, OSError) as error:
+                except (RedisError, OSError, StaleRules) as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -229,4 +229,4 @@ def _parts_of(call: Call) -> list[Part]:
 
 
 def _at_most(call: Call, cost: int) -> Call:
-    return replace(call, charges=[replace(charge, cost=min(charge.cost, cost)) for charge in call.charges])
+    return replace(call, charges=[charge._replace(cost=min(charge.cost, cost)) for charge in call.charges])

@@ -149,7 +149,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         self.key = self.get_cache_key(request, view)
         if self.key is None:
             return None
-        return Charge(self._limit(request), digest(str(self.key)), self.get_cost(request, view))
+        cost = whole_cost(self.get_cost(request, view), f"{self.name}: cost is")
+        return Charge(self._limit(request), digest(str(self.key)), cost)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -126,7 +125,7 @@ def apply_overrides(
             applied.append(planned._replace(blocked=state))
         elif override.effect == "limit":
             changed = override.limit(limit)
-            applied.append(planned._replace(charge=replace(charge, limit=changed)))
+            applied.append(planned._replace(charge=charge._replace(limit=changed)))
     if has_blocks and not is_enforced:
         override = overrides.strongest_for(None, now)
         if override is not None and override.effect == "block":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -153,8 +152,10 @@ class RequestPlanner:
             self._find_subjects(ruleset, await _auser_or_error(self.request) if needs_user else _nobody)
 
     def _gather(self, rule: Rule, place: Place) -> None:
-        request, name, numbers = self.request, rule.name_at(place.group), rule.template
-        if numbers is None or not rule.matches_method(request) or name in self._state.counted:
+        request, name, numbers = self.request, rule.name or rule.group or place.group, rule.template
+        if rule.methods is not None and not rule.matches_method(request):
+            return
+        if numbers is None or name in self._state.counted:
             return
         key, cost = numbers.key, numbers.cost
         assert key is not None  # Only call sites apply a rule without one, and put theirs in.
@@ -179,8 +180,10 @@ class RequestPlanner:
             place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity)
 
     async def _agather(self, rule: Rule, place: Place) -> None:
-        request, name, numbers = self.request, rule.name_at(place.group), rule.template
-        if numbers is None or not rule.matches_method(request) or name in self._state.counted:
+        request, name, numbers = self.request, rule.name or rule.group or place.group, rule.template
+        if rule.methods is not None and not rule.matches_method(request):
+            return
+        if numbers is None or name in self._state.counted:
             return
         key, cost = numbers.key, numbers.cost
         assert key is not None  # Only call sites apply a rule without one, and put theirs in.
@@ -386,5 +389,5 @@ def _tell_apart(charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
             limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
             number += 1
         seen.add((charge.digest, limit.key_part))
-        apart.append(planned if limit is charge.limit else planned._replace(charge=replace(charge, limit=limit)))
+        apart.append(planned if limit is charge.limit else planned._replace(charge=charge._replace(limit=limit)))
     return apart

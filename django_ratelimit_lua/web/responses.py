@@ -14,7 +14,6 @@ from django.template import TemplateDoesNotExist, loader
 
 from ..conf import conf
 from ..exceptions import Ratelimited
-from ..identity.request_state import plain
 from ..limits.decision import Decision
 from ..rules.provider import current
 from .headers import add_headers
@@ -181,7 +180,7 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)
-    request = plain(request)  # DRF's finds it there, and so does the middleware.
+    request = vars(request).get("_request", request)  # DRF's finds it there, and so does the middleware.
     request.limited = is_limited or getattr(request, "limited", False)
     earlier = getattr(request, "ratelimit", None)
     request.ratelimit = earlier.merged(decision) if isinstance(earlier, Decision) else decision

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest
@@ -41,7 +40,7 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome) -> Waiting[Non
             counter = (charge.digest, charge.limit.key_part)
             if cost and counter not in charged:
                 charged.add(counter)
-                charges.append(replace(charge, cost=cost))
+                charges.append(charge._replace(cost=cost))
         if decided.token is None or rule.count_if is None:
             continue
         if not (yield from _called(rule.count_if, request, response)):

@@ -144,10 +144,10 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     """A refusal that is on its way while another thread resets the identity."""
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
-    begun = deny_cache.begin()
+    asked_at, generation = time.monotonic(), deny_cache.generation
     limiter.reset("x")
     call = limiter._plan("hit", "x", 1).plan(provider.current()).call
-    deny_cache.note(call, Decision(False, ()), begun)
+    deny_cache.note(call, Decision(False, ()), asked_at, generation)
     assert deny_cache.find(call) is None
     assert limiter.hit("x").allowed
 

@@ -51,9 +51,9 @@ def test_each_limit_goes_by_its_own_policy(here: FallbackLimiter) -> None:
 def test_a_share_begins_with_what_redis_said_last_unless_that_was_reset(here: FallbackLimiter) -> None:
     """A quarter of the four units that all have used is this process's."""
     said = Decision(True, (LimitState.of(SHARED, allowed=True, used=4, remaining=4, retry_after=0.0, reset_after=9.0),))
-    here.remember(hit(SHARED), said)
+    fallback.counters.remember(hit(SHARED), said.limits)
     assert [here.decide(hit(SHARED)).allowed for _ in range(2)] == [True, False]
-    here.remember(hit(SHARED), said)
+    fallback.counters.remember(hit(SHARED), said.limits)
     fallback.counters.forget(hit(SHARED))
     assert [here.decide(hit(SHARED)).allowed for _ in range(3)] == [True, True, False]
 
