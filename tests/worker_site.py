@@ -219,7 +219,8 @@ def begin(prefix: str | None = None) -> None:
     if prefix is not None:
         GIVEN["prefix"] = prefix
         override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
-    provider._ruleset = provider._snapshot = provider.database = provider.other = None
+    with provider._lock:  # Not in the middle of loading, which no process begins with.
+        provider._ruleset = provider._snapshot = provider.database = provider.other = None
     override_cache._known.clear()
 
 
