@@ -313,8 +313,12 @@ def compare_with_published() -> None:
         asked_at = time.monotonic()
         patience = Patience(ASK_SECONDS)
         text = b""
-        # Else they are of another site, or of before the settings changed.
-        if ruleset.fence == _key_in_force() and not _is_of_another(ruleset.snapshot.get("database", "")):
+        # Else they are of another site, or of before the settings changed, or the place of all has changed hands.
+        if (
+            ruleset.fence == _key_in_force()
+            and not _is_of_another(ruleset.snapshot.get("database", ""))
+            and (other is None or _owner(patience) == other)
+        ):
             text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.revision.text:
             freshness.confirm(ruleset.fence, ruleset.revision, asked_at)
@@ -327,6 +331,12 @@ def compare_with_published() -> None:
         except ValueError:
             revision = Revision(-1, text)
         load(StaleRules(revision), Patience(PATIENCE))
+
+
+def _owner(patience: Patience) -> str:
+    """The id of the database whose rules are in the place of all. Raises `StoreError`."""
+    found: bytes | None = get_store(background=True).execute(b"HGET", rules_key(), DATABASE, patience=patience)
+    return (found or b"").decode(errors="replace")
 
 
 def start_fresh() -> None:

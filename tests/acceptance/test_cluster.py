@@ -156,7 +156,7 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
         operation = chance.choice(["hit"] * 8 + ["peek", "refund", "charge"])
         partial = chance.random() < 0.3 and operation == "hit"
         if partial:  # One cost for all, as every face has it; a shadow's verdict is about what its own slot grants.
-            charges = {key: replace(one, cost=2) for key, one in charges.items() if one.limit.mode == "enforce"}
+            charges = {key: one._replace(cost=2) for key, one in charges.items() if one.limit.mode == "enforce"}
         if not charges:
             continue
         calls.append(build_call(list(charges.values()), operation, partial=partial, now=now))
@@ -189,7 +189,7 @@ def test_a_refused_hit_takes_nothing_and_every_limit_is_told(cluster: Cluster) -
     """Slots are asked in the order of the call. What was taken before the one that refuses is given back; behind it the
     others only look, so that the numbers are those of all limits."""
     full, ample = Charge(Limit("full", "500/h"), digest("a")), Charge(Limit("ample", "400/h"), digest("b"))
-    decide(build_call([replace(full, cost=500)]))
+    decide(build_call([full._replace(cost=500)]))
     decide(build_call([ample], "peek"))  # From now on its node knows the script, whatever tests ran before.
     for charges, scripts in (([full, ample], 2), ([ample, full], 3)):  # The third gives back.
         served = before(cluster)

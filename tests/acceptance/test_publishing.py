@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.clusters import until
 from tests.worker import Worker, copy, migrated
 
 
@@ -118,6 +119,24 @@ def test_two_sites_on_one_redis_go_by_their_own_rules(
     direct.delete(*direct.keys(f"{prefix}*"))
     for _ in range(2):
         assert [worker("ask()") for worker in (too, here, there)] == [{"site": 2003}, {"site": 1002}, {"site": 2003}]
+
+
+def test_a_process_that_found_nothing_beside_sees_that_the_place_is_its_own(
+    empty: Path, tmp_path: Path, prefix: str, started: Any, direct: Any
+) -> None:
+    """What it goes by is as absent afterwards as it was before: what has changed is whose the place of all is."""
+    first, second = site(tmp_path, empty, "first"), site(tmp_path, empty, "second")
+    here, there, too = started(prefix, first), started(prefix, second), started(prefix, second)
+    here("rule(limit=1000)")
+    assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1000}, {}, {}]
+    there("die_after('rule(limit=2000)')")
+    direct.delete(f"{prefix}{{rules}}:{too('provider.database')}")
+    too("triggers._healing.acquire()")  # Another thread of it is publishing, and is slow.
+    too("provider._ruleset = provider._snapshot = None")
+    assert (too("ask()"), too("provider.current().revision.number")) == ({}, 0)
+    there("publish(rebuild=True, take_over=True)")
+    until(lambda: too("ask()") == {"site": 2000}, "the other process goes by the rule", 5)
+    assert [worker("ask()") for worker in (there, here)] == [{"site": 2000}, {"site": 1000}]
 
 
 def test_a_site_whose_database_cannot_be_read_goes_by_what_is_published(
