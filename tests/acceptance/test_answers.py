@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client, RequestFactory
 
-from django_ratelimit_lua import Decision, ratelimit
-from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.web.responses import too_many_requests
+from django_ratelimit_lua import ratelimit
 
 
 def blocked(client: Client, **headers: str) -> Any:
@@ -78,15 +76,6 @@ def test_the_view_setting_replaces_it(client: Client, settings: Any) -> None:
     assert responses[-1].status_code == 418
     assert responses[-1].content.startswith(b"custom ('tests.acceptance.site.plain")
     assert responses[-1]["Retry-After"]
-
-
-@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.0001, "2"), (59.5, "60"), (None, None)])
-def test_retry_after_is_whole_seconds_rounded_up(seconds: float | None, header: str | None, rf: RequestFactory) -> None:
-    """Never too early, never 0; absent where it would never help."""
-    refused = Decision(False, (LimitState("x", False, 1, 1, 0, seconds, 1.0, 0.0),))
-    response = too_many_requests(rf.get("/", headers={"accept": "application/json"}), refused)
-    assert response.headers.get("Retry-After") == header
-    assert ("retry_after" in json.loads(response.content)) == (header is not None)
 
 
 @pytest.mark.parametrize(

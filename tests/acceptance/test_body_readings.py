@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
-import tempfile
-from encodings.aliases import aliases
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.handlers.asgi import ASGIRequest
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory
-from django.test.client import BOUNDARY, encode_multipart
+from django.test import AsyncClient, Client
+from django.test.client import BOUNDARY
 from django.urls import path
 from django.utils.decorators import method_decorator
-from hypothesis import example, given
-from hypothesis import strategies as st
 from rest_framework.decorators import api_view
-from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.core import is_ratelimited
-from django_ratelimit_lua.identity.body import (
-    UNREAD,
-    data_field,
-    data_values,
-    form_field,
-    form_values,
-    json_field,
-    json_values,
-)
 from django_ratelimit_lua.models import RateLimitOverride
 from django_ratelimit_lua.rules.problems import problems
-
-FORM = "application/x-www-form-urlencoded"
-MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
-CHARSETS = sorted({*aliases, *aliases.values(), "idna", "punycode", "undefined", "unicode_escape", "utf-8-sig", "nope"})
-KINDS = ["application/json", "Application/JSON", "application/*", "*/*", "*/json", "application/vnd.api+json",
-         "text/json", "application/x-json", FORM, "*/x-www-form-urlencoded", MULTIPART,
-         f"multipart/*; boundary={BOUNDARY}", "text/plain", "*", ""]  # fmt: skip
+from tests.unit.identity.test_body import FORM, MULTIPART, TYPES, UNREADABLE, utf_7
 
 
 def answer(request: HttpRequest) -> HttpResponse:
@@ -117,79 +94,6 @@ def block(**fields: Any) -> None:
     override.save()
 
 
-def found(read: Any) -> Any:
-    """What a view finds in the field; nothing where it cannot read the body."""
-    try:
-        return read()
-    except Exception:
-        return None
-
-
-def text(value: Any) -> Any:
-    return value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def utf_7(name: str, mask: int) -> bytes:
-    """One of many ways to write a name in UTF-7."""
-    letters = []
-    for place, letter in enumerate(name):
-        shifted = "+" + base64.b64encode(letter.encode("utf-16-be")).decode().rstrip("=") + "-"
-        letters.append(shifted if mask >> place & 1 else letter)
-    return json.dumps({"name": "".join(letters)}).encode()
-
-
-NAMES = st.text(max_size=8) | st.sampled_from(["ada", "+AGE-da", "\\x61da", "m\u00fcller", "%61da", "%FC"])
-
-
-@st.composite
-def bodies(draw: Any) -> tuple[str, bytes]:
-    """A body, and a charset that it may be written in or not."""
-    charset = draw(st.sampled_from(CHARSETS))
-    name = draw(NAMES)
-    form = draw(
-        st.sampled_from([f"name={name}", json.dumps({"name": name}), json.dumps({"name": name}, ensure_ascii=False)])
-    )
-    if draw(st.booleans()):
-        return charset, encode_multipart(BOUNDARY, {"name": name.encode("utf-8", "surrogatepass")})
-    written = found(lambda: form.encode(draw(st.sampled_from([charset, "utf-8", "utf-16"]))))
-    body = written if isinstance(written, bytes) else form.encode("utf-8", "surrogatepass")
-    return charset, body + draw(st.sampled_from([b"", b"", b"\xc3", b"\n"]))
-
-
-@example(sent=("utf-7", utf_7("bob", 5)), kind="application/json")
-@example(sent=("utf-8", b'{"name": "ada"}\xc3'), kind="application/json")
-@example(sent=("unicode_escape", b"name=%5Cx61da"), kind=FORM)
-@example(sent=("koi8-r", '{"name": "m\u00fcller"}'.encode()), kind="application/json")
-@example(sent=("utf-8", b'{"name": "ada"}'), kind="application/*")
-@given(sent=bodies(), kind=st.sampled_from(KINDS))
-def test_a_key_reads_what_views_read(sent: tuple[str, bytes], kind: str) -> None:
-    """For any charset that Python knows and any type that DRF's parsers take: the value that a view of Django's or
-    DRF's finds is the one that counts, or the address counts; and a block looks at the value that the view finds."""
-    charset, body = sent
-    kind = f"{kind}; charset={charset}"
-
-    def fresh() -> Any:
-        return RequestFactory().generic("POST", "/", body, kind)
-
-    def drf(*parsers: Any) -> Any:
-        return found(lambda: text(Request(fresh(), parsers=[parser() for parser in parsers]).data.get("name")))
-
-    def check(field: Any, values: Any, seen: list[Any]) -> None:
-        counted, looked_at = field(fresh(), "name"), values(fresh(), "name")
-        for value in seen:
-            assert value is None or counted is UNREAD or counted == value, (kind, body, counted, value)
-            if UNREAD not in looked_at:
-                assert value is None or value in looked_at, (kind, body, looked_at, value)
-
-    django_form = found(lambda: fresh().POST.get("name"))
-    is_json = kind.partition(";")[0].lower().endswith("json")
-    django_json = found(lambda: text(json.loads(fresh().body).get("name"))) if is_json else None
-    forms = [drf(FormParser), drf(MultiPartParser)]
-    check(form_field, form_values, [django_form, *forms])
-    check(json_field, json_values, [django_json, drf(JSONParser)])
-    check(data_field, data_values, [drf(JSONParser, FormParser, MultiPartParser), drf(JSONParser), *forms])
-
-
 @pytest.mark.parametrize("where", ["/plain", "/method", "/function", "/asks"])
 def test_another_charset_buys_no_guess(where: str, settings: Any) -> None:
     """A name that is spelled anew in UTF-7, or escaped, and that DRF reads as the same."""
@@ -203,15 +107,6 @@ def test_another_charset_buys_no_guess(where: str, settings: Any) -> None:
     assert sent[-1] == 429
 
 
-TYPES = {
-    "application/json; charset=utf-8": b'{"name": "%s"}',
-    "Application/JSON": b'{"name": "%s"}',
-    FORM + "; charset=UTF-8": b"name=%s",
-    FORM.upper(): b"name=%s",
-    MULTIPART: b'--BoUnDaRyStRiNg\r\nContent-Disposition: form-data; name="name"\r\n\r\n%s\r\n--BoUnDaRyStRiNg--\r\n',
-}
-
-
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("where", ["/method", "/function", "/asks"])
 def test_a_call_site_within_drf_counts_by_the_field(where: str, kind: str) -> None:
@@ -221,36 +116,12 @@ def test_a_call_site_within_drf_counts_by_the_field(where: str, kind: str) -> No
         assert codes == [200, 200, 429]
 
 
-@pytest.mark.parametrize("kind", ["application/json", FORM, MULTIPART])
-def test_a_large_body_is_not_read_through_drfs_request(kind: str) -> None:
-    """Of a chunked one, which does not say how long it is, nobody reads a byte more than of Django's request."""
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/",
-        "query_string": b"",
-        "headers": [(b"content-type", kind.encode())],
-    }
-    with tempfile.TemporaryFile() as upload:
-        upload.truncate(2**20)
-        request = ASGIRequest(scope, upload)
-        wrapped = Request(request, parsers=[JSONParser(), FormParser(), MultiPartParser()])
-        for field in (data_field, form_field, json_field):
-            field(wrapped, "name")
-        assert data_field(wrapped, "name") is UNREAD
-        assert upload.tell() == 0
-        assert not request._read_started
-
-
 @pytest.mark.parametrize("where", ["/method", "/function"])
 def test_one_name_is_counted_once_within_drf(where: str, settings: Any) -> None:
     """A rule that is named like the limit on a method of DRF's takes one unit of a request, not two."""
     settings.RATELIMIT_RULES = [{"name": where[1:], "path": where, "key": "ip", "rate": "4/h"}]
     body = b'{"name": "ada"}'
     assert [code(where, body, "application/json") for _ in range(5)] == [200] * 4 + [429]
-
-
-UNREADABLE = ["hex", "idna", "undefined", "punycode", "base64", "zlib", "rot13", "uu", "quopri", "nope", "bz2"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -269,14 +140,6 @@ def test_no_charset_is_a_failure(field: str, settings: Any) -> None:
                 status = code(where, body % b"eve", sent, REMOTE_ADDR=address)
                 assert status == 200 or (status == 429 and where == "/by_name"), (where, sent)
     assert problems.found() == []
-
-
-def test_a_charset_that_is_not_decoded_counts_as_the_address(rf: RequestFactory) -> None:
-    """So nobody uses up everybody's count, and nobody gains one."""
-    for charset in set(UNREADABLE) - {"nope"}:  # Nobody goes by a charset that nobody knows.
-        for kind in (FORM, MULTIPART, "application/json"):
-            request = rf.generic("POST", "/", TYPES[MULTIPART] % b"ada", f"{kind}; charset={charset}")
-            assert data_field(request, "name") is UNREAD
 
 
 @pytest.mark.django_db(transaction=True)

@@ -1,15 +1,13 @@
-"""Whom a key counts."""
+"""Whom a key counts, in views and rules."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
@@ -19,147 +17,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.identity.address import client_address
-from django_ratelimit_lua.identity.keys import FIELD_KINDS, compile_key
-
-
-def identity(key: Any, request: HttpRequest) -> Any:
-    compiled = compile_key(key)
-    return compiled.read("group", request, getattr(request, "user", None))
-
-
-def person(primary_key: Any) -> Any:
-    return SimpleNamespace(pk=primary_key, is_authenticated=True)
-
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("fe80::1%eth0", "fe80::"),
-        (" 192.0.2.7 ", "192.0.2.7"),
-        ("", None),
-        ("no address", "unknown"),
-        ("192.0.2.7, 10.0.0.1", "unknown"),
-        ("\x00", "unknown"),
-    ],
-)
-def test_addresses(address: str, network: str | None, rf: RequestFactory) -> None:
-    """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their own."""
-    assert client_address(rf.get("/", REMOTE_ADDR=address)).network == network
-
-
-def test_masks_and_where_the_address_is(rf: RequestFactory, settings: Any) -> None:
-    """django-ratelimit's settings mean the same."""
-    request = rf.get("/", REMOTE_ADDR="192.0.2.7", HTTP_X_REAL_IP="2001:db8:1:2::9")
-    settings.RATELIMIT_IPV4_MASK = 24
-    assert client_address(request).network == "192.0.2.0"
-    settings.RATELIMIT_IPV6_MASK = 48
-    settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
-    assert client_address(request).network == "2001:db8:1::"
-    settings.RATELIMIT_IP_META_KEY = lambda request: "198.51.100.1"
-    assert client_address(request).network == "198.51.100.0"
-    settings.RATELIMIT_IP_META_KEY = f"{__name__}.somewhere"
-    assert client_address(request).network == "203.0.113.0"
-    settings.RATELIMIT_IP_META_KEY = "HTTP_MISSING"
-    assert client_address(request).network is None
-
-
-def somewhere(request: HttpRequest) -> str:
-    return "203.0.113.9"
-
-
-def test_every_key_reads_its_own(rf: RequestFactory) -> None:
-    """Parameters, form fields, headers and cookies, each under its name."""
-    request = rf.post("/?q=find", {"username": "ada"}, headers={"x-api-key": "k1"})
-    request.COOKIES["visitor"] = "v1"
-    assert identity("get:q", request) == ("get", "q", "find")
-    assert identity("post:username", request) == ("post", "username", "ada")
-    assert identity("header:X-Api-Key", request) == ("header", "X-Api-Key", "k1")
-    assert identity("cookie:visitor", request) == ("cookie", "visitor", "v1")
-    assert identity(("ip", "get:q"), request) == (("ip", "127.0.0.1"), ("get", "q", "find"))
-    assert identity(lambda group, request: 7, request) == 7
-
-
-@pytest.mark.parametrize("key", ["exact:get:q", "exact:post:q", "exact:header:q", "cookie:q"])
-def test_a_missing_value_is_not_the_empty_one(key: str, rf: RequestFactory) -> None:
-    """Letter by letter, it is an identity of its own."""
-    missing = identity(key, rf.post("/"))
-    assert missing[-1] is None
-    assert digest(missing) != digest((*missing[:-1], ""))
-    empty = rf.post("/?q=", {"q": ""}, headers={"q": ""})
-    empty.COOKIES["q"] = ""
-    assert identity(key, empty)[-1] == ""
-
-
-@pytest.mark.parametrize("key", ["get:q", "post:q", "header:q", "data:q"])
-@pytest.mark.parametrize("value", ["", " ", "\t\u3000"])
-def test_an_empty_value_buys_no_count_beside_the_missing_one(key: str, value: str, rf: RequestFactory) -> None:
-    """Nor does one of which nothing is left."""
-    empty = rf.post("/", {"q": value}, query_params={"q": value}, headers={"q": value})
-    assert identity(key, empty) == identity(key, rf.post("/")) == (*key.split(":"), None)
-
-
-def test_fields_of_a_body(rf: RequestFactory) -> None:
-    """JSON by path, forms by name; and the view reads the body all the same."""
-    body = {"user": {"name": "ada", "id": 7}, "tags": ["b", "a"]}
-    request = rf.post("/", body, content_type="application/json")
-    assert identity("json:user.name", request) == ("json", "user.name", "ada")
-    assert identity("data:user.id", request) == ("data", "user.id", "7")
-    assert identity("json:tags", request) == ("json", "tags", '["b","a"]')
-    assert b"ada" in request.read()
-    assert identity("data:name", rf.post("/", {"name": "ada"})) == ("data", "name", "ada")
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type"),
-    [
-        (b"", "application/json"),
-        (b"{", "application/json"),
-        (b"[1]", "application/json"),
-        (b'"name"', "application/json"),
-        (b"\xff\xfe", "application/json"),
-        (b"[" * 50_000, "application/json"),
-        (b'{"name":"ada"}', "text/plain"),
-        (b'{"name":null}', "application/vnd.api+json"),
-    ],
-)
-def test_a_broken_body_buys_no_count_of_its_own(body: bytes, content_type: str, rf: RequestFactory) -> None:
-    """Malformed, or of another kind: the missing identity."""
-    assert identity("json:name", rf.post("/", body, content_type=content_type)) == ("json", "name", None)
-
-
-def test_a_stream_that_was_read_is_not_a_failure(rf: RequestFactory) -> None:
-    """Nobody knows what somebody else has taken: the client's address counts."""
-    for key, content_type in (("json:name", "application/json"), ("post:name", "application/x-www-form-urlencoded")):
-        request = rf.post("/", b"name=ada", content_type=content_type)
-        request.read(1)
-        assert identity(key, request) == ("ip", "127.0.0.1")
-
-
-def test_where_a_request_goes(rf: RequestFactory) -> None:
-    """Path, route and the route's arguments."""
-    request = rf.get("/things/7/")
-    assert identity(("path", "route", "kwarg:pk"), request) == (
-        ("path", "/things/7/"),
-        ("route", None),
-        ("kwarg", "pk", None),
-    )
-    request.resolver_match = SimpleNamespace(route="things/<int:pk>/", kwargs={"pk": 7})
-    assert identity(("route", "kwarg:pk"), request) == (("route", "things/<int:pk>/"), ("kwarg", "pk", "7"))
-
-
-def test_users(rf: RequestFactory) -> None:
-    """A user by primary key; anonymous visitors by address under `user_or_ip`, together under `user`."""
-    request = rf.get("/")
-    request.user = person(7)
-    assert identity("user", request) == identity("user_or_ip", request) == ("user", "7")
-    request.user = AnonymousUser()
-    assert identity("user_or_ip", request) == ("ip", "127.0.0.1")
-    assert identity("user", request) == ("user", None)
+from django_ratelimit_lua.identity.keys import FIELD_KINDS
 
 
 def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
-from hypothesis import given
-from hypothesis import strategies as st
 
 import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
@@ -29,7 +27,7 @@ from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Revision, Subject
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
+from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownNames, known_call_sites
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
@@ -219,16 +217,6 @@ def test_whatever_is_sent_what_is_kept_is_bounded(attacks: tuple[Callable[[], No
     assert after - before < MOST_BYTES
 
 
-def test_a_name_may_be_one_where_not_all_are_known() -> None:
-    """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
-    names = KnownNames()
-    names.add("login", "y" * 300)
-    assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
-    for number in range(KnownNames.MOST):
-        names.add(f"made up {number}")
-    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownNames.MOST)
-
-
 def test_a_long_name_is_shortened_and_none_is_another() -> None:
     """Limits whose names differ after 500 characters count apart; an override keeps what is counted under the name."""
     first, second = (RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2))
@@ -236,38 +224,3 @@ def test_a_long_name_is_shortened_and_none_is_another() -> None:
     limit = first.limits[0]
     assert len(limit.name) == 500
     assert limit.at(limit.rate, 5).key_part == limit.key_part
-
-
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(["put", "pop", "get", "labelled"]), st.integers(0, 12), st.integers(0, 3000))
-    ),
-    most=st.integers(1, 8),
-)
-def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int]], most: int) -> None:
-    """As a list does that forgets its oldest when there are too many or they are too heavy, and all of one label."""
-    bounded: BoundedMap[int, int] = BoundedMap(
-        most, 8000, lambda key, weight: weight, 2000, lambda key: {b"%d" % (key % 3), b"all"}
-    )
-    model: dict[int, int] = {}
-    for step, key, weight in steps:
-        if step == "put":
-            bounded.put(key, weight)
-            model.pop(key, None)
-            model[key] = weight
-            if weight + ENTRY_BYTES > 2000:
-                model.pop(key)
-            while len(model) > most or sum(one + ENTRY_BYTES for one in model.values()) > 8000:
-                model.pop(next(iter(model)))
-        elif step == "pop":
-            assert bounded.pop(key) == model.pop(key, None)
-        elif step == "labelled":
-            labelled = [other for other in model if other % 3 == key % 3]
-            assert sorted(bounded.pop_labelled(b"%d" % (key % 3))) == sorted(model.pop(other) for other in labelled)
-        else:
-            assert bounded.get(key) == model.get(key)
-        assert [(key, value) for key, (value, _) in bounded.entries.items()] == list(model.items())
-        assert bounded._labelled.get(b"all", set()) == set(model)
-        assert len(bounded._labelled) == len({other % 3 for other in model}) + bool(model)
-        assert len(bounded) == len(model)
-        assert bounded._bytes == sum(one + ENTRY_BYTES for one in model.values())

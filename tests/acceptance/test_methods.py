@@ -6,23 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from django.core.checks import run_checks
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from hypothesis import given
-from hypothesis import strategies as st
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.methods import METHODS
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
 runs: list[str] = []
@@ -163,38 +157,6 @@ def test_a_limit_on_get_is_named_as_ever(rf: RequestFactory) -> None:
     request = rf.head("/")
     ratelimit("named", "ip", "2/m", "GET")(ok)(request)
     assert [state.name for state in request.ratelimit.limits] == ["named:GET:ip:2/m"]
-
-
-@given(st.one_of(st.text(), st.sampled_from(["PSOT", "GTE", "HAED", "UNSAFE", "ALL", "*", "GET,POST", "GET POST", ""])))
-def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
-    """By decorator, function, rule and throttle alike; one that is a method is taken in any case."""
-    if name.upper() in METHODS:
-        ratelimit(key="ip", rate="5/m", method=name)
-        return
-    for method in (name, ["GET", name]):
-        with pytest.raises(LimitError, match="is no HTTP method") as caught:
-            ratelimit(key="ip", rate="5/m", method=method)
-        assert caught.value.field == "method"
-        with pytest.raises(LimitError, match="is no HTTP method"):
-            is_ratelimited(RequestFactory().get("/"), "g", None, "ip", "5/m", method)
-        if name:
-            with pytest.raises(RuleError, match=r"is no HTTP method|must be text in one line"):
-                compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
-    if name != "*":
-        with pytest.raises(ImproperlyConfigured, match="is no HTTP method"):
-            type("Wrong", (ByMethod,), {"rate": {name: "5/m"}})()
-
-
-def test_a_misspelt_method_is_told_what_was_meant(settings: Any) -> None:
-    """Also by `check`, for DRF's rates."""
-    with pytest.raises(LimitError, match="'PSOT' is no HTTP method; did you mean 'POST'"):
-        ratelimit(key="ip", rate="5/m", method="PSOT")
-    settings.REST_FRAMEWORK = {
-        "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"],
-        "DEFAULT_THROTTLE_RATES": {"anon": {"PSOT": "5/m"}},
-    }
-    messages = [message.msg for message in run_checks(tags=["caches"])]
-    assert any("'PSOT' is no HTTP method" in message for message in messages), messages
 
 
 def test_a_method_of_webdav_can_be_named(rf: RequestFactory) -> None:

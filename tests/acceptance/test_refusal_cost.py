@@ -19,14 +19,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 import django_ratelimit_lua
-from django_ratelimit_lua.identity.forwarded import parse_address
-from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.paths import LONGEST as LONGEST_PATH
-from django_ratelimit_lua.rules.paths import PathPattern
-from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import SimpleRateThrottle
-from django_ratelimit_lua.web.responses import too_many_requests
 
 pytestmark = pytest.mark.alone
 FEWEST, MOST = 10, 800_000
@@ -229,43 +223,6 @@ def test_the_list_names_all_that_is_read() -> None:
     for read in found:
         case = READ[read]
         assert case is None or any(name.startswith(case) for name in CASES), read
-
-
-def test_an_overlong_accept_gets_the_page(rf: RequestFactory) -> None:
-    """What a browser would get; one of a common length is read to its end."""
-    refused = Decision(False)
-    for accept, kind in (
-        ("application/json," + "a/b," * 300, "text/plain; charset=utf-8"),
-        ("a/b," * 40 + "application/json", "text/plain; charset=utf-8"),
-        ("a/b," * 30 + "application/json", "application/problem+json"),
-        ("", "text/plain; charset=utf-8"),
-    ):
-        assert too_many_requests(rf.get("/", headers={"accept": accept}), refused)["Content-Type"] == kind
-
-
-def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt() -> None:
-    """What a glob has not ruled out when it has seen as much as it looks at counts, and exempts from nothing."""
-    rules = Ruleset(
-        compile_rules([
-            {"name": "limit", "path": "/a/**.php", "key": "ip", "rate": "1/h"},
-            {"name": "elsewhere", "path": "/b/**.php", "key": "ip", "rate": "1/h"},
-            {"name": "one segment", "path": "/a/*.php", "key": "ip", "rate": "1/h"},
-            {"name": "exempt", "path": "/a/**.php", "exempt": True},
-        ])
-    )  # fmt: skip
-    within = "/a/" + "x" * (LONGEST_PATH - 7) + ".php"
-    assert [rule.name for rule in rules.matching(rf.get(within))] == ["limit", "one segment", "exempt"]
-    assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == ["limit", "one segment"]
-    assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == ["limit"]
-    assert rules.matching(rf.get("/a/b/" + "x" * 60_000)) == [], "its end is seen, however long it is"
-    assert PathPattern("/a**").matches("/a" + "x" * 60_000)
-
-
-def test_an_address_is_no_longer_than_addresses_are() -> None:
-    """However it is padded, and nothing longer is remembered."""
-    assert str(parse_address(" " * 9000 + "[fe80::1%eth0]:65535")) == "fe80::1"
-    assert parse_address("1" * 800_000) is None
-    assert parse_address("192.0.2.1" + ":" + "0" * 200) is None
 
 
 def test_more_than_any_client_sends_is_a_bad_request(settings: Any) -> None:

@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections import defaultdict
-from functools import cache
 from typing import Any
 
 import pytest
 from django.contrib.auth.backends import ModelBackend
-from django.contrib.auth.forms import AuthenticationForm, UsernameField
+from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
-from django.core.exceptions import ValidationError
 from django.http import HttpResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.identity.keys import compile_key, field_identity
-from django_ratelimit_lua.identity.text import LONGEST, normalised
-from django_ratelimit_lua.models import RateLimitOverride
-from django_ratelimit_lua.rules.rule import compile_rule
-
-NAMES = ["ada", "émile", "straße", "αγις", "ﬁona"]
-SPACES = [character for character in map(chr, range(0x110000)) if character.isspace()]
-KINDS = ["get", "post", "json", "data", "header", "kwarg"]
-
-
-@cache
-def every() -> list[str]:
-    """All of Unicode that has another form: as white space, by NFKC or by case."""
-    return [
-        character
-        for character in map(chr, range(0x110000))
-        if character.isspace()
-        or len({character, unicodedata.normalize("NFKC", character), character.upper(), character.lower()}) > 1
-    ]
+from tests.unit.identity.test_text import SPACES
 
 
 class WithoutCase(ModelBackend):
@@ -60,139 +35,6 @@ guesses = [ratelimit(key=("ip", "post:username"), rate="2/h"), ratelimit(key="po
 urlpatterns = [
     path("login", method_decorator(guesses, name="dispatch")(Login).as_view()),
 ]
-
-
-def alike() -> dict[str, list[str]]:
-    """Of each character, all that NFKC takes for it, in any case."""
-    found = defaultdict(set)
-    for character in every():
-        plain = unicodedata.normalize("NFKC", character)
-        for form in {plain.lower(), plain.upper(), plain.casefold(), plain}:
-            found[form].add(character)
-    return {form: sorted(characters) for form, characters in found.items()}
-
-
-ALIKE = alike()
-
-
-@st.composite
-def spelled(draw: Any, names: Any) -> tuple[str, str]:
-    """A name, and another spelling of it."""
-    name = draw(names)
-    form = draw(st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
-    spelling = "".join(draw(st.sampled_from(ALIKE.get(one, [one]))) for one in unicodedata.normalize(form, name))
-    around = st.text(st.sampled_from(SPACES), max_size=3)
-    return name, draw(around) + draw(st.sampled_from([spelling, spelling.upper(), spelling.lower()])) + draw(around)
-
-
-def cleaned(text: str) -> str | None:
-    """What Django's login form makes of a name; None if it refuses it."""
-    try:
-        name: str = UsernameField(max_length=254).clean(text)
-    except ValidationError:
-        return None
-    return name
-
-
-@given(spelled(st.one_of(st.sampled_from(NAMES), st.text(min_size=1, max_size=12))))
-@example(("ada", "ada\t"))
-@example(("i", "\N{LATIN SMALL LETTER DOTLESS I}"))
-def test_what_djangos_login_form_takes_for_the_same_name_is_one_identity(pair: tuple[str, str]) -> None:
-    """Also where the backend compares without case, in whichever way: by capitals, by small letters or folded."""
-    one, other = (cleaned(text) for text in pair)
-    if one is None or other is None:
-        return
-    ways = (str.upper, str.lower, str.casefold, lambda text: text)
-    if any(way(one) == way(other) for way in ways):  # type: ignore[operator]
-        identities = {digest(field_identity(f"{kind}:name", text)) for kind in ["post"] for text in (*pair, one, other)}
-        assert len(identities) == 1
-
-
-@given(st.text())
-def test_normalising_ends(text: str) -> None:
-    """What is normalised stays as it is, however often it is done."""
-    once = normalised(text)
-    assert normalised(once) == once
-    assert once == once.strip()
-
-
-def test_no_single_character_has_two_spellings() -> None:
-    """All of Unicode: what differs in case or compatibility only is one, and is a fixed point."""
-    assert SPACES
-    for way in (str.upper, str.lower, str.casefold, lambda text: unicodedata.normalize("NFKC", text)):
-        classes = defaultdict(set)
-        for character in every():
-            classes[way(character)].add(normalised(character))
-        assert not [found for found in classes.values() if len(found) > 1]
-    assert all(normalised(one) == one for one in map(normalised, every()))
-
-
-def test_long_text_is_cheap_and_still_stripped() -> None:
-    """Beyond what a name can be, nothing that costs quadratic time is done to it; two long texts are never one."""
-    marks = "a" + "\u0315\u0300\u0327\u05b0" * LONGEST
-    assert normalised(f" {marks}\n") == marks
-    assert normalised("A" * 100_000) == "a" * 100_000
-    assert field_identity("header:authorization", marks + "x") != field_identity("header:authorization", marks + "y")
-
-
-def requests(rf: RequestFactory, kind: str, value: str) -> Any:
-    """A request whose field `name` of that kind has a value."""
-    if kind in ("json", "data"):
-        return rf.post("/", {"name": value}, content_type="application/json")
-    request = rf.post("/", {"name": value} if kind == "post" else {}, query_params={"name": value})
-    request.META["HTTP_NAME"] = value
-    request.COOKIES["name"] = value
-    request.resolver_match = type("Match", (), {"kwargs": {"name": value}, "route": ""})
-    return request
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(pair=spelled(st.sampled_from(NAMES)))
-def test_every_kind_of_text_is_normalised(kind: str, pair: tuple[str, str]) -> None:
-    """Forms, JSON, the query, headers and arguments of the route; with `exact:` none of them."""
-    rf = RequestFactory()
-    read, exact = compile_key(f"{kind}:name").read, compile_key(f"exact:{kind}:name").read
-    one, other = (requests(rf, kind, text) for text in pair)
-    assert read("", one, None) == read("", other, None) == (kind, "name", normalised(pair[0]))
-    assert exact("", other, None) == (kind, "name", pair[1])
-
-
-def test_what_the_site_itself_has_written_counts_letter_by_letter(rf: RequestFactory) -> None:
-    """Cookies."""
-    request = requests(rf, "cookie", "Ada ")
-    assert compile_key("cookie:name").read("", request, None) == ("cookie", "name", "Ada ")
-
-
-@pytest.mark.parametrize("field", [f"{exact}{kind}:name" for kind in KINDS for exact in ("", "exact:")])
-@given(pair=spelled(st.sampled_from(NAMES)))
-def test_overrides_meet_the_same_spellings_as_keys(field: str, pair: tuple[str, str]) -> None:
-    """A block of a name is not walked around by another spelling of it, and a digest is the same on both ways."""
-    override = RateLimitOverride(field=field)
-    override.set_value(pair[0])
-    _, kind, _ = f"exact:{field}".rsplit(":", 2)
-    for text in pair:
-        request = requests(RequestFactory(), kind, text)
-        same = digest(compile_key(field).read("", request, None)).decode() == override.subject
-        assert same == (not field.startswith("exact:") or text == pair[0])
-
-
-def test_an_override_about_nothing_is_refused() -> None:
-    """A value of which nothing is left, and a field that is none."""
-    for field, value in (("post:name", " \u3000"), ("exact:post:", "x"), ("exact:ip", "x"), ("os.system", "x")):
-        override = RateLimitOverride(field=field, effect="block")
-        override.set_value(value)
-        assert override.subject == ""
-        with pytest.raises(ValidationError) as error:
-            override.clean()
-        assert "field" in error.value.message_dict
-
-
-@pytest.mark.parametrize("key", ["exact:header:X-API-Key", ["ip", "exact:post:name"]])
-def test_rules_may_say_exact(key: Any) -> None:
-    """In the settings, in the admin and in YAML."""
-    rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
-    assert rule.key is not None
-    assert rule.key.name == (key if isinstance(key, str) else "+".join(key))
 
 
 SPELLINGS = [

@@ -25,13 +25,10 @@ from rest_framework.viewsets import ViewSet
 from django_ratelimit_lua.throttling import (
     AnonRateThrottle,
     BaseThrottle,
-    ScopedRateThrottle,
     SimpleRateThrottle,
-    UserRateThrottle,
 )
 from tests.engine.test_cost import calls
-
-RATES = {"anon": "30/h", "user": "50/h", "burst": "20/h", "sustained": "500/h", "uploads": "10/15m", "none": None}
+from tests.unit.throttling.test_classes import Anon, Scoped, User
 
 
 class HeaderAuthentication(BaseAuthentication):
@@ -42,24 +39,12 @@ class HeaderAuthentication(BaseAuthentication):
         return (SimpleNamespace(pk=name, is_authenticated=True), None) if name else None
 
 
-class Anon(AnonRateThrottle):
-    THROTTLE_RATES = RATES
-
-
-class User(UserRateThrottle):
-    THROTTLE_RATES = RATES
-
-
 class Burst(User):
     scope = "burst"
 
 
 class Sustained(User):
     scope = "sustained"
-
-
-class Scoped(ScopedRateThrottle):
-    THROTTLE_RATES = RATES
 
 
 class Foreign(BaseThrottle):
@@ -188,22 +173,6 @@ def test_scopes_belong_to_views() -> None:
     typo = type("Typo", (Plain,), {"throttle_scope": "upload"})
     with pytest.raises(ImproperlyConfigured, match="'upload' scope; DEFAULT_THROTTLE_RATES has: anon"):
         answers((Scoped,), 1, view=typo)
-
-
-@pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
-def test_a_rate_that_means_nothing_names_its_scope(rate: str) -> None:
-    """At the first request, not a guess."""
-    with pytest.raises(ImproperlyConfigured, match=f"scope 'anon': Rate {rate!r}"):
-        type("Bad", (AnonRateThrottle,), {"THROTTLE_RATES": {"anon": rate}})()
-
-
-def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
-    """As in DRF."""
-    with pytest.raises(ImproperlyConfigured, match="scope"):
-        SimpleRateThrottle()
-    throttle = type("Half", (SimpleRateThrottle,), {"rate": "5/m"})()
-    with pytest.raises(NotImplementedError):
-        throttle.get_cache_key(None, None)
 
 
 def test_rates_by_method_and_costs_by_action() -> None:
@@ -339,49 +308,6 @@ def test_addresses_behind_proxies(settings: Any) -> None:
     assert answers((one,), 1, **{"X-Forwarded-For": "7.7.7.7, 198.51.100.1"}) == [429]
     with override_settings(REST_FRAMEWORK={"NUM_PROXIES": 2}):
         assert answers((one,), 1, **{"X-Forwarded-For": "198.51.100.9, 10.0.0.1"}) == [200]
-
-
-@pytest.mark.parametrize("proxies", [None, 0, 1, 2])
-@pytest.mark.parametrize("throttle", [Anon, User, Scoped])
-@pytest.mark.parametrize(
-    ("one", "same", "other"),
-    [
-        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"),
-        ("[2001:db8:1:2::1]:4711", "[2001:DB8:1:2::2]", "[2001:db8:1:3::1]:4711"),
-        ("198.51.100.9:4711", "198.51.100.9:4712", "198.51.100.8:4711"),
-        ("::ffff:198.51.100.9", " 198.51.100.9", "::ffff:198.51.100.8"),
-        ("fe80::1%eth0", "fe80::2", "fe80:0:0:1::1%eth0"),
-        ("unknown", "made up", "198.51.100.8"),
-    ],
-)
-def test_one_client_is_one_identity_for_throttles_too(
-    one: str, same: str, other: str, throttle: Any, proxies: int | None, settings: Any
-) -> None:
-    """One /64 however many addresses it uses, without ports, brackets and zones; whoever says where the address is."""
-    settings.RATELIMIT_TRUSTED_PROXIES = 1
-    settings.REST_FRAMEWORK = {"NUM_PROXIES": proxies}
-    view = SimpleNamespace(throttle_scope="uploads")
-
-    def key(address: str) -> str | None:
-        header = {0: None, 2: f"203.0.113.1, {address}, 10.0.0.1"}.get(proxies, f"203.0.113.1, {address}")
-        peer = address if proxies == 0 else "10.0.0.1"
-        request = APIRequestFactory().get("/", REMOTE_ADDR=peer, **({"HTTP_X_FORWARDED_FOR": header} if header else {}))
-        request.user = None
-        asked = throttle()
-        asked.scope = "uploads"
-        found: str | None = asked.get_cache_key(request, view)
-        return found
-
-    assert key(one) == key(same) != key(other)
-
-
-def test_the_mask_is_that_of_the_settings(settings: Any) -> None:
-    """Also where DRF says which address it is."""
-    settings.REST_FRAMEWORK = {"NUM_PROXIES": 0}
-    request = APIRequestFactory().get("/", REMOTE_ADDR="2001:db8:1:2::1")
-    for mask, network in ((64, "2001:db8:1:2::"), (48, "2001:db8:1::"), (128, "2001:db8:1:2::1")):
-        settings.RATELIMIT_IPV6_MASK = mask
-        assert Anon().get_ident(request) == network
 
 
 def test_switched_off_nothing_is_throttled(settings: Any) -> None:

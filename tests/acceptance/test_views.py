@@ -246,36 +246,6 @@ def test_another_algorithm_by_setting(rf: RequestFactory, settings: Any) -> None
     assert request.ratelimit.reset_after == 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"key": "ip", "rate": "10/x"}, "unknown unit 'x'"),
-        ({"key": "ip", "rate": "5/month"}, "unknown unit 'month'"),
-        ({"key": "ip", "rate": "ten/m"}, "'ten/m'"),
-        ({"key": "ip", "rate": "5/m junk"}, "'5/m junk'"),
-        ({"key": "ip", "rate": "-5/m"}, "'-5/m'"),
-        ({"key": "ip", "rate": "9" * 30 + "/m"}, "too large"),
-        ({"key": "ip", "rate": []}, "empty list"),
-        ({"key": "ip", "rate": 5}, "neither text nor"),
-        ({"key": "ip", "rate": "5/m", "algorithm": "lucky"}, "sliding_log"),
-        ({"key": "ip", "rate": "5/m", "burst": 3}, "no option 'burst'"),
-        ({"key": "ip", "rate": "5/m", "cost": -1}, "Cost -1"),
-        ({"key": "ip", "rate": "5/m", "cost": "many"}, "Cost 'many'"),
-        ({"key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
-        ({"key": "ip", "rate": "5/m", "method": []}, "method is"),
-        ({"key": "ip", "rate": "5/m", "group": ""}, "group is ''"),
-        ({"key": "nobody", "rate": "5/m"}, "cookie:NAME"),
-        ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
-        ({"key": (), "rate": "5/m"}, "needs a key"),
-        ({"rate": "5/m"}, "needs a key"),
-    ],
-)
-def test_what_is_wrong_is_said_when_the_decorator_is_written(arguments: dict[str, Any], message: str) -> None:
-    """Not at the first request."""
-    with pytest.raises(LimitError, match=message):
-        ratelimit(**arguments)
-
-
 def test_django_ratelimits_names_are_there() -> None:
     """`ratelimit.ALL`, `ratelimit.UNSAFE`, and the order of the positional arguments."""
     assert (ratelimit.ALL, ratelimit.UNSAFE) == (ALL, UNSAFE)

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.store.connection_params import ConnectionParams
-from django_ratelimit_lua.store.patience import SLICES
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.store.scripted import Scripted, bulk, drip, late, usual
@@ -265,19 +263,3 @@ def test_a_wait_in_a_cancelled_task_still_ends_in_an_error(settings: Any) -> Non
                 await task
 
         asyncio.run(everything())
-
-
-def test_patience_counts_a_slice_at_most_once() -> None:
-    """However late a thread comes to the end of a slice, it looks again before it gives up."""
-    patience, looks = Patience(0.02), []
-
-    def look(seconds: float) -> bool:
-        looks.append(seconds)
-        time.sleep(seconds + 0.03)
-        return False
-
-    assert not patience.wait(look)
-    assert len(looks) == SLICES
-    assert sum(looks) == pytest.approx(0.02)
-    share = Patience(0.06).share(3)
-    assert share.left == pytest.approx(0.02)

@@ -191,26 +191,6 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
     assert not re.search(r"\b(Error|Warning|Info)\(", inspect.getsource(checks))  # Each message is made by its row.
 
 
-def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None:
-    """True is open, False is closed; the newer setting goes first."""
-    del settings.RATELIMIT_ON_STORE_ERROR
-    assert conf.ON_STORE_ERROR == "local"
-    settings.RATELIMIT_FAIL_OPEN = False
-    assert conf.ON_STORE_ERROR == "closed"
-    settings.RATELIMIT_FAIL_OPEN = True
-    assert conf.ON_STORE_ERROR == "open"
-    settings.RATELIMIT_ON_STORE_ERROR = "closed"
-    assert conf.ON_STORE_ERROR == "closed"
-
-
-def test_every_setting_has_a_default(settings: Any) -> None:
-    """A project that sets none of them works."""
-    for name in SETTINGS:
-        if hasattr(settings, f"RATELIMIT_{name}"):
-            delattr(settings, f"RATELIMIT_{name}")
-        getattr(conf, name)
-
-
 def anybody(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 

@@ -17,6 +17,7 @@ from tests.floors import PACKAGE, drawing, floor_of, imports, is_below, room_of
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {"limits": {"django", "redis", "django_redis"}}
 REDIS_ONLY_IN = "store"
+ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "migrations")
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -142,3 +143,14 @@ def test_a_translation_is_whole(catalogue: Path) -> None:
             reading({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
             == "5 je 15 Minuten je Adresse, Schattenmodus"
         )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_can_be_learnt_from_its_tests(room: str) -> None:
+    """Each folder of code has a folder of unit tests."""
+    assert list((ROOT / "tests" / "unit" / room).glob("test_*.py"))
+
+
+def test_there_are_no_tests_of_rooms_that_are_none() -> None:
+    """What has moved has taken its tests along."""
+    assert {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/*.py")} == set(ROOMS)

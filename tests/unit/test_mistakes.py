@@ -168,3 +168,42 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
     assert "127.0.0.1" in record.getMessage()
     assert "RATELIMIT_TRUSTED_PROXIES is not set" in record.getMessage()
     assert "203.0.113.66" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key": "ip", "rate": "10/x"}, "unknown unit 'x'"),
+        ({"key": "ip", "rate": "5/month"}, "unknown unit 'month'"),
+        ({"key": "ip", "rate": "ten/m"}, "'ten/m'"),
+        ({"key": "ip", "rate": "5/m junk"}, "'5/m junk'"),
+        ({"key": "ip", "rate": "-5/m"}, "'-5/m'"),
+        ({"key": "ip", "rate": "9" * 30 + "/m"}, "too large"),
+        ({"key": "ip", "rate": []}, "empty list"),
+        ({"key": "ip", "rate": 5}, "neither text nor"),
+        ({"key": "ip", "rate": "5/m", "algorithm": "lucky"}, "sliding_log"),
+        ({"key": "ip", "rate": "5/m", "burst": 3}, "no option 'burst'"),
+        ({"key": "ip", "rate": "5/m", "cost": -1}, "Cost -1"),
+        ({"key": "ip", "rate": "5/m", "cost": "many"}, "Cost 'many'"),
+        ({"key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
+        ({"key": "ip", "rate": "5/m", "method": []}, "method is"),
+        ({"key": "ip", "rate": "5/m", "group": ""}, "group is ''"),
+        ({"key": "nobody", "rate": "5/m"}, "cookie:NAME"),
+        ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
+        ({"key": (), "rate": "5/m"}, "needs a key"),
+        ({"rate": "5/m"}, "needs a key"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_decorator_is_written(arguments: dict[str, Any], message: str) -> None:
+    """Not at the first request."""
+    with pytest.raises(LimitError, match=message):
+        ratelimit(**arguments)
+
+
+def test_what_is_wrong_is_said_when_it_is_made() -> None:
+    """Not at the first hit."""
+    for arguments in (["x", "5/month"], ["x", []], ["", "5/m"], ["x", ["5/m", "5/m"]]):
+        with pytest.raises(LimitError):
+            RateLimiter(*arguments)
+    with pytest.raises(LimitError, match="unknown option 'bursts'; did you mean 'burst'"):
+        RateLimiter("x", "5/m", bursts=3)

@@ -10,7 +10,6 @@ from django.contrib.admin.utils import flatten_fieldsets
 from django_ratelimit_lua import Limit
 from django_ratelimit_lua.admin import preview
 from django_ratelimit_lua.admin.rules import RuleAdmin
-from django_ratelimit_lua.conf import SETTINGS
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.models import RateLimitRule
@@ -43,11 +42,3 @@ def test_every_algorithm_takes_what_there_is() -> None:
 def test_the_pages_are_made_of_the_tables(page: str) -> None:
     """`make docs` writes them."""
     assert (Path(__file__).parents[2] / "docs" / page).read_text() == with_table(page)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_says_what_it_means(name: str) -> None:
-    """For the page that is made of it."""
-    row = SETTINGS[name]
-    assert row.name == name
-    assert row.doc

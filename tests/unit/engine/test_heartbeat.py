@@ -9,7 +9,7 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.engine.heartbeat import Heartbeat
+from django_ratelimit_lua.engine.heartbeat import Heartbeat, ProcessShare
 
 WEIGHTS = st.lists(
     st.tuples(st.floats(0.001, 1000), st.integers(1, 5)), min_size=1, max_size=6, unique_by=lambda w: w[0]
@@ -36,3 +36,15 @@ def test_the_parts_of_all_processes_are_the_whole(weights: list[tuple[float, int
     heaviest = max(weight for weight, _ in weights)
     assert beats[-1].weighted is not None
     assert beats[-1].weighted.own == heaviest
+
+
+@given(whole=st.integers(0, 10**9), weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=20))
+def test_parts_are_the_whole(whole: int, weights: list[float]) -> None:
+    """Whatever the weights, nothing is lost or given twice; each has its part, give or take one."""
+    edges = [0.0]
+    for weight in weights:
+        edges.append(edges[-1] + weight)
+    parts = [ProcessShare(before, weight, edges[-1]) for before, weight in zip(edges, weights, strict=False)]
+    units = [part.units(whole) for part in parts]
+    assert sum(units) == whole
+    assert all(abs(got - whole * part.fraction) < 1 + whole * 1e-9 for got, part in zip(units, parts, strict=True))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.rules.paths import LONGEST, PathIndex, PathPattern
+from django_ratelimit_lua.rules.paths import LONGEST as LONGEST_PATH
 from django_ratelimit_lua.rules.rule import Rule, compile_rule
+from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,21 @@ def test_an_index_finds_what_each_rule_says_itself(rules: list[Rule], paths: lis
     index = PathIndex(rules)
     for path in [*paths, *paths]:
         assert list(index.matching(path)) == [rule for rule in rules if rule.matches_path(path)]
+
+
+def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt(rf: RequestFactory) -> None:
+    """What a glob has not ruled out when it has seen as much as it looks at counts, and exempts from nothing."""
+    rules = Ruleset(
+        compile_rules([
+            {"name": "limit", "path": "/a/**.php", "key": "ip", "rate": "1/h"},
+            {"name": "elsewhere", "path": "/b/**.php", "key": "ip", "rate": "1/h"},
+            {"name": "one segment", "path": "/a/*.php", "key": "ip", "rate": "1/h"},
+            {"name": "exempt", "path": "/a/**.php", "exempt": True},
+        ])
+    )  # fmt: skip
+    within = "/a/" + "x" * (LONGEST_PATH - 7) + ".php"
+    assert [rule.name for rule in rules.matching(rf.get(within))] == ["limit", "one segment", "exempt"]
+    assert [rule.name for rule in rules.matching(rf.get(within + ".php"))] == ["limit", "one segment"]
+    assert [rule.name for rule in rules.matching(rf.get("/a/b/" + "x" * 60_000 + ".php"))] == ["limit"]
+    assert rules.matching(rf.get("/a/b/" + "x" * 60_000)) == [], "its end is seen, however long it is"
+    assert PathPattern("/a**").matches("/a" + "x" * 60_000)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.identity.address import UNKNOWN, client_address
-from django_ratelimit_lua.identity.forwarded import entries
+from django_ratelimit_lua.identity.forwarded import entries, parse_address
 
 CLIENT, SPOOFED, INNER = "198.51.100.7", "203.0.113.66", "10.1.2.3"
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
@@ -181,3 +181,10 @@ def test_trust_that_makes_no_sense_is_an_error(value: Any, settings: Any) -> Non
     settings.RATELIMIT_PROXY_HEADER = "X-Real-IP"
     with pytest.raises(ImproperlyConfigured, match="RATELIMIT_PROXY_HEADER"):
         _ = conf.PROXY_HEADER
+
+
+def test_an_address_is_no_longer_than_addresses_are() -> None:
+    """However it is padded, and nothing longer is remembered."""
+    assert str(parse_address(" " * 9000 + "[fe80::1%eth0]:65535")) == "fe80::1"
+    assert parse_address("1" * 800_000) is None
+    assert parse_address("192.0.2.1" + ":" + "0" * 200) is None

@@ -1,0 +1,108 @@
+"""The settings: each read once, checked, and as django-ratelimit has it."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_ratelimit_lua.conf import SETTINGS, callables, conf
+
+
+def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None:
+    """True is open, False is closed; the newer setting goes first."""
+    del settings.RATELIMIT_ON_STORE_ERROR
+    assert conf.ON_STORE_ERROR == "local"
+    settings.RATELIMIT_FAIL_OPEN = False
+    assert conf.ON_STORE_ERROR == "closed"
+    settings.RATELIMIT_FAIL_OPEN = True
+    assert conf.ON_STORE_ERROR == "open"
+    settings.RATELIMIT_ON_STORE_ERROR = "closed"
+    assert conf.ON_STORE_ERROR == "closed"
+
+
+def test_every_setting_has_a_default(settings: Any) -> None:
+    """A project that sets none of them works."""
+    for name in SETTINGS:
+        if hasattr(settings, f"RATELIMIT_{name}"):
+            delattr(settings, f"RATELIMIT_{name}")
+        getattr(conf, name)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_says_what_it_means(name: str) -> None:
+    """For the page that is made of it."""
+    row = SETTINGS[name]
+    assert row.name == name
+    assert row.doc
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "used"),
+    [
+        ("CACHE_PREFIX", "site:", b"site:"),
+        ("ALGORITHM", "gcra", "token_bucket"),
+        ("TIMEOUT", 1, 1.0),
+        ("CLOCK", "client", "client"),
+        ("PROXY_HEADER", "forwarded", "Forwarded"),
+        ("TRUSTED_PROXIES", 2, 2),
+        ("TRUSTED_PROXIES", ["10.0.0.0/8", "unix"], (ip_network("10.0.0.0/8"),)),
+        ("TRUSTED_PROXIES", ["::ffff:203.0.113.0/120"], (ip_network("203.0.113.0/24"),)),
+        ("IP_META_KEY", "HTTP_X_REAL_IP", "HTTP_X_REAL_IP"),
+        ("IP_META_KEY", "os.getcwd", os.getcwd),
+        ("VIEW", "os.getcwd", os.getcwd),
+        ("EXCEPTION_CLASS", "builtins.KeyError", KeyError),
+        ("HISTORY_DAYS", None, None),
+        ("KEY_SECRET", None, "tests"),
+        ("KEY_SECRET", b"other", b"other"),
+        ("KEY_SECRET_FALLBACKS", ["old"], ("old",)),
+    ],
+)
+def test_a_setting_is_read_as_the_package_uses_it(name: str, given: Any, used: Any, settings: Any) -> None:
+    """Text becomes bytes, a path what it names, networks what addresses are compared with."""
+    setattr(settings, f"RATELIMIT_{name}", given)
+    assert getattr(conf, name) == used
+
+
+def test_a_setting_is_read_once_until_settings_change(settings: Any) -> None:
+    """So that it costs a request what an attribute costs; `override_settings` works all the same."""
+    assert conf.TIMEOUT is conf.TIMEOUT
+    assert "TIMEOUT" in vars(conf)
+    with override_settings(RATELIMIT_TIMEOUT=3):
+        assert conf.TIMEOUT == 3.0
+    assert conf.TIMEOUT == 10.0
+    settings.SECRET_KEY = "another"
+    assert conf.KEY_SECRET == "another"
+
+
+def test_the_secrets_of_the_site_are_those_of_digests(settings: Any) -> None:
+    """`SECRET_KEY` and its fallbacks, unless digests have a secret of their own; and no error shows one."""
+    settings.SECRET_KEY_FALLBACKS = ["old"]
+    assert conf.KEY_SECRET_FALLBACKS == ("old",)
+    settings.RATELIMIT_KEY_SECRET = "own"
+    assert conf.KEY_SECRET_FALLBACKS == ()
+    settings.RATELIMIT_KEY_SECRET = ["hush"]
+    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_KEY_SECRET is a list: must be text or bytes"):
+        _ = conf.KEY_SECRET
+
+
+def test_a_socket_is_trusted_where_it_is_named(settings: Any) -> None:
+    """Beside networks; by a number of proxies, nothing is said of it."""
+    for given, trusts in ((None, False), (1, False), (["10.0.0.0/8"], False), (["unix"], True)):
+        settings.RATELIMIT_TRUSTED_PROXIES = given
+        assert conf.TRUSTS_SOCKET is trusts
+
+
+def test_a_callable_by_its_path_is_imported_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path is known to `manage.py check` from the start; what does not exist fails at the call."""
+    monkeypatch.setattr(callables, "known", {})
+    function = callables.lazily("os.path.join", "Key")
+    missing = callables.lazily("nowhere.at_all", "Rate")
+    assert callables.known == {"os.path.join": "Key", "nowhere.at_all": "Rate"}
+    assert function("a", "b") == os.path.join("a", "b")
+    with pytest.raises(ImproperlyConfigured, match=r"Rate 'nowhere.at_all' cannot be imported"):
+        missing()

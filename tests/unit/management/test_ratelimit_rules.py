@@ -1,0 +1,58 @@
+"""`manage.py ratelimit_rules`: what is said of a limit, and of arguments that make no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.management.commands.ratelimit_rules import _words
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (LimitState("x", True, 5, 0, 5, 0.0, 0.0, 0.0), "0 of 5 used, 5 left, unused: allowed"),
+        (LimitState("x", True, 5, 2, 3, 0.0, 61.4, 0.0), "2 of 5 used, 3 left, resets in 61 s: allowed"),
+        (LimitState("x", False, 5, 5, 0, 9.0, 61.0, 0.0), "5 of 5 used, 0 left, resets in 61 s: refused for 9 s"),
+        (LimitState("x", False, 0, 0, 0, None, 0.0, 0.0), "0 of 0 used, 0 left, unused: refused for good"),
+        (
+            LimitState("x", False, 5, 5, 0, 9.0, 61.0, 0.0, mode="shadow"),
+            "5 of 5 used, 0 left, resets in 61 s: refused for 9 s, but in shadow mode",
+        ),
+    ],
+)
+def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
+    """What is used, what is left, and what the next request would hear."""
+    assert _words(state) == words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["explain", "--ip", "nowhere"], "--ip 'nowhere' is not an address"),
+        (["explain", "--header", "X-Api-Key"], "write NAME:VALUE"),
+        (["explain", "--header", ": value"], "write NAME:VALUE"),
+        (["import", "missing.yaml"], "missing.yaml"),
+        (["check", "missing.yaml"], "missing.yaml"),
+        (["mode", "api", "on"], "invalid choice"),
+        (["lift"], "invalid choice"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_said_before_anything_is_done(arguments: list[str], problem: str) -> None:
+    """Nothing is asked of Redis or the database."""
+    with pytest.raises(CommandError, match=problem):
+        call_command("ratelimit_rules", *arguments)
+
+
+def test_a_file_can_be_checked_without_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a pipeline, before it is imported anywhere."""
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("- {name: api, path: /api/, key: ip, rate: 5/m}\n")
+    bad.write_text("- {name: api, path: /api/, key: ip, rate: 5/moon}\n")
+    call_command("ratelimit_rules", "check", str(good))
+    assert capsys.readouterr().out == "1 rule: no problem found\n"
+    with pytest.raises(CommandError, match="Rules, line 1: rule 'api'"):
+        call_command("ratelimit_rules", "check", str(bad))

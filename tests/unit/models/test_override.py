@@ -1,0 +1,89 @@
+"""An override as a row: whom it is about, and what cannot be one."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.models import RateLimitOverride
+from django_ratelimit_lua.rules.overrides import Override
+
+MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
+
+
+def test_an_override_about_nothing_is_refused() -> None:
+    """A value of which nothing is left, and a field that is none."""
+    for field, value in (("post:name", " \u3000"), ("exact:post:", "x"), ("exact:ip", "x"), ("os.system", "x")):
+        override = RateLimitOverride(field=field, effect="block")
+        override.set_value(value)
+        assert override.subject == ""
+        with pytest.raises(ValidationError) as error:
+            override.clean()
+        assert "field" in error.value.message_dict
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "identity", "text"),
+    [
+        ({"network": "203.0.113.9"}, "ip4/32", ("network", "203.0.113.9/32"), "203.0.113.9"),
+        ({"network": "203.0.113.9/32"}, "ip4/32", ("network", "203.0.113.9/32"), "203.0.113.9"),
+        ({"network": "203.0.113.0/24"}, "ip4/24", ("network", "203.0.113.0/24"), "203.0.113.0/24"),
+        ({"network": "::ffff:203.0.113.9"}, "ip4/32", ("network", "203.0.113.9/32"), "203.0.113.9"),
+        ({"network": "2001:DB8::/48"}, "ip6/48", ("network", "2001:db8::/48"), "2001:db8::/48"),
+        ({"user_id": 7}, "user", ("user", "7"), ""),
+    ],
+)
+def test_whom_it_is_about_is_kept_in_one_spelling(fields: Any, kind: str, identity: Any, text: str) -> None:
+    """With the kind and the digest by which requests find it; preparing it again changes nothing."""
+    override = RateLimitOverride(effect="block", **fields)
+    assert override.prepare()
+    assert (override.kind, override.identity(), override.network) == (kind, identity, text)
+    assert override.subject == digest(identity).decode()
+    assert not override.prepare()
+
+
+def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
+    """In the spelling that requests are compared in; the label is what people read."""
+    override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
+    override.set_value(" ADA ")
+    override.prepare()
+    assert (override.kind, override.identity()) == ("post:name", None)
+    assert override.subject == digest(("post", "name", "ada")).decode()
+    assert "ada" not in str(vars(override)).lower()
+    assert str(override) == "post:name (the loud one)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({}, NON_FIELD_ERRORS),
+        ({"network": "203.0.113.9", "user_id": 7}, NON_FIELD_ERRORS),
+        ({"network": "nowhere"}, "network"),
+        ({"network": "203.0.113.9", "effect": "limit"}, "limit"),
+        ({"network": "203.0.113.9", "effect": "limit", "limit": 5}, None),
+        ({"network": "203.0.113.9", "starts": MONDAY, "ends": MONDAY}, "ends"),
+        ({"network": "203.0.113.9", "ends": MONDAY.replace(year=9999)}, "ends"),
+    ],
+)
+def test_what_makes_no_sense_is_said_of_its_field(fields: Any, wrong: str | None) -> None:
+    """By `clean`, so by forms as well."""
+    override = RateLimitOverride(**{"effect": "block", **fields})
+    if wrong is None:
+        override.clean()
+        return
+    with pytest.raises(ValidationError) as raised:
+        override.clean()
+    assert list(raised.value.update_error_dict({})) == [wrong]
+
+
+def test_a_row_becomes_what_rules_know() -> None:
+    """Times in microseconds; numbers where it changes the limit, and none where it does not."""
+    row = RateLimitOverride(pk=3, rule_id=7, effect="limit", limit=5, unit="h", burst=9, starts=MONDAY)
+    assert row.override() == Override(3, 7, "limit", Rate.parse("5/h"), 9, 1_767_571_200_000_000, None)
+    row.effect = "block"
+    assert row.override() == Override(3, 7, "block", None, None, 1_767_571_200_000_000, None)

@@ -1,0 +1,53 @@
+"""So many units per period, as columns: what rules, tiers and overrides have in common. No database is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+
+from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.models import RateLimitRule
+
+
+@pytest.mark.parametrize(
+    ("written", "columns", "read"),
+    [
+        ("100/m", (100, 1, "m"), "100/m"),
+        ("5/15m", (5, 15, "m"), "5/15m"),
+        ("5/60s", (5, 60, "s"), "5/60s"),
+        ("1000/day", (1000, 1, "d"), "1000/d"),
+        ((5, 90), (5, 90, "s"), "5/90s"),
+        ("0/h", (0, 1, "h"), "0/h"),
+    ],
+)
+def test_a_rate_is_kept_as_it_was_written(written: Any, columns: tuple[int, int, str], read: str) -> None:
+    """In the unit that was meant: sixty seconds stay sixty seconds."""
+    rule = RateLimitRule()
+    assert rule.rate is None
+    rule.rate = written
+    assert ((rule.limit, rule.period, rule.unit), rule.rate) == (columns, read)
+
+
+@pytest.mark.parametrize("written", ["5/moon", "m", (1, 0.5), None])
+def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
+    """Parts of a second, and whatever is no rate."""
+    with pytest.raises(LimitError):
+        RateLimitRule().rate = written
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"name": "a\x00"}, "name"), ({"description": "\ud800"}, "description"), ({"name": " a"}, "name"),
+        ({"route": "a "}, "route"), ({"limit": -1}, "limit"), ({"period": 0}, "period"), ({"unit": "y"}, "unit"),
+        ({"burst": 0}, "burst"),
+    ],
+)  # fmt: skip
+def test_what_no_database_takes_is_said_of_its_field(fields: dict[str, Any], wrong: str) -> None:
+    """Before it is asked."""
+    rule = RateLimitRule(**{"name": "api", "limit": 5, **fields})
+    with pytest.raises(ValidationError) as raised:
+        rule.clean_fields()
+    assert list(raised.value.message_dict) == [wrong]

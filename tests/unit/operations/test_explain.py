@@ -1,0 +1,39 @@
+"""The request that is explained: one like the one described, as a server would hand it over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.identity.address import client_address
+from django_ratelimit_lua.identity.keys import compile_key
+from django_ratelimit_lua.operations.explain import build_request
+
+
+@pytest.mark.parametrize(
+    ("described", "path", "query"),
+    [
+        ("/", "/", {}), ("/api/?q=x&q=y", "/api/", {"q": ["x", "y"]}), ("/caf%C3%A9/", "/café/", {}),
+        ("/café/?n=é", "/café/", {"n": ["é"]}), ("//odd//", "//odd//", {}), ("/a?b=1#c", "/a", {"b": ["1"]}),
+    ],
+)  # fmt: skip
+def test_a_path_may_be_written_as_in_a_browser(described: str, path: str, query: dict[str, list[str]]) -> None:
+    """Quoted or not, with a query; what follows a # is the browser's alone."""
+    request = build_request(described)
+    assert (request.path_info, dict(request.GET.lists())) == (path, query)
+
+
+def test_it_comes_from_the_address_that_is_named(settings: Any) -> None:
+    """Also where the site reads addresses from a header."""
+    assert client_address(build_request(address="203.0.113.9")).network == "203.0.113.9"
+    settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
+    assert client_address(build_request(address="203.0.113.9")).network == "203.0.113.9"
+
+
+def test_it_has_headers_and_a_user_and_no_body() -> None:
+    """Nobody is logged in unless somebody is named."""
+    request = build_request("/", "POST", headers={"X-Api-Key": "k1"})
+    assert (request.method, request.body, request.user.is_authenticated) == ("POST", b"", False)
+    assert compile_key("header:X-Api-Key").read("", request, None) == ("header", "X-Api-Key", "k1")
+    assert build_request(user="somebody").user == "somebody"

@@ -1,0 +1,67 @@
+"""Rules as YAML: read strictly, nothing saved, no database asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_ratelimit_lua.operations.rules_yaml import DEEPEST, LONGEST_TEXT, RuleChange, build_rule, dump, load
+from django_ratelimit_lua.rules.rule import RuleError
+
+RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {}, {"rate": "5/15m", "mode": "shadow"}, {"method": ["GET", "POST"]}, {"audience": ["group:a", "group:b"]},
+        {"algorithm": "token_bucket", "burst": 20}, {"key": ["ip", "post:name"]}, {"path": ["/a", "/b/*"]},
+        {"route": "admin:index"}, {"group": "search"}, {"cost": 3, "message": "Löwe: \"später\""}, {"order": 5},
+    ],
+)  # fmt: skip
+def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
+    """Rules go round: as YAML, as a row, and as they were declared."""
+    ((rule, tiers),) = load(dump([{**RULE, **words}]))
+    assert tiers == []
+    assert rule.declared() == {**RULE, **words}
+
+
+def test_a_rule_comes_with_its_tiers() -> None:
+    """Rows that belong to it, not saved either."""
+    rule, tiers = build_rule({**RULE, "tiers": [{"group": "pro", "rate": "500/m"}]})
+    assert (rule.pk, [(tier.group, tier.rate, tier.rule) for tier in tiers]) == (None, [("pro", "500/m", rule)])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty; write [] where there are to be no rules"),
+        ("name: api", "line 1: must be a list of rules"),
+        ("- name: api\n  name: b", "'name' is given twice"),
+        ("- &a {name: api}\n- *a", "anchors (&) and aliases (*) are not read"),
+        ("- {<<: {name: api}}", "merge keys (<<) are not read"),
+        ("[" * (DEEPEST + 1), "nested too deeply"),
+        (
+            "\n- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: 5/moon}",
+            "Rules, line 3: rule 'b'",
+        ),
+        ("- {name: a, key: ip, rate: 5/m}", "names no path, route or group"),
+        ("- {name: a, path: /, key: ip, rate: 5/m, id: 7}", "unknown id"),
+        ("- {name: a, path: /, key: app.key, rate: 5/m}", "rule 'a'"),
+        ("- {name: a, path: /, key: ip, rate: 5/m}\n" * 2, "two rules are called a"),
+        ("- 2026-99-99", "not YAML"),
+        ("- \x01", "not YAML"),
+        ("#" * (LONGEST_TEXT + 1), "more than"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
+    """Which rule, where, and what would be right; never a traceback."""
+    with pytest.raises(RuleError) as raised:
+        load(text)
+    assert problem in str(raised.value)
+
+
+def test_a_change_is_shown_in_words() -> None:
+    """What comes, what goes, and of what stays, what is different."""
+    words = [RuleChange("api", before, after).words() for before, after in ((None, RULE), (RULE, None))]
+    assert words == [[f"{sign} api: 100 per minute per address, on /api/"] for sign in "+-"]
+    assert RuleChange("api", RULE, {**RULE, "rate": "50/m"}).words() == ["~ api", "    rate: 100/m → 50/m"]

@@ -1,0 +1,43 @@
+"""The map that keeps the latest that fit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["put", "pop", "get", "labelled"]), st.integers(0, 12), st.integers(0, 3000))
+    ),
+    most=st.integers(1, 8),
+)
+def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int]], most: int) -> None:
+    """As a list does that forgets its oldest when there are too many or they are too heavy, and all of one label."""
+    bounded: BoundedMap[int, int] = BoundedMap(
+        most, 8000, lambda key, weight: weight, 2000, lambda key: {b"%d" % (key % 3), b"all"}
+    )
+    model: dict[int, int] = {}
+    for step, key, weight in steps:
+        if step == "put":
+            bounded.put(key, weight)
+            model.pop(key, None)
+            model[key] = weight
+            if weight + ENTRY_BYTES > 2000:
+                model.pop(key)
+            while len(model) > most or sum(one + ENTRY_BYTES for one in model.values()) > 8000:
+                model.pop(next(iter(model)))
+        elif step == "pop":
+            assert bounded.pop(key) == model.pop(key, None)
+        elif step == "labelled":
+            labelled = [other for other in model if other % 3 == key % 3]
+            assert sorted(bounded.pop_labelled(b"%d" % (key % 3))) == sorted(model.pop(other) for other in labelled)
+        else:
+            assert bounded.get(key) == model.get(key)
+        assert [(key, value) for key, (value, _) in bounded._entries.items()] == list(model.items())
+        assert bounded._labelled.get(b"all", set()) == set(model)
+        assert len(bounded._labelled) == len({other % 3 for other in model}) + bool(model)
+        assert len(bounded) == len(model)
+        assert bounded._bytes == sum(one + ENTRY_BYTES for one in model.values())

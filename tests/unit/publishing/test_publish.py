@@ -1,0 +1,86 @@
+"""What is published of a database: the snapshot, and what is written about each subject. Redis is not asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.publishing.publish import first_records, is_in_transaction, snapshot_of, values_by_key
+from django_ratelimit_lua.rules.overrides import read_record
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.rules.snapshot import FORMAT
+
+pytestmark = pytest.mark.django_db
+
+
+def rule(name: str, **fields: Any) -> RateLimitRule:
+    return RateLimitRule.objects.create(name=name, **{"path": "/", "key": "ip", "limit": 5, **fields})
+
+
+def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
+    """Rules in the words they are declared in, with their rows; kinds of subjects by rule; and which of them blocks
+    that need no rule are about."""
+    api = rule("api", unit="h")
+    RateLimitTier.objects.create(rule=api, group="pro", limit=50, unit="h")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt", rule=api)
+    snapshot = snapshot_of("default")
+    assert snapshot["format"] == FORMAT
+    assert snapshot["rules"] == [
+        {
+            "name": "api",
+            "path": "/",
+            "key": "ip",
+            "rate": "5/h",
+            "tiers": [{"group": "pro", "rate": "50/h"}],
+            "id": api.pk,
+        }
+    ]
+    assert (snapshot["kinds"], snapshot["blocks"]) == ({"": ["ip4/32"], "api": ["ip4/24"]}, ["ip4/32"])
+    ruleset = Ruleset((), snapshot)
+    assert (ruleset.by_name["api"].pk, ruleset.blocks, ruleset.problems) == (api.pk, ["ip4/32"], [])
+
+
+def test_a_row_that_cannot_be_read_is_skipped_and_the_others_are_published(caplog: Any) -> None:
+    """Somebody wrote to it by hand; the log says to which."""
+    broken, fine = rule("broken"), rule("fine")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratelimit_lua_ratelimitrule SET methods = %s WHERE id = %s", ["[", broken.pk])
+    assert [one["id"] for one in snapshot_of("default")["rules"]] == [fine.pk]
+    assert f"the rule of row {broken.pk} cannot be read" in caplog.text
+
+
+def test_all_that_is_said_of_one_subject_is_one_record() -> None:
+    """Under its digest; of who is not spoken of, there is none."""
+    api = rule("api")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt", rule=api)
+    records = first_records("default")
+    who = digest(("network", "203.0.113.9/32"))
+    assert list(records) == [who]
+    assert [(override.effect, override.rule) for override in read_record(records[who])] == [
+        ("block", None),
+        ("exempt", api.pk),
+    ]
+
+
+def test_what_was_digested_with_another_key_is_told(settings: Any) -> None:
+    """Of values of fields there is only the digest, so somebody has to know how many there are."""
+    override = RateLimitOverride(field="post:name", effect="block")
+    override.set_value("ada")
+    override.save()
+    assert values_by_key("default") == {}
+    before = override.digested_by
+    settings.SECRET_KEY = "another"
+    assert values_by_key("default") == {before: 1}
+
+
+def test_a_transaction_of_a_test_is_none() -> None:
+    """What it has done nobody else can see, so its own thread has to publish; one that is begun within it is one."""
+    assert not is_in_transaction("default")
+    with transaction.atomic():
+        assert is_in_transaction("default")

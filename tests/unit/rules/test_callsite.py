@@ -1,0 +1,58 @@
+"""Limits in the code, as rules that have no name."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from django.views import View
+
+from django_ratelimit_lua.rules.callsite import KnownNames, call_site, group_of
+from tests.unit.rules.test_rule import limit_name
+
+
+def test_a_name_may_be_one_where_not_all_are_known() -> None:
+    """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
+    names = KnownNames()
+    names.add("login", "y" * 300)
+    assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
+    for number in range(KnownNames.MOST):
+        names.add(f"made up {number}")
+    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownNames.MOST)
+
+
+def view(request: Any) -> None:
+    """A view."""
+
+
+class OnClass(View):
+    def get(self, request: Any) -> None:
+        """A view's method."""
+
+
+class Heir(OnClass):
+    pass
+
+
+def test_a_view_is_named_by_where_it_is_written() -> None:
+    """A class by itself, so that those who inherit a method count apart; a partial by its function; a bound method by
+    the class of its object; a lambda by its line, too."""
+    here = __name__
+    assert group_of(view) == group_of(functools.partial(view)) == f"{here}.view"
+    assert (group_of(OnClass.as_view()), group_of(Heir.as_view())) == (f"{here}.OnClass", f"{here}.Heir")
+    assert group_of(Heir().get) == f"{here}.Heir.get"
+    one, other = (lambda request: None), (lambda request: None)
+    assert group_of(one).startswith(f"{here}.test_a_view_is_named_by_where_it_is_written.<locals>.<lambda>:")
+    assert group_of(one) == group_of(other), "on one line"
+
+
+def test_limits_of_a_call_site_are_named_so_that_no_two_share_a_count() -> None:
+    """By group, methods, key and rate."""
+    names = {
+        limit_name(call_site(group, key, rate, method, 1, {}))
+        for group in ("a", "b")
+        for key in ("ip", "user", ("ip", "user"))
+        for rate in ("5/m", "5/h")
+        for method in (None, "GET", ["POST"])
+    }
+    assert len(names) == 2 * 3 * 2 * 3

@@ -1,0 +1,93 @@
+"""The names of HTTP methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.test import RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua.core import is_ratelimited
+from django_ratelimit_lua.rules.methods import ALL, METHODS, UNSAFE, methods_label, parse_methods
+from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+
+
+class ByMethod(SimpleRateThrottle):
+    rate = {"GET": "2/h", "*": None}  # noqa: RUF012 - as users write it
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        return self.get_ident(request)
+
+
+@given(st.one_of(st.text(), st.sampled_from(["PSOT", "GTE", "HAED", "UNSAFE", "ALL", "*", "GET,POST", "GET POST", ""])))
+def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
+    """By decorator, function, rule and throttle alike; one that is a method is taken in any case."""
+    if name.upper() in METHODS:
+        ratelimit(key="ip", rate="5/m", method=name)
+        return
+    for method in (name, ["GET", name]):
+        with pytest.raises(LimitError, match="is no HTTP method") as caught:
+            ratelimit(key="ip", rate="5/m", method=method)
+        assert caught.value.field == "method"
+        with pytest.raises(LimitError, match="is no HTTP method"):
+            is_ratelimited(RequestFactory().get("/"), "g", None, "ip", "5/m", method)
+        if name:
+            with pytest.raises(RuleError, match=r"is no HTTP method|must be text in one line"):
+                compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
+    if name != "*":
+        with pytest.raises(ImproperlyConfigured, match="is no HTTP method"):
+            type("Wrong", (ByMethod,), {"rate": {name: "5/m"}})()
+
+
+def test_a_misspelt_method_is_told_what_was_meant(settings: Any) -> None:
+    """Also by `check`, for DRF's rates."""
+    with pytest.raises(LimitError, match="'PSOT' is no HTTP method; did you mean 'POST'"):
+        ratelimit(key="ip", rate="5/m", method="PSOT")
+    settings.REST_FRAMEWORK = {
+        "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"],
+        "DEFAULT_THROTTLE_RATES": {"anon": {"PSOT": "5/m"}},
+    }
+    messages = [message.msg for message in run_checks(tags=["caches"])]
+    assert any("'PSOT' is no HTTP method" in message for message in messages), messages
+
+
+@pytest.mark.parametrize(
+    ("given", "methods", "label"),
+    [
+        (ALL, None, "*"),
+        ("get", {"GET", "HEAD"}, "GET"),
+        (["GET", "HEAD"], {"GET", "HEAD"}, "GET"),
+        ("HEAD", {"HEAD"}, "HEAD"),
+        (["post", "Put"], {"POST", "PUT"}, "POST,PUT"),
+        (UNSAFE, set(UNSAFE), "DELETE,PATCH,POST,PUT"),
+        ({"PROPFIND"}, {"PROPFIND"}, "PROPFIND"),
+    ],
+)
+def test_who_names_get_means_head_as_well(given: Any, methods: set[str] | None, label: str) -> None:
+    """The label, which counts are named by, says GET alone."""
+    assert parse_methods(given) == methods
+    assert methods_label(parse_methods(given)) == label
+
+
+@pytest.mark.parametrize("given", [7, [], (), {}, "", [7], object()])
+def test_what_names_no_method_is_an_error(given: Any) -> None:
+    """Of the field `method`."""
+    with pytest.raises(LimitError) as raised:
+        parse_methods(given)
+    assert raised.value.field == "method"
+
+
+def test_a_rule_counts_the_methods_that_it_names(rf: RequestFactory) -> None:
+    """All of them, where it names none."""
+    rules = [compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method}) for method in (None, "GET")]
+    asked = [rf.get("/"), rf.head("/"), rf.post("/"), rf.options("/")]
+    assert [[rule.matches_method(request) for request in asked] for rule in rules] == [
+        [True] * 4,
+        [True, True, False, False],
+    ]

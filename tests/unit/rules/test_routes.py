@@ -1,0 +1,95 @@
+"""Rules that name a route, and views that are exempt: where a path leads, by a URLconf alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.urls import include, path, resolve
+from django.views import View
+
+from django_ratelimit_lua.rules import exempt
+from django_ratelimit_lua.rules.exempt import is_exempt, ratelimit_exempt
+from django_ratelimit_lua.rules.rule import Rule, compile_rule
+
+
+def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+@ratelimit_exempt
+def health(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@ratelimit_exempt
+class Health(View):
+    pass
+
+
+api = ([path("things/<int:pk>/", view, name="thing"), path("things/new/", view, name="new")], "api")
+urlpatterns = [
+    path("api/", include(api, namespace="v1")),
+    path("health/", health),
+    path("health/class/", Health.as_view()),
+    *i18n_patterns(path("account/", view, name="account"), prefix_default_language=False),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+
+
+def rule(**words: Any) -> Rule:
+    return compile_rule({"name": "x", "key": "ip", "rate": "5/m", **words})
+
+
+@pytest.mark.parametrize(
+    ("route", "where", "applies"),
+    [
+        ("v1:thing", "/api/things/7/", True), ("v1:thing", "/api/things/new/", False),
+        ("thing", "/api/things/7/", False),
+        ("v1:thing", "/nowhere/", False), ("account", "/account/", True), ("account", "/de/account/", True),
+        ("account", "/xx/account/", False),
+    ],
+)  # fmt: skip
+def test_a_route_is_named_with_its_namespaces(route: str, where: str, applies: bool, rf: RequestFactory) -> None:
+    """Whatever its arguments are, and in whichever language its path is written; a path that leads nowhere is none."""
+    assert rule(route=route).matches(rf.get(where)) is applies
+
+
+def test_route_and_path_both_have_to_apply(rf: RequestFactory) -> None:
+    """The route is looked for only where the path is right."""
+    both = rule(route="v1:thing", path="/api/things/7*")
+    assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [False, False, False]
+    both = rule(route="v1:thing", path="/api/things/7")
+    assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [True, True, False]
+
+
+def test_what_django_has_found_goes_before_what_is_found_ahead(rf: RequestFactory) -> None:
+    """A middleware may have chosen another URLconf by then."""
+    request = rf.get("/nowhere/")
+    request.resolver_match = resolve("/api/things/7/")
+    assert rule(route="v1:thing").matches(request)
+
+
+@pytest.mark.parametrize(
+    ("where", "is_one"), [("/health/", True), ("/health/class/", True), ("/account/", False), ("/nowhere/", False)]
+)
+def test_views_can_be_exempt_from_rules(where: str, is_one: bool, rf: RequestFactory) -> None:
+    """Functions and classes, found by where the path leads."""
+    assert is_exempt(rf.get(where)) is is_one
+
+
+def test_where_no_view_is_exempt_nobody_looks_where_a_path_leads(
+    rf: RequestFactory, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """The URLconf is gone through once, not resolved for each request."""
+    settings.ROOT_URLCONF = "tests.unit.rules.urls_without_exempt"
+    monkeypatch.setattr(exempt, "_any_view_is", False)
+    monkeypatch.setattr(exempt, "resolved", lambda request: pytest.fail("it was looked for"))
+    assert not is_exempt(rf.get("/account/"))

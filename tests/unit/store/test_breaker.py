@@ -1,0 +1,54 @@
+"""Whether it is worth asking: after failures in a row nobody does, until a trial succeeds. No server, no thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+
+
+@pytest.fixture
+def trials() -> list[bool]:
+    """What the next trials come to."""
+    return []
+
+
+@pytest.fixture
+def breaker(trials: list[bool], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its trials are made by hand."""
+    made = Breaker(lambda: trials.pop(0))
+    monkeypatch.setattr(made._task, "start", lambda: True)
+    return made
+
+
+def test_only_failures_in_a_row_open_it(breaker: Breaker) -> None:
+    """An answer in between makes them none."""
+    for _ in range(FAILURES - 1):
+        breaker.failed()
+    assert breaker.may_ask()
+    breaker.succeeded()
+    for _ in range(FAILURES - 1):
+        breaker.failed()
+    assert breaker.may_ask()
+    breaker.failed()
+    assert (breaker.is_open, breaker.may_ask()) == (True, False)
+
+
+def test_a_trial_closes_it_and_pauses_grow_until_then(breaker: Any, trials: list[bool]) -> None:
+    """By half each time and by chance, up to a second; a request closes it, too, if it is answered."""
+    for _ in range(FAILURES):
+        breaker.failed()
+    trials += [False] * 8 + [True]
+    pauses = [breaker._next_pause(), *(breaker._try() for _ in range(8))]
+    middles = [min(FIRST_PAUSE * 1.5**number, LONGEST_PAUSE) for number in range(9)]
+    assert all(0.75 * middle <= pause <= 1.25 * middle for pause, middle in zip(pauses, middles, strict=True))
+    assert breaker._try() is None
+    assert breaker.may_ask()
+    for _ in range(FAILURES):
+        breaker.failed()
+    assert FIRST_PAUSE * 0.75 <= breaker._next_pause() <= FIRST_PAUSE * 1.25, "they begin anew"
+    breaker.succeeded()
+    assert breaker._try() is None
+    assert trials == [], "nobody tried what was closed by then"

@@ -1,0 +1,39 @@
+"""How long the store may keep a decision waiting."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store.patience import SLICES
+
+
+def test_patience_counts_a_slice_at_most_once() -> None:
+    """However late a thread comes to the end of a slice, it looks again before it gives up."""
+    patience, looks = Patience(0.02), []
+
+    def look(seconds: float) -> bool:
+        looks.append(seconds)
+        time.sleep(seconds + 0.03)
+        return False
+
+    assert not patience.wait(look)
+    assert len(looks) == SLICES
+    assert sum(looks) == pytest.approx(0.02)
+    share = Patience(0.06).share(3)
+    assert share.left == pytest.approx(0.02)
+
+
+def test_what_is_left_is_shared_among_those_that_are_asked() -> None:
+    """Each has its part of what is left then; what one has not spent is there for the next; nobody is asked when
+    nothing is left."""
+    patience, given = Patience(0.3), []
+    for name, share in patience.shares("abc"):
+        given.append((name, round(share.left, 6)))
+        share.left -= 0.04
+    assert given == [("a", 0.1), ("b", 0.13), ("c", 0.22)]
+    assert patience.left == pytest.approx(0.18)
+    patience.left = 0.0
+    assert list(patience.shares("abc")) == []

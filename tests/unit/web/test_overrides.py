@@ -1,0 +1,117 @@
+"""What overrides make of charges, without a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.test import RequestFactory
+
+from django_ratelimit_lua.engine.decide import PlannedCharge, now_us
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.rules.overrides import KnownOverrides, Override, SubjectRef
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.web.overrides import BLOCK, apply_overrides, override_kinds, override_subjects
+
+NO_RULES = Ruleset(())
+
+
+SUBJECT = SubjectRef("user", digest(("user", "7")))
+
+
+def known(*overrides: Override) -> KnownOverrides:
+    return KnownOverrides((SUBJECT,), ((b"tag", overrides),))
+
+
+def planned(mode: Any = "enforce") -> list[PlannedCharge]:
+    return [PlannedCharge(Charge(Limit("x", "5/h", mode=mode), digest("ada")), "x")]
+
+
+def test_overrides_exempt_change_or_block() -> None:
+    """A charge goes, or has another limit, or says who blocks in its place."""
+    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True) == ([], None)
+    (changed,), _ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
+    assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
+    (blocked,), block = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
+    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name, block) == (
+        False,
+        None,
+        "x",
+        None,
+    )
+
+
+def test_a_block_for_all_rules_needs_none() -> None:
+    """It refuses where no enforced charge is, but only those faces that stand for all rules."""
+    overrides = known(Override(1, None, "block"))
+    charges, block = apply_overrides([], overrides, NO_RULES, True)
+    assert (charges, block.name, block.enforced) == ((), BLOCK, True)
+    assert apply_overrides(planned("shadow"), overrides, NO_RULES, True)[1] is not None
+    assert apply_overrides([], overrides, NO_RULES, False) == ([], None)
+
+
+def test_an_override_counts_from_its_start_to_its_end() -> None:
+    """Before and after, a charge is what it was."""
+    now = now_us()
+    for override in (Override(1, None, "block", starts=now + 10**9), Override(1, None, "block", ends=now - 1)):
+        charges = planned()
+        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, None)
+
+
+def test_an_override_for_one_rule_says_nothing_of_another() -> None:
+    """Rules are known by their rows; a limit at a call site has none."""
+    rules = Ruleset((), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]})
+    exempt = known(Override(1, 7, "exempt"))
+    assert apply_overrides(planned(), exempt, rules, True) == ([], None)
+    assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
+
+
+KINDS = Ruleset((), {"revision": 0, "kinds": {"": ["user"], "x": ["ip4/32"], "y": ["post:name"]}, "blocks": ["ip4/24"]})
+
+
+def test_only_those_are_looked_for_of_whom_something_may_be_said() -> None:
+    """By the names of what is charged; and blocks that need no rule, where a face stands for all rules."""
+    assert list(override_kinds(KINDS, planned(), False)) == ["user", "ip4/32"]
+    assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]
+    assert list(override_kinds(KINDS, [], True)) == ["ip4/24"]
+    assert list(override_kinds(KINDS, [], False)) == []
+
+
+def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
+    """Who is logged in, the address and its networks; nobody, where there is no such thing."""
+    request = rf.get("/", REMOTE_ADDR="192.0.2.9")
+    ada = SimpleNamespace(pk=7, is_authenticated=True)
+
+    def subjects(*kinds: str, who: Any = ada) -> list[tuple[str, bytes]]:
+        return [(ref.kind, ref.digest) for ref in override_subjects(request, KINDS, kinds, lambda: who)]
+
+    assert subjects("user", "ip4/32", "ip4/24") == [
+        ("user", digest(("user", "7"))),
+        ("ip4/32", digest(("network", "192.0.2.9/32"))),
+        ("ip4/24", digest(("network", "192.0.2.0/24"))),
+    ]
+    assert subjects("ip6/64") == []
+    assert subjects("user", who=None) == subjects("user", who=SimpleNamespace(is_authenticated=False)) == []
+
+
+def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, caplog: Any) -> None:
+    """A database that is away: overrides by the other kinds are found all the same; a refusal of Django's is one."""
+
+    def fail() -> Any:
+        raise ZeroDivisionError
+
+    def refuse() -> Any:
+        raise PermissionDenied
+
+    for _ in range(2):
+        (subject,) = override_subjects(rf.get("/"), KINDS, ["user", "ip4/32"], fail)
+        assert subject.kind == "ip4/32"
+    assert len([text for text in caplog.messages if "Overrides by user are not applied" in text]) == 1
+    override_subjects(rf.get("/"), KINDS, ["user"], lambda: SimpleNamespace(pk=7, is_authenticated=True))
+    with pytest.raises(PermissionDenied):
+        override_subjects(rf.get("/"), KINDS, ["user"], refuse)

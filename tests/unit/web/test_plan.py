@@ -1,0 +1,292 @@
+"""What a request is charged: gathered and planned, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import Http404, HttpRequest
+from django.test import RequestFactory
+
+from django_ratelimit_lua.engine.decide import DecidedCharge, Outcome, PlannedCharge
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.decision import Decision, LimitState
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.rules.callsite import call_site
+from django_ratelimit_lua.rules.overrides import Override, override_cache, write_record
+from django_ratelimit_lua.rules.rule import Rule, compile_rule
+from django_ratelimit_lua.rules.ruleset import EVERY_RULE, Ruleset
+from django_ratelimit_lua.signals import limit_exceeded
+from django_ratelimit_lua.web.plan import Place, RequestPlanner
+
+NO_RULES = Ruleset(())
+
+
+class Groups:
+    """A user's groups, which count how often they are asked for, blocking or not."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.asked = names, 0
+
+    def values_list(self, *fields: str, flat: bool) -> Groups:
+        self.asked += 1
+        return self
+
+    def __iter__(self) -> Any:
+        return iter(self.names)
+
+    async def __aiter__(self) -> Any:
+        for name in self.names:
+            yield name
+
+
+def user(*groups: str, is_staff: bool = False) -> Any:
+    return SimpleNamespace(pk=7, is_authenticated=True, is_staff=is_staff, groups=Groups(*groups))
+
+
+STRANGER = SimpleNamespace(pk=None, is_authenticated=False, is_staff=False)
+
+
+def asked_by(who: Any = STRANGER, method: str = "GET") -> HttpRequest:
+    async def auser() -> Any:
+        return who
+
+    request = RequestFactory().generic(method, "/", REMOTE_ADDR="192.0.2.1", HTTP_X_KEY="k")
+    request.user, request.auser = who, auser
+    return request
+
+
+def gathered(rules: list[Rule], kind: str, request: HttpRequest, **kwargs: Any) -> list[PlannedCharge]:
+    planner = RequestPlanner(request, rules, "here", **kwargs)
+    if kind == "sync":
+        planner.gather(NO_RULES)
+    else:
+        asyncio.run(planner.agather(NO_RULES))
+    return planner.charges
+
+
+def numbers(charges: list[PlannedCharge]) -> list[tuple[str, int, bytes, int]]:
+    return [
+        (planned.charge.limit.name, planned.charge.limit.rate.limit, planned.charge.digest, planned.charge.cost)
+        for planned in charges
+    ]
+
+
+async def three(group: str, request: HttpRequest) -> Any:
+    return 3
+
+
+async def nine_an_hour(group: str, request: HttpRequest) -> Any:
+    return "9/h"
+
+
+KEYS = ["ip", "user", "user_or_ip", "header:x-key", ("ip", "header:x-key"), lambda group, request: group, three]
+RATES = ["5/h", ["5/h", "50/d"], None, lambda group, request: "7/h", nine_an_hour, lambda group, request: None]
+COSTS = [1, 0, lambda group, request: 2, three]
+
+
+@pytest.mark.parametrize(("key", "rate", "cost"), list(itertools.product(KEYS, RATES, COSTS)), ids=lambda value: None)
+def test_both_ways_to_gather_come_to_the_same(key: Any, rate: Any, cost: Any) -> None:
+    """Whatever a key, a rate and a cost are, functions and coroutines among them."""
+    rules = [call_site(None, key, rate, None, cost, {}), call_site("other", key, "1/s", ["GET"], 1, {})]
+    sync, coroutine = (gathered(rules, kind, asked_by(user())) for kind in ("sync", "async"))
+    assert numbers(sync) == numbers(coroutine)
+    assert sync[-1].charge.limit.name.startswith("other:")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("audience", "who", "is_met", "asks"),
+    [
+        (["everyone"], STRANGER, True, 0),
+        (["anonymous"], STRANGER, True, 0),
+        (["anonymous"], user("a"), False, 0),
+        (["authenticated"], STRANGER, False, 0),
+        (["authenticated"], user("a"), True, 0),
+        (["staff"], user("a"), False, 0),
+        (["staff", "group:a"], user("a", is_staff=True), True, 0),
+        (["staff", "group:a"], user("a"), True, 1),
+        (["group:a"], user("b"), False, 1),
+        (["group:a"], STRANGER, False, 0),
+    ],
+)
+def test_groups_are_asked_for_only_where_they_decide(
+    kind: str, audience: list[str], who: Any, is_met: bool, asks: int
+) -> None:
+    """A rule is about the user or not, and the database is asked at most once, and only if it matters."""
+    rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "audience": audience})
+    groups = getattr(who, "groups", Groups())
+    before, request = groups.asked, asked_by(who)
+    assert bool(gathered([rule], kind, request)) is is_met
+    assert bool(gathered([rule], kind, request)) is is_met
+    assert groups.asked - before == asks
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_rule_that_fails_is_left_out_and_what_it_replaced_stands_again(kind: str) -> None:
+    """Unless it is the request that is refused, or a call site that is wrong."""
+
+    def fail(group: str, request: HttpRequest) -> Any:
+        raise ValueError("no")
+
+    def refuse(group: str, request: HttpRequest) -> Any:
+        raise Http404
+
+    own = call_site("here", "ip", "5/h", None, 1, {})
+    broken = call_site("here", fail, "5/h", None, 1, {})
+    rule = Rule(name="here", template=broken.template, replaces=(own,))
+    assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
+    with pytest.raises(ValueError, match="no"):
+        gathered([broken], kind, asked_by())
+    errors: list[str] = []
+    assert gathered([broken], kind, asked_by(), on_error=lambda name, error: errors.append(name)) == []
+    assert errors == ["here"]
+    with pytest.raises(Http404):
+        gathered([Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)], kind, asked_by())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
+    """One of whose rates the second is nonsense charges nothing, and calls neither cost nor key first."""
+    called: list[str] = []
+
+    def cost(group: str, request: HttpRequest) -> int:
+        called.append("cost")
+        return 1
+
+    own = call_site("here", "ip", "5/h", None, 1, {})
+    rates = [lambda group, request: "5/m", lambda group, request: "garbage"]
+    rule = Rule(name="here", template=call_site("here", "ip", rates, None, cost, {}).template, replaces=(own,))
+    assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
+    assert called == []
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_place_that_needs_what_the_site_does_not_have_says_so(kind: str) -> None:
+    """A user where no middleware sets one, and an identity that is none: both are the developer's to mend."""
+    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
+        gathered([call_site(None, "user", "5/h", None, 1, {})], kind, RequestFactory().get("/"))
+    with pytest.raises(TypeError, match="primary key"):
+        gathered([call_site(None, lambda group, request: object(), "5/h", None, 1, {})], kind, asked_by())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_most_favourable_tier_of_a_users_groups_counts(kind: str) -> None:
+    """The rule's own numbers are for everybody else."""
+    tiers = [{"group": "free", "rate": "9/h"}, {"group": "pro", "rate": "99/h"}]
+    rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "tiers": tiers})
+    people = (user("free", "pro"), user("free"), user("other"), STRANGER)
+    assert [numbers(gathered([rule], kind, asked_by(who)))[0][1] for who in people] == [99, 9, 5, 5]
+
+
+def test_a_stack_of_blocking_and_advising_limits_is_one_decision() -> None:
+    """Beside one that blocks, one with `block=False` only advises; by itself it has a verdict as any other."""
+    blocking = call_site("a", "ip", "5/h", None, 1, {})
+    advising = call_site("b", "ip", "5/h", None, 1, {}, block=False)
+    shadow = call_site("c", "ip", "5/h", None, 1, {"mode": "shadow"}, block=False)
+
+    def modes(*rules: Rule) -> list[str]:
+        return [planned.charge.limit.mode for planned in gathered(list(rules), "sync", asked_by())]
+
+    assert modes(blocking, advising, shadow) == ["enforce", "advise", "shadow"]
+    assert modes(advising) == ["enforce"]
+
+
+def test_no_two_limits_of_a_place_share_a_count() -> None:
+    """The same limit written twice is counted twice, each under a name of its own; two rates of a rule are two."""
+    twice = call_site("here", "ip", "5/h", None, 1, {})
+    two_rates = call_site("here", "ip", ["5/m", "50/h"], None, 1, {})
+    names = [planned.charge.limit.name for planned in gathered([twice, twice, two_rates], "sync", asked_by())]
+    assert names == ["here:*:ip:5/h", "here:*:ip:5/h*2", "here:*:ip:5/m", "here:*:ip:50/h"]
+
+
+def scoped(rate: str, owner: str) -> Place:
+    """A throttle's place: it charges by itself, under the name of its scope."""
+    return Place((), "scope", [PlannedCharge(Charge(Limit("scope", rate), digest("ada")), "scope", owner=owner)], owner)
+
+
+def test_what_stands_in_several_places_is_charged_in_their_order() -> None:
+    """Each for its owner; where two have one name, as throttles of one scope, they are told apart by their rates."""
+    places = [scoped("5/m", "first"), scoped("50/h", "second"), scoped("50/h", "third"), scoped("50/h", "fourth")]
+    planner = RequestPlanner(asked_by(), lambda ruleset: places)
+    planner.gather(NO_RULES)
+    planned = planner.plan(NO_RULES).charges
+    assert [(charge.owner, charge.charge.limit.name) for charge in planned] == [
+        ("first", "scope"), ("second", "scope:50/h"), ("third", "scope:50/h*2"), ("fourth", "scope:50/h*3"),
+    ]  # fmt: skip
+
+
+def test_an_exempt_request_is_charged_nothing_and_blocked_by_nobody() -> None:
+    """Where no place is named for it; not even a block for all rules is looked for."""
+    planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
+    assert planner.has_blocks
+    planner.gather(WITH_BLOCKS)
+    assert (planner.charges, planner.subjects, planner.has_blocks) == ([], [], False)
+
+
+def test_a_rule_is_counted_once_for_a_request() -> None:
+    """The middleware has counted it; the view that is named like it, or met again, does not."""
+    request, rule = asked_by(), compile_rule({"name": "x", "key": "ip", "rate": "5/h"})
+    planner = RequestPlanner(request, [rule])
+    planner.gather(NO_RULES)
+    (planned,) = planner.charges
+    state = LimitState.of(planned.charge.limit, allowed=True, used=1, remaining=4, retry_after=0.0, reset_after=60.0)
+    planner.finish(Outcome(Decision(True, (state,)), [DecidedCharge(planned, state, 7)]))
+    assert gathered([rule], "sync", request) == []
+
+
+def test_receivers_hear_of_who_is_refused() -> None:
+    """Of each limit that refuses a hit; not of a peek, and not where Redis could not be asked."""
+    heard: list[Any] = []
+
+    def receiver(limit: str, mode: str, **kwargs: Any) -> None:
+        heard.append((limit, mode))
+
+    def finished(operation: Any, source: Any) -> None:
+        planner = RequestPlanner(asked_by(), [call_site("here", "ip", "5/h", None, 1, {})], operation=operation)
+        planner.gather(NO_RULES)
+        (planned,) = planner.charges
+        state = LimitState.of(
+            planned.charge.limit, allowed=False, used=5, remaining=0, retry_after=9.0, reset_after=9.0
+        )
+        outcome = Outcome(Decision(False, (state,), source=source), [DecidedCharge(planned, state, None)])
+        for wait in planner.finish(outcome):
+            wait.blocking()
+
+    limit_exceeded.connect(receiver)
+    try:
+        for operation, source in (("hit", "redis"), ("peek", "redis"), ("hit", "fallback"), ("hit", "deny-cache")):
+            finished(operation, source)
+    finally:
+        limit_exceeded.disconnect(receiver)
+    assert heard == [("here:*:ip:5/h", "enforce")] * 2
+
+
+NETWORK = "ip4/32"
+WITH_BLOCKS = Ruleset(
+    (), {"revision": "1-0123456789abcdef", "kinds": {EVERY_RULE: [NETWORK]}, "blocks": [NETWORK]}, b"fence"
+)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "shadow"])
+def test_who_is_blocked_is_looked_up_and_not_counted(mode: str) -> None:
+    """The call peeks, with the block's subject, so that it is found out if the block has ended; a shadow limit's block
+    refuses nobody, so the other limits count."""
+    rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
+    planner = RequestPlanner(asked_by(), [rule], operation="hit")
+    planner.gather(WITH_BLOCKS)
+    (subject,) = planner.subjects
+    override_cache.put_many([subject.digest], [write_record([Override(1, None, "block")])])
+    try:
+        plan = planner.plan(WITH_BLOCKS)
+    finally:
+        override_cache.clear()
+    assert [planned.blocked is not None for planned in plan.charges] == [True]
+    assert (plan.block, list(plan.call.charges)) == (None, [])
+    assert plan.call.operation == ("peek" if mode == "enforce" else "hit")
+    assert [named.digest for named in plan.call.subjects] == [subject.digest]

@@ -1,0 +1,114 @@
+"""What is left to do when a view has answered, driven by hand: no server, no view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import HttpRequest
+from django.test import RequestFactory
+
+from django_ratelimit_lua.engine.decide import DecidedCharge, Outcome, PlannedCharge
+from django_ratelimit_lua.engine.run import Wait
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision, LimitState
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.rules.callsite import call_site
+from django_ratelimit_lua.web.settlement import settle
+
+CHARGE = Charge(Limit("here", "5/h"), digest("ada"), 2)
+STATE = LimitState("here", True, 5, 2, 3, 0.0, 3600.0, 0.0, counted_at=7)
+
+
+def outcome(token: int | None = 7, source: Any = "redis", **says: Any) -> Outcome:
+    """What came of a hit at a call site that says something of outcomes."""
+    rule = call_site("here", "ip", "5/h", None, 2, {}, **says)
+    return Outcome(
+        Decision(True, (STATE,), source=source), [DecidedCharge(PlannedCharge(CHARGE, "here", rule), STATE, token)]
+    )
+
+
+def settled(
+    outcome: Outcome, response: Any = "the response", request: HttpRequest | None = None
+) -> list[tuple[str, int]]:
+    """What is done, and for how many units."""
+    waiting, done = settle(request or RequestFactory().get("/"), response, outcome), []
+    try:
+        step = next(waiting)
+        while True:
+            if isinstance(step, Call):
+                assert step.hit_at == (7 if step.operation == "refund" else None)
+                done.append((step.operation, step.charges[0].cost))
+                step = waiting.send(Decision(True, (STATE,)))
+            elif "delete" in str(step.blocking):
+                done.append(("forget", step.blocking.args[0].charges[0].cost))  # type: ignore[attr-defined]
+                step = waiting.send(None)
+            else:
+                step = waiting.send(step.blocking())
+    except StopIteration:
+        return done
+
+
+def yes(request: HttpRequest, outcome: Any) -> bool:
+    return True
+
+
+def no(request: HttpRequest, outcome: Any) -> bool:
+    return False
+
+
+async def ano(request: HttpRequest, outcome: Any) -> bool:
+    return False
+
+
+def seven(request: HttpRequest, outcome: Any) -> int:
+    return 7
+
+
+@pytest.mark.parametrize(
+    ("says", "done"),
+    [
+        ({}, []),
+        ({"count_if": yes}, []),
+        ({"count_if": no}, [("refund", 2)]),
+        ({"count_if": ano}, [("refund", 2)]),
+        ({"reset_if": yes}, [("forget", 2)]),
+        ({"reset_if": no}, []),
+        ({"cost_after": seven}, [("charge", 7)]),
+        ({"cost_after": no}, LimitError),
+        ({"cost_after": seven, "count_if": no}, [("refund", 2), ("charge", 7)]),
+        ({"reset_if": yes, "count_if": no, "cost_after": seven}, [("forget", 2)]),
+    ],
+)
+def test_what_the_call_site_says_is_done(says: dict[str, Any], done: Any) -> None:
+    """Units are given back by the moment they count from; what is forgotten needs nothing given back."""
+    if done is LimitError:
+        with pytest.raises(LimitError, match="cost_after gave"):
+            settled(outcome(**says))
+    else:
+        assert settled(outcome(**says)) == done
+
+
+def test_who_took_nothing_gives_nothing_back() -> None:
+    """A refused hit has no token; where Redis could not be asked, nobody is asked about the outcome either."""
+    assert settled(outcome(token=None, count_if=no)) == []
+    assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
+
+
+def test_a_cost_afterwards_is_charged_once_for_a_request() -> None:
+    """However often it goes through the view; another request is another matter."""
+    request = RequestFactory().get("/")
+    assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [[("charge", 7)], []]
+    assert settled(outcome(cost_after=seven)) == [("charge", 7)]
+
+
+def test_the_outcome_is_the_response_or_what_was_raised() -> None:
+    """Whatever stopped the view is what the functions are given."""
+    seen: list[Any] = []
+    error = KeyboardInterrupt()
+    for response in ("the response", error):
+        settled(outcome(count_if=lambda request, outcome: seen.append(outcome) or True), response)
+    assert seen == ["the response", error]
+    assert isinstance(next(settle(RequestFactory().get("/"), None, outcome(count_if=ano))), Wait)
