@@ -98,6 +98,6 @@ def group_of(view: Any) -> str:
     name = str(getattr(view, "__qualname__", None) or getattr(function, "__qualname__", type(function).__qualname__))
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
-    module = getattr(view, "__module__", None) or type(function).__module__
+    module = getattr(function, "__module__", None) or type(function).__module__  # A partial's own is functools.
     code = getattr(function, "__code__", None)
     return f"{module}.{name}" + (f":{code.co_firstlineno}" if code and code.co_name == "<lambda>" else "")

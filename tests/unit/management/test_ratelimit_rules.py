@@ -37,7 +37,6 @@ def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
         (["explain", "--header", ": value"], "write NAME:VALUE"),
         (["import", "missing.yaml"], "missing.yaml"),
         (["check", "missing.yaml"], "missing.yaml"),
-        (["mode", "api", "on"], "invalid choice"),
         (["lift"], "invalid choice"),
     ],
 )
@@ -45,6 +44,13 @@ def test_arguments_that_make_no_sense_are_said_before_anything_is_done(arguments
     """Nothing is asked of Redis or the database."""
     with pytest.raises(CommandError, match=problem):
         call_command("ratelimit_rules", *arguments)
+
+
+def test_a_mode_that_there_is_not_is_refused_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that there are."""
+    with pytest.raises(SystemExit):
+        call_command("ratelimit_rules", "mode", "api", "on")
+    assert "invalid choice: 'on'" in capsys.readouterr().err
 
 
 def test_a_file_can_be_checked_without_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

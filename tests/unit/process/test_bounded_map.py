@@ -36,7 +36,7 @@ def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int
             assert sorted(bounded.pop_labelled(b"%d" % (key % 3))) == sorted(model.pop(other) for other in labelled)
         else:
             assert bounded.get(key) == model.get(key)
-        assert [(key, value) for key, (value, _) in bounded._entries.items()] == list(model.items())
+        assert [(key, value) for key, (value, _) in bounded.entries.items()] == list(model.items())
         assert bounded._labelled.get(b"all", set()) == set(model)
         assert len(bounded._labelled) == len({other % 3 for other in model}) + bool(model)
         assert len(bounded) == len(model)

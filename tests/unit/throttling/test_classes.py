@@ -151,12 +151,12 @@ def test_a_view_says_what_its_requests_cost() -> None:
 
 def test_a_rule_of_its_scope_stands_in_the_place_of_its_rate() -> None:
     """One whose group is the scope stands beside it; one that is off lifts it."""
-    rule, beside = {"name": "anon", "rate": "7/h"}, {"name": "beside", "group": "anon", "rate": "7/h"}
+    rule, beside = ({"name": name, "group": "anon", "key": "ip", "rate": "7/h"} for name in ("anon", "beside"))
     assert charged(throttle()) == [("anon", "30/h")]
     assert charged(throttle(), rule) == [("anon", "7/h")]
     assert charged(throttle(), beside) == [("anon", "30/h"), ("beside", "7/h")]
     assert charged(throttle(), {**rule, "mode": "off"}) == []
-    assert charged(throttle(User, scope="none"), {"name": "none", "rate": "7/h"}) == [("none", "7/h")]
+    assert charged(throttle(User, scope="none"), {"name": "none", "group": "none", "rate": "7/h"}) == [("none", "7/h")]
 
 
 def test_a_log_is_not_kept_of_a_million_requests() -> None:
