@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
@@ -43,16 +43,6 @@ def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
     assert (snapshot["kinds"], snapshot["blocks"]) == ({"": ["ip4/32"], "api": ["ip4/24"]}, ["ip4/32"])
     ruleset = Ruleset((), snapshot)
     assert (ruleset.by_name["api"].pk, ruleset.blocks, ruleset.problems) == (api.pk, ["ip4/32"], [])
-
-
-def test_a_row_that_cannot_be_read_is_skipped_and_the_others_are_published(caplog: Any) -> None:
-    """Somebody wrote to it by hand; the log says to which."""
-    broken, fine = rule("broken"), rule("fine")
-    with connection.cursor() as cursor:
-        row = [f"[{'9' * 5000}]", broken.pk]  # Which databases take, and Python does not read.
-        cursor.execute("UPDATE django_ratelimit_lua_ratelimitrule SET methods = %s WHERE id = %s", row)
-    assert [one["id"] for one in snapshot_of("default")["rules"]] == [fine.pk]
-    assert f"the rule of row {broken.pk} cannot be read" in caplog.text
 
 
 def test_all_that_is_said_of_one_subject_is_one_record() -> None:
