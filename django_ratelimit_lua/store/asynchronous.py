@@ -1,4 +1,7 @@
-"""Connections for coroutines: one set per event loop, closed with it."""
+"""Connections for coroutines: one for each event loop, on which all of them ask, closed with the loop.
+
+A thousand coroutines that ask in one turn of the loop make one trip.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from contextlib import closing, suppress
 from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import leave_to_parent, renew_after_fork
@@ -29,15 +32,23 @@ within 0.1 s it has listened ten times at least."""
 
 
 class _Wait:
-    """Somebody waits for something, until `due`; `renewed`: the seconds that a sign of life is worth."""
+    """Somebody waits for something, until `due`; each sign of life that `pulse` tells of is worth all the `seconds`."""
 
-    __slots__ = ("due", "future", "is_over", "renewed")
+    __slots__ = ("_heard_at", "_pulse", "_seconds", "due", "future", "is_over")
 
-    def __init__(self, future: asyncio.Future[Any], due: float, renewed: float | None) -> None:
+    def __init__(self, future: asyncio.Future[Any], now: float, seconds: float, pulse: Pulse | None) -> None:
         self.future = future
-        self.due = due
-        self.renewed = renewed
+        self.due = now + seconds
         self.is_over = False
+        self._seconds = seconds
+        self._pulse = pulse
+        self._heard_at = pulse.heard_at if pulse is not None else 0.0
+
+    def listen(self, now: float) -> None:
+        """Begin anew where there was a sign of life."""
+        if self._pulse is not None and self._pulse.heard_at != self._heard_at:
+            self._heard_at = self._pulse.heard_at
+            self.due = max(self.due, now + self._seconds)
 
     def end(self) -> None:
         """Its time is over, unless it has come to something already."""
@@ -51,27 +62,25 @@ class _Wait:
 class Watch:
     """The deadlines of one event loop, by a clock that stands still while the loop is busy with something else."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._pulse = pulse
         self._waits: set[_Wait] = set()
         self._clock, self._looked_at = 0.0, time.monotonic()
-        self._heard_at = self._heard_clock = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     def clock(self) -> float:
         """Seconds, of no meaning but to each other."""
         return self._clock + min(time.monotonic() - self._looked_at, LONGEST_STEP)
 
-    async def wait(self, future: asyncio.Future[Any], patience: Patience, *, may_renew: bool = False) -> Any:
+    async def wait(self, future: asyncio.Future[Any], patience: Patience, pulse: Pulse | None = None) -> Any:
         """What a future comes to. Raises `redis.exceptions.TimeoutError` where the patience ends before.
 
-        `may_renew`: each sign of life of the server gives the patience back.
+        `pulse`: each sign of life that it tells of gives the patience back.
         """
         if self._timer is None:
             self._looked_at = time.monotonic()
             self._timer = self._loop.call_later(min(TICK, max(patience.left, 0.001)), self._look)
-        wait = _Wait(future, self.clock() + patience.left, patience.left if may_renew else None)
+        wait = _Wait(future, self.clock(), patience.left, pulse)
         self._waits.add(wait)
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
@@ -84,40 +93,51 @@ class Watch:
         finally:
             self._waits.discard(wait)
             now = self.clock()
-            if may_renew:
-                self._listen(now)
-                wait.due = max(wait.due, self._heard_clock + (wait.renewed or 0.0))
+            wait.listen(now)
             patience.left = wait.due - now
-
-    def _listen(self, now: float) -> None:
-        if self._pulse.heard_at != self._heard_at:
-            self._heard_at, self._heard_clock = self._pulse.heard_at, now
 
     def _look(self) -> None:
         now = time.monotonic()
         self._clock += min(now - self._looked_at, LONGEST_STEP)
         self._looked_at = now
-        self._listen(self._clock)
         nearest = TICK
         for wait in self._waits:
-            if wait.renewed is not None:
-                wait.due = max(wait.due, self._heard_clock + wait.renewed)
+            wait.listen(self._clock)
             nearest = min(nearest, wait.due - self._clock)
             if wait.due <= self._clock and not wait.is_over:
                 wait.end()
         self._timer = self._loop.call_later(max(nearest, 0.001), self._look) if self._waits else None
 
 
-class Link(asyncio.Protocol):
-    """One connection of one event loop."""
+class _Asked:
+    """What somebody asks: what to send, the replies that are owed for it, and what tells that they have come."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("answered", "replies", "to_send")
+
+    def __init__(self, to_send: bytes, replies: Replies, answered: asyncio.Future[None]) -> None:
+        self.to_send = to_send
+        self.replies = replies
+        self.answered = answered
+
+
+class Link(asyncio.Protocol):
+    """One connection of one event loop, on which many may ask at once.
+
+    Who asks while nobody else does is sent at once. Others go out together at the end of the loop's turn, and replies
+    are matched in the order in which was asked. What is answered to who does not wait any more is read and dropped.
+    Where a reply is not what it must be, all that follow are in doubt: the connection is closed, and whoever waits for
+    one of them is told so. `pulse` is of the server; each complete reply is a sign of life.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse) -> None:
         self._loop = loop
+        self._server = pulse
+        self._pulse = Pulse()
         self._transport: asyncio.Transport | None = None
-        self._replies: Replies | None = None
-        self._answered: asyncio.Future[None] | None = None
+        self._asked: deque[_Asked] = deque()
+        self._to_ask: list[_Asked] = []
         self._early = b""
-        self._was_used = False
+        self._was_used = self._is_retired = False
         self._has_news: Callable[[], object] = lambda: True
 
     @property
@@ -129,7 +149,8 @@ class Link(asyncio.Protocol):
     def is_ready(self) -> bool:
         """Whether it can be asked. Whatever can be read where nothing was asked is the server hanging up, or not meant
         for us."""
-        return self.is_open and not self._has_news()
+        is_busy = self._asked or self._to_ask
+        return self.is_open and not self._is_retired and (bool(is_busy) or not self._has_news())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -143,19 +164,25 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._replies is None:
-            if self._was_used:
-                self.close()
-            else:
-                self._early += data  # What it says of itself, before anything was asked, is about the first question.
+        if not self._was_used:
+            self._early += data  # What it says of itself, before anything was asked, is about the first question.
             return
         try:
-            is_answered = self._replies.feed(data)
+            while data:
+                if not self._asked:
+                    raise InvalidResponse("more than was asked for")
+                rest = self._asked[0].replies.take(data)
+                if rest is None:
+                    return
+                data, answered = rest, self._asked.popleft().answered
+                self._pulse.heard_at = self._server.heard_at = time.monotonic()
+                if not answered.done():
+                    answered.set_result(None)
         except Exception as error:
             self._fail(error)
         else:
-            if is_answered and self._answered is not None and not self._answered.done():
-                self._answered.set_result(None)
+            if self._is_retired:
+                self.retire()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -163,9 +190,20 @@ class Link(asyncio.Protocol):
         self._fail(RedisConnectionError("the server hung up" if exc is None else f"{type(exc).__name__}: {exc}"))
 
     def _fail(self, error: Exception) -> None:
+        """Close it; the first that waits is told why, and those behind that they were not answered."""
         self.close()
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(error)
+        waiting = [asked.answered for asked in (*self._asked, *self._to_ask) if not asked.answered.done()]
+        self._asked.clear()
+        self._to_ask.clear()
+        for answered in waiting:
+            answered.set_exception(error)
+            error = RedisConnectionError(f"the connection was closed before this was answered: {error}")
+
+    def retire(self) -> None:
+        """Let nobody else ask; it is closed as soon as nobody waits any more."""
+        self._is_retired = True
+        if all(asked.answered.done() for asked in (*self._asked, *self._to_ask)):
+            self.close()
 
     def close(self) -> None:
         """Close it; it is not used again."""
@@ -174,41 +212,61 @@ class Link(asyncio.Protocol):
             with suppress(RuntimeError):  # The loop is closed, and its transports with it.
                 transport.abort()
 
-    async def perform(self, exchange: Exchange, patience: Patience, watch: Watch, pulse: Pulse) -> Any:
+    async def perform(self, exchange: Exchange, patience: Patience, watch: Watch) -> Any:
         """The answer of an exchange; see `blocking.Link.ask`."""
         try:
             to_send, owed = next(exchange)
             while True:
                 await self._replied(to_send, owed, patience, watch)
-                pulse.heard_at = time.monotonic()
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
-        except BaseException as error:  # A cancellation, too: what it is answered is for nobody any more.
-            raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
+        except (asyncio.CancelledError, GeneratorExit, RedisTimeoutError):
+            if self._is_retired:
+                self.retire()
+            raise
+        except BaseException as error:
+            raise ended_by(error, self.retire if isinstance(error, ReadOnlyError) else self.close)  # noqa: B904
 
     async def _replied(self, to_send: bytes, owed: Replies, patience: Patience, watch: Watch) -> None:
         if self._transport is None:
             raise RedisConnectionError("the server hung up")
         if patience.is_over:
             raise RedisTimeoutError("no time is left to ask")
-        answered = self._loop.create_future()
-        self._replies, self._answered = owed, answered
-        early, self._early, self._was_used = self._early, b"", True
+        asked, pulse = _Asked(to_send, owed, self._loop.create_future()), None
+        if self._asked or self._to_ask:
+            pulse = self._pulse  # A reply to others before this one shows that the server is at it.
+            if not self._to_ask:
+                self._loop.call_soon(self._ask)
+            self._to_ask.append(asked)
+        else:
+            self._to_ask.append(asked)
+            self._ask()
         try:
-            self._transport.write(to_send)
+            await watch.wait(asked.answered, patience, pulse)
+        except RedisTimeoutError:
+            self._is_retired = True
+            raise
+        finally:
+            asked.answered.cancel()
+            if not asked.answered.cancelled():
+                asked.answered.exception()  # Whoever waited has heard of it, or waits no more.
+
+    def _ask(self) -> None:
+        if self._transport is None:
+            return  # Whoever waits will be told.
+        asked = [asked for asked in self._to_ask if not asked.answered.done()]
+        self._to_ask.clear()
+        if asked:
+            self._asked += asked
+            self._was_used, early, self._early = True, self._early, b""
+            self._transport.write(b"".join([one.to_send for one in asked]))
             if early:
                 self.data_received(early)
-            await watch.wait(answered, patience)
-        finally:
-            self._replies = self._answered = None
-            answered.cancel()
-            if answered.done() and not answered.cancelled():
-                answered.exception()  # Whoever waited has heard of it, or waits no more.
 
 
 class LoopConnections:
-    """One event loop's connections to one server. Only ever used in that loop."""
+    """One event loop's connection to one server, and how it is made anew. Only ever used in that loop."""
 
     def __init__(
         self, params: ConnectionParams, pulse: Pulse, ended: Callable[[asyncio.AbstractEventLoop], object]
@@ -217,10 +275,12 @@ class LoopConnections:
         self._pulse = pulse
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._watch = Watch(self._loop, pulse)
+        self._watch = Watch(self._loop)
         self._dial = params.async_dial()
-        self._idle: list[Link | None] = [None] * params.most_connections  # None: one to be opened.
-        self._waiting: deque[asyncio.Future[Link | None]] = deque()
+        self._link: Link | None = None
+        self._retired: list[Link] = []
+        self._connecting: asyncio.Task[Link] | None = None
+        self._waiting: list[asyncio.Future[Link]] = []
         self._closer = self._close_with_loop()
 
     async def start(self) -> None:
@@ -238,49 +298,64 @@ class LoopConnections:
                 await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Close the connections that are idle."""
-        for link in self._idle:
-            if link is not None:
-                link.close()
+        """Close the connection, and stop making one."""
+        for link in (*self._retired, *([] if self._link is None else [self._link])):
+            link.close()
+        if self._connecting is not None and not self._loop.is_closed():
+            self._connecting.cancel()
 
     async def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
-        """See `Connections.exchange`. A connection that was cancelled in the middle of an exchange is closed."""
-        link = self._idle.pop() if self._idle else await self._waited_for(patience, check)
-        try:
-            if link is None or not link.is_ready:
-                old, link = link, None
-                if old is not None:
-                    old.close()
-                link = await self._connected(patience)
-            return await link.perform(question.exchange(), patience, self._watch, self._pulse)
-        finally:
-            if link is not None and not link.is_open:
-                link.close()
-                link = None
-            self._give(link)
+        """See `Connections.exchange`; what `check` raises, where others have made the connection. All who ask at once
+        share one."""
+        link = self._link
+        if link is None or not link.is_ready:
+            link = await self._connected(patience, check)
+        return await link.perform(question.exchange(), patience, self._watch)
 
-    async def _waited_for(self, patience: Patience, check: Callable[[], None]) -> Link | None:
-        turn: asyncio.Future[Link | None] = self._loop.create_future()
-        self._waiting.append(turn)
-        try:
-            await self._watch.wait(turn, patience, may_renew=True)
-            check()
-        except BaseException:
-            # A turn that never came, whose time is over (an exception) or which was cancelled, is not passed on.
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give(turn.result())  # It was this one's turn, which it does not take.
-            raise
-        return turn.result()
+    async def _connected(self, patience: Patience, check: Callable[[], None]) -> Link:
+        self._retire()
+        while True:
+            is_first = self._connecting is None
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect(patience.share(1)))
+                self._connecting.add_done_callback(self._has_connected)
+            made: asyncio.Future[Link] = self._loop.create_future()
+            self._waiting.append(made)
+            try:
+                link: Link = await self._watch.wait(made, patience)
+            except (RedisError, OSError) as error:
+                if is_first or patience.is_over:
+                    raise ended_by(error, lambda: None, connecting=True)  # noqa: B904 - it knows its cause
+                check()  # What others have tried in vain is tried again, unless too much has failed.
+            else:
+                return link
+            finally:
+                made.cancel()
 
-    def _give(self, link: Link | None) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(link)
-                return
-        self._idle.insert(0 if link is None else len(self._idle), link)  # The open ones are taken first.
+    def _retire(self) -> None:
+        """Another connection takes the place of this one; who waits there still may wait, as long as there is room."""
+        if self._link is not None:
+            self._link.retire()
+            self._retired = [link for link in (*self._retired, self._link) if link.is_open]
+            self._link = None
+        while len(self._retired) >= self._params.most_connections:
+            self._retired.pop(0).close()
 
-    async def _connected(self, patience: Patience) -> Link:
+    def _has_connected(self, task: asyncio.Task[Link]) -> None:
+        self._connecting = None
+        waiting, self._waiting = self._waiting, []
+        error = RedisConnectionError("connecting was given up") if task.cancelled() else task.exception()
+        if error is None:
+            self._link = task.result()
+        for made in waiting:
+            if made.done():
+                continue
+            if error is None:
+                made.set_result(task.result())
+            else:
+                made.set_exception(error)
+
+    async def _connect(self, patience: Patience) -> Link:
         if self._params.sentinels:
             host, port = await self._master(patience)
             return await self._dialled(self._dial, self._params, patience, host=host, port=port)
@@ -292,21 +367,21 @@ class LoopConnections:
                 link = await self._dialled(sentinel.async_dial(), sentinel, share)
                 with closing(link):
                     question = to_find_master(self._params.service)
-                    master: Address | None = await link.perform(question.exchange(), share, self._watch, Pulse())
+                    master: Address | None = await link.perform(question.exchange(), share, self._watch)
                     if master is not None:
                         return master
         raise Unreachable(f"no sentinel knows the master of {self._params.service!r}")
 
     async def _dialled(self, dial: AsyncDial, params: ConnectionParams, patience: Patience, **address: Any) -> Link:
         """A new connection, which was greeted; to an address other than its own, as a master."""
-        link = Link(self._loop)
+        link = Link(self._loop, self._pulse)
         try:
             if patience.is_over:
                 raise RedisTimeoutError("no time is left to connect")
             await self._watch.wait(self._loop.create_task(dial.connect(lambda: link, **address)), patience)
             credentials = await params.acredentials()
             greeting = greet(credentials, params.database, params.client_name, needs_master=bool(params.sentinels))
-            await link.perform(greeting, patience, self._watch, self._pulse)
+            await link.perform(greeting, patience, self._watch)
             link.begin()
         except BaseException as error:
             raise ended_by(error, link.close, connecting=True)  # noqa: B904 - it knows its cause

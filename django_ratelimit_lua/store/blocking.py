@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import renew_after_fork
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Question, Replies, ended_by, greet, to_find_master, whole_string
+from .exchange import Address, Exchange, Question, Replies, ended_by, first_string, greet, to_find_master
 from .patience import GRACE, Patience, Pulse
 from .redis_py import open_socket
 
@@ -56,10 +56,10 @@ class Link:
             sent = self._within(self._sock.send, question.command, patience) or 0
             if sent == len(question.command):
                 data = self._within(self._sock.recv, READ_SIZE, patience)
-                reply = whole_string(data) if data else None
-                if reply is not None:
+                first = first_string(data) if data else None
+                if first is not None and not first[1]:
                     self._pulse.heard_at = time.monotonic()
-                    return question.read(reply)
+                    return question.read(first[0])
         except BaseException as error:
             raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
         return self._perform(question.exchange(), patience, sent, data)

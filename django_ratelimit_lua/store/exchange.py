@@ -48,16 +48,19 @@ _BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(program.SHA), program.SHA)
 _BY_SOURCE = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(program.PROGRAM), program.PROGRAM)
 
 
-def whole_string(data: bytes) -> bytes | None:
-    """The string that a reply is, where these bytes are one as a whole and nothing else; else None.
+def first_string(data: bytes) -> tuple[bytes, bytes] | None:
+    """The string that a reply is, and what comes behind it; None where these bytes do not begin with one as a whole.
 
-    >>> whole_string(b"$2\\r\\nab\\r\\n"), whole_string(b"$2\\r\\nab\\r\\n+OK\\r\\n"), whole_string(b"$2\\r\\na")
-    (b'ab', None, None)
+    >>> first_string(b"$2\\r\\nab\\r\\n+OK\\r\\n"), first_string(b"$2\\r\\na"), first_string(b"+OK\\r\\n")
+    ((b'ab', b'+OK\\r\\n'), None, None)
     """
     if data[:1] != b"$":
         return None
-    header, _, rest = data.partition(b"\r\n")
-    return rest[:-2] if rest[-2:] == b"\r\n" and header == b"$%d" % (len(rest) - 2) else None
+    end = data.find(b"\r\n", 1, 12)
+    if end < 0 or not data[1:end].isdigit():
+        return None
+    after = end + 4 + int(data[1:end])
+    return (data[end + 2 : after - 2], data[after:]) if data[after - 2 : after] == b"\r\n" else None
 
 
 class Replies:
@@ -82,12 +85,20 @@ class Replies:
 
     def feed(self, data: bytes) -> bool:
         """Read on; whether all have come. Raises `InvalidResponse` for what is no reply, or more than was owed."""
+        rest = self.take(data)
+        if rest:
+            raise InvalidResponse("more than was asked for")
+        return rest is not None
+
+    def take(self, data: bytes) -> bytes | None:
+        """Read on; what comes behind the last that is owed, or None while there is more to come. Raises
+        `InvalidResponse` for what is no reply."""
         buffer = self._data
         if self._owed == 1 and not buffer and not self._open:
-            text = whole_string(data)
-            if text is not None:  # What follows would find the same, later.
-                self.found.append(text)
-                return True
+            first = first_string(data)
+            if first is not None:  # Nearly every reply is one that comes at once; what follows would find the same.
+                self.found.append(first[0])
+                return first[1]
         self._left -= len(data)
         if self._left < 0:
             raise InvalidResponse("a reply that is larger than any to this question")
@@ -131,11 +142,7 @@ class Replies:
             at = at_next
             self._add(reply)
         del buffer[:at]
-        if len(self.found) < self._owed:
-            return False
-        if buffer:
-            raise InvalidResponse("more than was asked for")
-        return True
+        return bytes(buffer) if len(self.found) == self._owed else None
 
     @property
     def is_between(self) -> bool:
