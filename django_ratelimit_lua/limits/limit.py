@@ -60,23 +60,22 @@ class Limit:
     def __init__(self, name: str, rate: Rate | str | tuple[int, float], **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
-        name = _shortened(name)
+        name, key_name = _named(name)
         for option, value in read_options(f"Limit {name!r}", options).items():
             object.__setattr__(self, option, value)
-        kind = algorithms.find(self.algorithm)
+        kind = algorithms.ALGORITHMS[self.algorithm]
         made = {
             "name": name,
-            "rate": Rate.parse(rate),
-            "key_part": _bounded(name) + b":" + kind.suffix,
+            "rate": rate if isinstance(rate, Rate) else Rate.parse(rate),
+            "key_part": key_name + b":" + kind.suffix,
             "max_wait_us": -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND),
             "wants_more": kind.wants_more(self),
             "is_hot": self.lease is not None or self.split is not None,
         }
         for attribute, value in made.items():
             object.__setattr__(self, attribute, value)
-        kind.check(self)
-        packed = self.packed_at(0)
-        object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else packed)
+        numbers = kind.numbers(self, 0)
+        object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))
 
     @property
     def lapse(self) -> float:
@@ -98,8 +97,8 @@ class Limit:
 
     def renamed(self, name: str) -> Limit:
         """The same limit under another name, with a state of its own."""
-        name = _shortened(name)
-        return self._but(name=name, key_part=_bounded(name) + b":" + algorithms.find(self.algorithm).suffix)
+        name, key_name = _named(name)
+        return self._but(name=name, key_part=key_name + b":" + algorithms.find(self.algorithm).suffix)
 
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
@@ -120,18 +119,16 @@ class Limit:
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
 
 
-def _shortened(name: str) -> str:
-    """The name as decisions tell it, and as whatever remembers decisions keeps it."""
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 25] + "~" + _digest(name)
+def _named(name: str) -> tuple[str, bytes]:
+    """The name as decisions tell it, and as whatever remembers decisions keeps it; and as a key carries it: itself if
+    it is short and plain, else its beginning and a digest."""
+    if len(name) > _LONGEST_NAME:
+        name = name[: _LONGEST_NAME - 25] + "~" + _digest(name)
+    if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
+        return name, name.encode()
+    readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _LONGEST_ID - 25], flags=re.ASCII)
+    return name, f"{readable}~{_digest(name)}".encode()
 
 
 def _digest(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-
-
-def _bounded(name: str) -> bytes:
-    """The name as a key carries it: itself if it is short and plain, else its beginning and a digest."""
-    if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
-        return name.encode()
-    readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _LONGEST_ID - 25], flags=re.ASCII)
-    return f"{readable}~{_digest(name)}".encode()

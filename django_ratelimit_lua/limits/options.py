@@ -156,7 +156,8 @@ def refuse_unknown(where: str, given: Iterable[str], accepted: Iterable[str] = O
 
 def read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option by name, as it is given or by default. Raises `LimitError` that names option and `where`."""
-    refuse_unknown(where, given)
+    if not given.keys() <= OPTIONS.keys():
+        refuse_unknown(where, given)
     values: dict[str, Any] = {}
     for name, row in OPTIONS.items():
         value = given.get(name)

@@ -77,26 +77,22 @@ class Rate:
         """Read `"N/[k]unit"` or `(count, seconds)`; the whole string must match. Raises `LimitError`."""
         if isinstance(value, cls):
             return value
-        if isinstance(value, str):
-            return cls._parse_text(value)
         if isinstance(value, (tuple, list)) and len(value) == 2:
             return cls._parse_pair(*value)
-        raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); {ACCEPTED}")
-
-    @classmethod
-    def _parse_text(cls, text: str) -> Rate:
-        match = _FORM.fullmatch(text)
+        if not isinstance(value, str):
+            raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); {ACCEPTED}")
+        match = _FORM.fullmatch(value)
         if not match:
-            raise LimitError(f"Rate {text!r}; {ACCEPTED}")
+            raise LimitError(f"Rate {value!r}; {ACCEPTED}")
         count, times, unit = match.groups()
         if unit not in _UNITS:
-            raise LimitError(f"Rate {text!r}: unknown unit {unit!r}; {ACCEPTED}")
+            raise LimitError(f"Rate {value!r}: unknown unit {unit!r}; {ACCEPTED}")
         if len(count) > 15 or len(times) > 15:
-            raise LimitError(f"Rate {text!r} is too large: at most {cls.MOST_UNITS} units in at most ten years")
+            raise LimitError(f"Rate {value!r} is too large: at most {cls.MOST_UNITS} units in at most ten years")
         try:
             return cls(int(count), int(times or 1) * _UNITS[unit])
         except LimitError as error:
-            raise LimitError(f"Rate {text!r}: {error}") from None
+            raise LimitError(f"Rate {value!r}: {error}") from None
 
     @classmethod
     def _parse_pair(cls, count: object, seconds: object) -> Rate:

@@ -75,7 +75,7 @@ def call_site(
         known_call_sites.add(group)
     assert template.key is not None
     return Rule(
-        template=replace(template, label=f"{methods_label(methods)}:{template.key.name}"),
+        template=replace(template, label=f"{methods_label(methods)}:{template.key.name}", _limits={}),
         group=group, methods=methods, block=block, count_if=count_if, reset_if=reset_if, cost_after=cost_after,
     )  # fmt: skip
 

@@ -256,6 +256,7 @@ def is_field(kind: str) -> bool:
     return split_field(kind) is not None
 
 
+@lru_cache(maxsize=1024)
 def is_kind(kind: object) -> bool:
     """Whether that is a kind of subject: user, a network, or a field that a key can name.
 

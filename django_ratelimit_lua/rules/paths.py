@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from django.utils.functional import cached_property
+
 from ..process.bounded_map import BoundedMap
 
 if TYPE_CHECKING:
@@ -92,9 +94,10 @@ class PathIndex:
                 # What every path of it begins with; a pattern is only compiled for a path that does.
                 self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
-        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
-            _REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules)
-        )
+
+    @cached_property
+    def _remembered(self) -> BoundedMap[str, tuple[Rule, ...]]:
+        return BoundedMap(_REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules))
 
     def matching(self, path: str) -> tuple[Rule, ...]:
         """The rules whose paths this is one of, in their order."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Event, Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
 from django.core.signals import setting_changed
@@ -24,11 +24,13 @@ from ..store import PATIENCE, Patience, get_store
 from .freshness import freshness
 from .overrides import override_cache
 from .problems import problems
-from .rule import Rule
 from .ruleset import Ruleset, settings_rules
-from .snapshot import UnreadableError, parse_snapshot, revision_of
+from .snapshot import UnreadableError, parse_snapshot
 
 logger = logging.getLogger("django_ratelimit_lua")
+T = TypeVar("T")
+APP = "django_ratelimit_lua"
+"""Where it is installed, rules can be edited: every call asks whether it goes by the current ones."""
 REVISION, SNAPSHOT, DATABASE, KEYS, FORMAT = b"revision", b"rules", b"database", b"keys", b"format"
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are requests."""
@@ -100,10 +102,8 @@ def beside_key(of: str) -> bytes:
     return rules_key() + b":" + (of.encode() or b"none")
 
 
-def _key_in_force() -> bytes | None:
-    """That key, where there are rows to edit rules in, so that every call asks whether it goes by the current ones."""
-    if not apps.is_installed("django_ratelimit_lua"):
-        return None
+def own_key() -> bytes:
+    """That key for this process's database."""
     return rules_key() if other is None else beside_key(database or "")
 
 
@@ -139,7 +139,7 @@ def is_others(owner: str) -> bool:
 
 def current() -> Ruleset | None:
     """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
-    global _ruleset, _compare_at
+    global _compare_at
     now = time.monotonic()
     if now >= _compare_at:
         is_first, _compare_at = _compare_at < 0, now + COMPARE_SECONDS
@@ -148,7 +148,8 @@ def current() -> Ruleset | None:
         if _blind is not None and _ruleset is _blind and read_database is not None:
             read_database(0.0, _begin_with)
     if _ruleset is None and _snapshot is not None:
-        _ruleset = Ruleset(settings_rules(), _snapshot, _key_in_force())  # Only the settings have changed.
+        # Only the settings have changed.
+        _go_by(Ruleset(settings_rules(), _snapshot, own_key() if apps.is_installed(APP) else None))
     return _ruleset
 
 
@@ -193,23 +194,17 @@ def _loading_in_background(stale: StaleRules | None) -> Event:
 
 
 def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
-    global _ruleset, _blind, _unanswered_at, is_answered
-    # Whoever waits for a database that does not answer waits alone: the others go on with what they know.
-    lock, turn, began = _lock, patience.share(2), time.monotonic()
-    has_turn = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
-    if not has_turn or _unanswered_at > began:
-        patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
-    if not has_turn:
+    global _unanswered_at, is_answered
+    lock = _lock
+    if not (lock.acquire(blocking=False) or _waited_for(lock, patience)):
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
-        known = _ruleset
+        known, is_of = _ruleset, database
         if known is not None and (stale is None or known.revision == stale.current):
             return known  # Another thread was faster.
-        declared = settings_rules()
-        fence = _key_in_force()
-        if fence is None:
-            _ruleset = Ruleset(declared)
-            return _ruleset
+        declared = settings_rules() if known is None else known.declared
+        if not apps.is_installed(APP):
+            return _go_by(Ruleset(declared))
         try:
             fence, snapshot = _published_or_best(known, patience)
             is_answered = True
@@ -218,20 +213,39 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             if known is not None and known.fence is not None and known is not _blind:
                 fence, snapshot = known.fence, known.snapshot
             else:
-                snapshot = _from_database(patience)
+                fence, snapshot = own_key(), _from_database(patience)
         before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
-        ruleset = _prepared(declared, snapshot, fence, before)
-        _ruleset, _blind = ruleset, None if is_answered or snapshot else ruleset
-        if is_answered and _is_of_another(
-            snapshot.get("database", "")
-        ):  # Which database is ours became known meanwhile: see `know`.
+        ruleset = _go_by(Ruleset(declared, snapshot, fence, before), is_blind=not (is_answered or snapshot))
+        if is_answered and database != is_of and _is_of_another(snapshot.get("database", "")):
+            # Which database is ours became known meanwhile, see `know`.
             with suppress(StoreError):  # The next comparison finds it, too.
                 fence, snapshot = _published_or_best(None, patience)
-                ruleset = _ruleset = _prepared(declared, snapshot, fence)
-        _tell()
+                ruleset = _go_by(Ruleset(declared, snapshot, fence))
         return ruleset
     finally:
         lock.release()
+
+
+def _go_by(ruleset: Ruleset, *, is_blind: bool = False) -> Ruleset:
+    """Go by these rules from now on; say what is wrong with them, and let those know who remember what followed from
+    others."""
+    global _ruleset, _blind
+    _ruleset, _blind = ruleset, ruleset if is_blind else None
+    if ruleset.snapshot:
+        problems.in_force({name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems)
+    for hear in on_new_rules:
+        hear()
+    return ruleset
+
+
+def _waited_for(lock: Lock, patience: Patience) -> bool:
+    """Whether a lock was got within half of the time that is left: whoever waits for a database that does not answer
+    waits alone, and the others go on with what they know."""
+    turn, began = patience.share(2), time.monotonic()
+    is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
+    if not is_got or _unanswered_at > began:
+        patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
+    return is_got
 
 
 def _is_of_another(owner: object) -> bool:
@@ -239,63 +253,48 @@ def _is_of_another(owner: object) -> bool:
     return database is not None and owner not in ("", database)
 
 
-def _prepared(
-    declared: tuple[Rule, ...], snapshot: Mapping[str, Any], fence: bytes | None, before: Ruleset | None = None
-) -> Ruleset:
-    ruleset = Ruleset(declared, snapshot, fence, before)
-    ruleset.prepare()
-    return ruleset
-
-
-def _tell() -> None:
-    for hear in on_new_rules:
-        hear()
+def _within_half(patience: Patience, ask: Callable[..., T], *arguments: object) -> T:
+    """The answer to a question that is told how many seconds it may take: half of what is left, so that some is left to
+    decide by what is known."""
+    began, most = time.monotonic(), max(0.0, patience.left / 2)
+    answer = ask(most, *arguments)
+    patience.spend(began, most)
+    return answer
 
 
 def _from_database(patience: Patience) -> Mapping[str, Any]:
     """What a process begins with while Redis is away: what the database has; nothing where that takes too long."""
     if read_database is None:
         return {}
-    began, most = time.monotonic(), max(0.0, patience.left / 2)
-    found = read_database(most, _begin_with)
-    patience.spend(began, most)
-    return found or {}
+    return _within_half(patience, read_database, _begin_with) or {}
 
 
 def _begin_with(snapshot: Mapping[str, Any]) -> None:
     """Go by what the database has, where until now this process could go by the settings alone."""
-    global _ruleset, _blind
     with _lock:
-        if _blind is None or _ruleset is not _blind:
-            return
-        _ruleset, _blind = _prepared(settings_rules(), snapshot, _blind.fence), None
-        _tell()
+        if _blind is not None and _ruleset is _blind:
+            _go_by(Ruleset(_blind.declared, snapshot, _blind.fence))
 
 
 def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
-    """The snapshot to go by, and the key that tells whether it is the current one. Raises `StoreError`."""
-    fetched = _fetch(patience)
-    is_garbage = fetched.unread is not None and not fetched.unread.is_newer
-    if republish is not None and (is_garbage or (fetched.unread is None and _may_be_wrong(fetched.snapshot, known))):
-        # Half of the time that is left, so that some is left to ask by what is known.
-        began, most = time.monotonic(), max(0.0, patience.left / 2)
-        is_right = republish(most, is_garbage)
-        patience.spend(began, most)
-        fetched = _fetch(patience)
-        is_missing = fetched.unread is None and not revision_of(fetched.snapshot).number
+    """The key that tells whether rules are the current ones, and the snapshot to go by. Raises `StoreError`."""
+    key, snapshot, unread = _fetch(patience)
+    is_garbage = unread is not None and not unread.is_newer
+    if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot["revision"], known))):
+        is_right = _within_half(patience, republish, is_garbage)
+        key, snapshot, unread = _fetch(patience)
+        is_missing = unread is None and not snapshot["revision"].number
         if not is_right and is_missing and known is not None and known.fence is not None:
             return known.fence, known.snapshot  # No time, or no database: go by what is known.
-    if fetched.unread is None:
-        return fetched.key, fetched.snapshot
+    if unread is None:
+        return key, snapshot
     best: Mapping[str, Any] | None = None
-    if fetched.unread.is_newer and read_database is not None:
-        began, most = time.monotonic(), max(0.0, patience.left / 2)
-        best = read_database(most, None)
-        patience.spend(began, most)
+    if unread.is_newer and read_database is not None:
+        best = _within_half(patience, read_database, None)
     if best is None:
-        best = known.snapshot if known is not None and known.fence == fetched.key else {}
+        best = known.snapshot if known is not None and known.fence == key else {}
     # As of that revision: it is not asked for again until something is published that may be understood.
-    return fetched.key, {**best, "revision": fetched.revision.text.decode()}
+    return key, {**best, "revision": snapshot["revision"]}
 
 
 def reload() -> Ruleset:
@@ -315,7 +314,7 @@ def compare_with_published() -> None:
         text = b""
         # Else they are of another site, or of before the settings changed, or the place of all has changed hands.
         if (
-            ruleset.fence == _key_in_force()
+            ruleset.fence == own_key()
             and not _is_of_another(ruleset.snapshot.get("database", ""))
             and (other is None or _owner(patience) == other)
         ):
@@ -325,7 +324,8 @@ def compare_with_published() -> None:
             return
         # Until they are loaded, whoever comes finds out by itself that they are stale.
         freshness.expire()
-        _tell()
+        for hear in on_new_rules:
+            hear()
         try:
             revision = Revision.read(text)
         except ValueError:
@@ -359,52 +359,55 @@ def take_back(prefix: bytes) -> None:
         logger.warning("What a test has published is still in Redis: %s", error)
 
 
-def _may_be_wrong(snapshot: Mapping[str, Any], known: Ruleset | None) -> bool:
-    """Whether a published snapshot may not be what the database has, so that this has to be asked.
+def _may_be_wrong(revision: Revision, known: Ruleset | None) -> bool:
+    """Whether what is published as of that revision may not be what the database has, so that this has to be asked.
 
     It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
     histories of one database have come to the same number; or another site's rules are in the place of ours.
     """
-    revision = revision_of(snapshot)
     if database is None or other is not None or not revision.number:
         return True
     return known is not None and revision.number <= known.revision.number and revision != known.revision
 
 
 class _Fetched(NamedTuple):
-    """What is published under a key, or why it cannot be read."""
+    """The snapshot that is published under a key; or why it cannot be read, and what is told of it beside."""
 
     key: bytes
     snapshot: Mapping[str, Any]
-    revision: Revision = NO_RULES
     unread: UnreadableError | None = None
-    database: str = ""
 
 
-def _fetch(patience: Patience) -> _Fetched:
-    """What is published for this process's database. Raises `StoreError`."""
-    fetched = _fetch_at(rules_key(), patience)
-    if is_others(fetched.database):
-        return _fetch_at(beside_key(database or ""), patience)
-    return fetched
-
-
-def _fetch_at(key: bytes, patience: Patience) -> _Fetched:
-    global _unread
-    written, text, owner = get_store().execute(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
+def _fetch(patience: Patience, *, beside: bool = False) -> _Fetched:
+    """What is published for this process's database: in the place of all or, where that is another's, `beside`.
+    Raises `StoreError`."""
+    key = beside_key(database or "") if beside else rules_key()
+    text = get_store().execute(b"HGET", key, SNAPSHOT, patience=patience)
     try:
-        snapshot = parse_snapshot(text or b"{}")
-        return _Fetched(key, snapshot, revision_of(snapshot), None, str(snapshot.get("database", "")))
+        fetched = _Fetched(key, parse_snapshot(text or b"{}"))
+    except UnreadableError:
+        fetched = _fetch_unreadable(key, patience)
+    owner = fetched.snapshot.get("database", "")
+    if beside or (owner == database and other is None) or not is_others(str(owner)):
+        return fetched
+    return _fetch(patience, beside=True)
+
+
+def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
+    global _unread
+    number, text, owner = get_store().execute(b"HMGET", key, REVISION, SNAPSHOT, DATABASE, patience=patience)
+    try:
+        return _Fetched(key, parse_snapshot(text or b"{}"))  # There is another by now.
     except UnreadableError as error:
         unread = error
+    if _unread != (key, number):
+        _unread = (key, number)
+        logger.error("The rules in Redis cannot be read, the last that could be go on: %s", unread)
     try:
-        revision = Revision.read(written or b"0")
+        revision = Revision.read(number or b"0")
     except ValueError:
         revision = NO_RULES
-    if _unread != (key, written):
-        _unread = (key, written)
-        logger.error("The rules in Redis cannot be read, the last that could be go on: %s", unread)
-    return _Fetched(key, {}, revision, unread, (owner or b"").decode(errors="replace"))
+    return _Fetched(key, {"revision": revision, "database": (owner or b"").decode(errors="replace")}, unread)
 
 
 def _settings_changed(*, setting: str, **kwargs: object) -> None:

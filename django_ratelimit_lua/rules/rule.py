@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -26,11 +25,11 @@ FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
     "exempt", "message", *OPTIONS,
 )  # fmt: skip
+_KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 LONGEST_PATTERN = 1000
 MOST_PATTERNS = 50
-_TEXTS = ("description", "message")
 UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """What no database takes."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -38,6 +37,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 EVERYONE = "everyone"
 _GROUP = "group:"
 AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
+
+WRONG = (ValueError, TypeError, ArithmeticError)
+"""What the parts of a rule raise where they are wrong."""
 
 Outcome = Callable[[HttpRequest, Any], Any]
 """Called with the request and its response, or the exception that was raised instead of one; may be `async`."""
@@ -179,66 +181,53 @@ def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
     return key.needs_user and key.lumps_strangers and not {EVERYONE, "anonymous"}.isdisjoint(audience)
 
 
+_TEXTS = {
+    "route": "the name of a URL pattern, such as 'shop:detail'",
+    "group": "the group of a decorator or the scope of a throttle",
+    "description": "text",
+    "message": "a sentence for who is refused",
+}
+"""The words whose value is text, and what it is."""
+
+
+@dataclass(slots=True)
 class _Reader:
     """Reads one declaration, and says where something is wrong. What of it can be left out is, unless it is `strict`,
     and is named in `left_out`. Where it is `plain`, code has no place in it."""
 
-    def __init__(self, given: Mapping[str, Any], where: str, plain: bool, strict: bool) -> None:
-        self.given = given
-        self.where = where
-        self.plain = plain
-        self.strict = strict
-        self.left_out: list[str] = []
+    given: Mapping[str, Any]
+    where: str
+    plain: bool
+    strict: bool
+    left_out: list[str] = field(default_factory=list)
 
-    def fail(self, field: str, problem: str) -> NoReturn:
-        raise RuleError(self.where, field, problem)
+    def fail(self, word: str, problem: str) -> NoReturn:
+        raise RuleError(self.where, word, problem)
 
-    def refuse(self, field: str, right: str) -> NoReturn:
-        self.fail(field, f"{field} is {self.given.get(field)!r}{right}")
+    def refuse(self, word: str, right: str) -> NoReturn:
+        self.fail(word, f"{word} is {self.given.get(word)!r}{right}")
 
-    @contextmanager
-    def blaming(self, field: str, what: str = "", *, is_certain: bool = False) -> Iterator[None]:
-        """What is raised within is wrong with that field, unless the error names another."""
-        try:
-            yield
-        except (ValueError, TypeError, ArithmeticError) as error:
-            self.fail(field if is_certain else getattr(error, "field", "") or field, f"{what}{error}")
-
-    def check_texts(self) -> None:
+    def check_text(self, word: str) -> None:
         """Raises for text that no database takes, or that is not what it looks like."""
-        for name, value in self.given.items():
-            for text in _texts(value):
-                if UNWRITABLE.search(text) or (name not in _TEXTS and _CONTROL.search(text)):
-                    self.fail(name, f"{name} is {text!r}: must be text in one line, without control characters")
-                if self.plain and name in ("path", "key") and text != text.strip():
-                    self.fail(name, f"{name} is {text!r}: must not begin or end with a space")
-
-    def flag(self, name: str) -> bool:
-        value = self.given.get(name)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(name, "; write true or false")
-        return bool(value)
-
-    def text(self, field: str, example: str, *, may_be_empty: bool = False) -> str | None:
-        value = self.given.get(field)
-        if value is not None and not (isinstance(value, str) and (value or may_be_empty)):
-            self.refuse(field, f"; write {example}")
-        return value
+        for text in _texts(self.given[word]):
+            if UNWRITABLE.search(text) or (word not in ("description", "message") and _CONTROL.search(text)):
+                self.fail(word, f"{word} is {text!r}: must be text in one line, without control characters")
+            if self.plain and word in ("path", "key") and text != text.strip():
+                self.fail(word, f"{word} is {text!r}: must not begin or end with a space")
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
-        paths = () if value in (None, "") else (value,) if isinstance(value, str) else value
-        if not isinstance(paths, (list, tuple)) or not all(
-            isinstance(path, str) and path.startswith(("/", "*")) for path in paths
-        ):
-            self.refuse("path", "; write a prefix or glob that begins with /, or a list")
-        if len(paths) > MOST_PATTERNS or any(len(path) > LONGEST_PATTERN for path in paths):
+        paths = value if isinstance(value, (list, tuple)) else () if value in (None, "") else (value,)
+        for path in paths:
+            if not isinstance(path, str) or not path.startswith(("/", "*")):
+                self.refuse("path", "; write a prefix or glob that begins with /, or a list")
+        if len(paths) > MOST_PATTERNS or len(max(paths, key=len, default="")) > LONGEST_PATTERN:
             most = f"at most {MOST_PATTERNS} prefixes or globs of at most {LONGEST_PATTERN} characters"
             self.fail("path", f"path: {most}")
         return tuple(paths)
 
     def audience(self) -> tuple[str, ...]:
-        value = self.given.get("audience", EVERYONE)
+        value = self.given["audience"]
         names = [value] if isinstance(value, str) else value
         if not (isinstance(names, (list, tuple)) and names and all(map(_is_audience, names))):
             self.refuse("audience", f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups")
@@ -246,61 +235,52 @@ class _Reader:
             self.refuse("audience", ": a rule of the admin is for one of them, or for groups; make a rule of each")
         return tuple(names)
 
-    def key(self) -> Any:
+    def check_key(self) -> None:
+        """Raises for a key that names code."""
         value = self.given.get("key")
-        if self.plain and value not in (None, "", []):
-            parts = value if isinstance(value, (list, tuple)) else [value]
-            if not all(isinstance(part, str) for part in parts):
+        for part in value if isinstance(value, (list, tuple)) else () if value is None else (value,):
+            if not isinstance(part, str):
                 self.refuse("key", "; write a key such as 'ip', or a list of keys")
-            if any("." in part and ":" not in part for part in parts):
+            if "." in part and ":" not in part:
                 self.refuse("key", "; callables can only be named in the settings")
-            if any("+" in part for part in parts):
+            if "+" in part:
                 self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
-        return value
-
-    def cost(self) -> Any:
-        cost = self.given.get("cost")
-        if self.plain and cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
-            self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
-        return cost
-
-    def rate(self) -> Any:
-        rate = self.given["rate"]
-        if self.plain and not isinstance(rate, str):
-            self.refuse("rate", "; write one rate, such as '100/m'")
-        with self.blaming("rate", is_certain=True):
-            return Rate.parse(rate) if self.plain else rate
 
     def template(self, name: str, group: str | None) -> LimitTemplate:
-        given, key, cost = self.given, self.key(), self.cost()
+        given = self.given
+        key, rate, cost = given.get("key"), given["rate"], given.get("cost")
+        if self.plain:
+            self.check_key()
+            if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
+                self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
         if not key and group != name:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
+        if self.plain:
+            if not isinstance(rate, str):
+                self.refuse("rate", "; write one rate, such as '100/m'")
+            rate = Rate.parse(rate)
         options: Any = {option: given[option] for option in OPTIONS if option in given}
         if given.get("mode") == "off":
             options["mode"] = "enforce"  # What is off is checked as if it was on.
         if not self.strict and options.get("lease") and (options.get("algorithm") or conf.ALGORITHM) == "leaky_bucket":
             del options["lease"]
             self.left_out.append(f"{self.where}: a leaky bucket has no lease: each hit is asked for")
-
-        def compiled(rate: Any, options: Any) -> LimitTemplate:
-            template = LimitTemplate.compiled(name, key, rate, cost, options)
-            for constant in template.rates:
-                if isinstance(constant, Rate):
-                    template.limit(name, constant)
+        template = LimitTemplate.compiled(name, key, rate, cost, options)
+        if given.get("tiers") is None:
             return template
 
-        rate = self.rate()
-        with self.blaming("rate"):
-            template = compiled(rate, options)
-        return replace(template, tiers=self.tiers(lambda rate, burst: compiled(rate, {**options, **burst})))
+        def tier(rate: Rate, burst: Any) -> LimitTemplate:
+            return LimitTemplate.compiled(name, key, rate, cost, options | burst)
+
+        return replace(template, tiers=self.tiers(tier))
 
     def tiers(self, compiled: Callable[[Rate, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
-        value = self.given.get("tiers")
-        if value is not None and not isinstance(value, (list, tuple)):
+        value = self.given["tiers"]
+        if not isinstance(value, (list, tuple)):
             self.refuse("tiers", "; write a list of {'group': ..., 'rate': ...}")
         tiers: dict[str, LimitTemplate] = {}
-        for tier in value or ():
+        for tier in value:
             try:
                 group, template = self._tier(tier, compiled)
                 if group in tiers:
@@ -316,10 +296,14 @@ class _Reader:
         named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
         if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
             self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
-        with self.blaming("tiers", f"tier of {tier['group']!r}: a tier has one constant rate: ", is_certain=True):
+        try:
             rate = Rate.parse(tier["rate"])
-        with self.blaming("tiers", is_certain=True):  # Nothing but its numbers can be wrong.
+        except WRONG as error:
+            self.fail("tiers", f"tier of {tier['group']!r}: a tier has one constant rate: {error}")
+        try:
             return str(tier["group"]), compiled(rate, {"burst": tier["burst"]} if tier.get("burst") is not None else {})
+        except WRONG as error:  # Nothing but its numbers can be wrong.
+            self.fail("tiers", str(error))
 
 
 def _is_audience(name: Any) -> bool:
@@ -366,36 +350,52 @@ def compile_rule(
     if not isinstance(name, str) or not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
     reader = _Reader(given, f"{where}: rule {name!r}", plain, strict)
-    unknown = sorted(set(given) - {*FIELDS, "id"}, key=str)
+    unknown = sorted(given.keys() - _KNOWN, key=str)
     if unknown:
         meant = [match for word in unknown for match in get_close_matches(str(word), FIELDS, n=1)]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
-    reader.check_texts()
-    mode, order = given.get("mode", "enforce"), given.get("order", 0)
+    for word, value in given.items():
+        # Nearly every value is a number, or text that anybody may write anywhere.
+        is_bare = value is None or isinstance(value, (int, float))
+        if not (is_bare or (isinstance(value, str) and value.isprintable() and value == value.strip())):
+            reader.check_text(word)
+        if word in _TEXTS and value is not None and not (isinstance(value, str) and (value or word == "description")):
+            reader.refuse(word, f"; write {_TEXTS[word]}")
+    mode, order, exempt = given.get("mode", "enforce"), given.get("order", 0), given.get("exempt")
+    route, group = given.get("route"), given.get("group")
     if mode not in MODES:
         reader.fail("mode", f"mode is {mode!r}; choose one of: {', '.join(MODES)}")
     if isinstance(order, bool) or not isinstance(order, int):
         reader.refuse("order", "; write a whole number")
-    paths, route = reader.paths(), reader.text("route", "the name of a URL pattern, such as 'shop:detail'")
-    group = reader.text("group", "the group of a decorator or the scope of a throttle")
-    reader.text("description", "text", may_be_empty=True)
+    if exempt is not None and not isinstance(exempt, bool):
+        reader.refuse("exempt", "; write true or false")
+    paths = reader.paths()
     template, methods = None, None
     audience: tuple[str, ...] = (EVERYONE,)
-    if reader.flag("exempt"):
+    if exempt:
         if not paths and route is None:
             reader.fail("exempt", "exempts everything; name a path or a route")
         if plain:
             # What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere.
-            reader.audience(), reader.key(), reader.tiers(lambda rate, burst: LimitTemplate(None, (rate,)))
+            reader.check_key()
+            if "audience" in given:
+                reader.audience()
+            if given.get("tiers") is not None:
+                reader.tiers(lambda rate, burst: LimitTemplate(None, (rate,)))
     elif given.get("rate") is None:
         reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
     else:
-        template, audience = reader.template(name, group), reader.audience()
-        with reader.blaming("method"):
-            methods = parse_methods(given.get("method", ALL))
-    message = reader.text("message", "a sentence for who is refused") or ""
+        try:
+            template = reader.template(name, group)
+            if "audience" in given:
+                audience = reader.audience()
+            if given.get("method") is not ALL:
+                methods = parse_methods(given["method"])
+        except WRONG as error:  # With the rate, unless it names another field.
+            reader.fail(getattr(error, "field", "") or "rate", str(error))
     return Rule(
         name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
-        mode=mode, order=order, message=message, pk=given.get("id"), given=given, problems=tuple(reader.left_out),
+        mode=mode, order=order, message=given.get("message") or "", pk=given.get("id"), given=given,
+        problems=tuple(reader.left_out),
     )  # fmt: skip

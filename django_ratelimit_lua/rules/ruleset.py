@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -13,9 +14,8 @@ from ..conf import conf
 from ..identity import key_id, secrets_by_id
 from .overrides import is_kind
 from .paths import PathIndex
-from .problems import problems
 from .rule import Rule, compile_rule
-from .snapshot import read_rule, revision_of, row_of, valid_parts
+from .snapshot import ReadRule, read_rule, revision_of, valid_parts
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -36,14 +36,6 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     if twice:
         raise ImproperlyConfigured(f"RATELIMIT_RULES: two rules are called {', '.join(twice)}; a name is a count")
     return rules
-
-
-class _Read(NamedTuple):
-    """A rule as it was declared, what was understood of it, and what was not."""
-
-    given: Any
-    rule: Rule | None
-    problems: Sequence[str]
 
 
 class Ruleset:
@@ -72,53 +64,39 @@ class Ruleset:
         fence: bytes | None = None,
         before: Ruleset | None = None,
     ) -> None:
+        self.declared = declared
         self.fence = fence
-        parts, problems_met = valid_parts(snapshot or {}, {} if before is None else before.snapshot)
+        parts, self.problems = valid_parts(snapshot or {}, {} if before is None else before.snapshot)
         self.snapshot: Mapping[str, Any] = parts
-        self.problems: list[str] = problems_met
         self.revision = revision_of(self.snapshot)
         self._secrets: dict[str, Sequence[str | bytes]] = {}
-        kinds: Mapping[str, Sequence[str]] = self.snapshot.get("kinds", {})
-        self.kinds: Mapping[str, Sequence[str]] = {name: self._understood(of) for name, of in kinds.items()}
-        self.blocks: Sequence[str] = self._understood(self.snapshot.get("blocks", ()))
+        kinds, blocks = self.snapshot.get("kinds", {}), self.snapshot.get("blocks", ())
+        odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}
+        self.problems += [f"overrides of the kind {kind!r}, which is none" for kind in sorted(odd)]
+        self.kinds = {name: [kind for kind in of if kind not in odd] for name, of in kinds.items()}
+        self.blocks = [kind for kind in blocks if kind not in odd]
         by_name = {rule.name: rule for rule in declared}
-        self._read: dict[int, _Read] = {}
+        self._read: dict[int, ReadRule] = {}
         for given in self.snapshot.get("rules", ()):
-            read = self._rule(given, {} if before is None else before._read)
+            pk: Any = given.get("id") if isinstance(given, dict) else None
+            is_of_row = type(pk) is int
+            read = before._read.get(pk) if before is not None and is_of_row else None
+            if read is None or read.given != given:
+                read = read_rule(given, None if read is None else read.rule)
+            if is_of_row:
+                self._read[pk] = read
             self.problems += read.problems
             if read.rule is not None:
                 by_name[read.rule.name] = read.rule
-        if self.snapshot:
-            problems.in_force({name: rule.given for name, rule in by_name.items()}, self.problems)
         self.by_name: Mapping[str, Rule] = by_name
-        self.rules = tuple(sorted(by_name.values(), key=lambda rule: rule.order))
+        self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
+        self._index = PathIndex([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
         self._beside: dict[str, list[Rule]] = {}
         for rule in self.rules:
             if rule.group not in (None, rule.name) and rule.mode != "off" and rule.template is not None:
                 self._beside.setdefault(str(rule.group), []).append(rule)
         self.site_names: Collection[str] = by_name.keys() | self._beside.keys()
         """What call sites are called that a rule may be about."""
-
-    def _rule(self, given: Any, before: Mapping[int, _Read]) -> _Read:
-        """A rule as it is understood. One that is declared as before is not read again; of one that cannot be
-        understood, what was understood last goes on."""
-        pk = row_of(given)
-        known = None if pk is None else before.get(pk)
-        if known is None or known.given != given:
-            rule = read_rule(given)
-            if isinstance(rule, Rule):
-                known = _Read(given, rule, rule.problems)
-            elif known is None or known.rule is None:
-                known = _Read(given, None, (str(rule),))
-            else:
-                known = _Read(given, known.rule, (f"{rule}; what was understood last goes on",))
-        if pk is not None:
-            self._read[pk] = known
-        return known
-
-    def _understood(self, kinds: Sequence[str]) -> Sequence[str]:
-        self.problems += [f"overrides of the kind {kind!r}, which is none" for kind in kinds if not is_kind(kind)]
-        return [kind for kind in kinds if is_kind(kind)]
 
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
@@ -135,14 +113,6 @@ class Ruleset:
                 found = [secret for key, secret in by_id.items() if key in fields[kind]]
             known = self._secrets[kind] = tuple(found)
         return known
-
-    def prepare(self) -> None:
-        """Make now what the first request would have to wait for."""
-        _ = self._index
-
-    @cached_property
-    def _index(self) -> PathIndex:
-        return PathIndex([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:

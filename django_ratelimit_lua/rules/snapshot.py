@@ -16,9 +16,9 @@ A snapshot of a higher `FORMAT`, or one that is none, is not read at all: see `r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..limits.call import NO_RULES, Revision
 from ..limits.options import OPTIONS
@@ -30,6 +30,15 @@ FORMAT = 1
 CHOICES = ("mode", "audience", *(option for option, row in OPTIONS.items() if row.names))
 """Words whose values a newer version may have more of."""
 WHERE = "Rules of the admin"
+_PARTS: Mapping[str, tuple[type, bool]] = {
+    "rules": (list, False),
+    "kinds": (dict, True),
+    "blocks": (list, True),
+    "keys": (list, True),
+    "field_keys": (dict, True),
+    "database": (str, False),
+}
+"""The parts of a snapshot: of which type, and whether its values, or itself, are lists of texts."""
 
 
 class UnreadableError(ValueError):
@@ -40,43 +49,55 @@ class UnreadableError(ValueError):
         self.is_newer = is_newer
 
 
-def read_rule(given: Any) -> Rule | RuleError:
-    """The rule as far as it is understood; what had to be ignored is in its `problems`."""
-    rule = _compiled(given)
-    if isinstance(rule, Rule) or not isinstance(given, Mapping):
-        return rule
-    return _without_unknown(given, rule) or rule
+class ReadRule(NamedTuple):
+    """A rule as it was declared, what was understood of it, and what was not."""
+
+    given: Any
+    rule: Rule | None
+    problems: Sequence[str]
 
 
-def _compiled(given: Any) -> Rule | RuleError:
+def read_rule(given: Any, before: Rule | None) -> ReadRule:
+    """A rule as far as it is understood; where it is not, what was understood `before` goes on."""
     try:
-        rule = compile_rule(given, plain=True, strict=False, where=WHERE)
+        try:
+            rule = compile_rule(given, plain=True, strict=False, where=WHERE)
+        except RuleError as error:
+            rule = _without_unknown(given, error)
+        if type(rule.pk) is not int:
+            raise RuleError(f"{WHERE}: rule {rule.name!r}", "id", "of no row")
     except RuleError as error:
-        return error
+        problem = str(error)
     except Exception as error:  # Whatever somebody wrote by hand.
-        return RuleError(WHERE, "", f"{str(given)[:200]}: {type(error).__name__}: {error}")
-    return rule if row_of(given) is not None else RuleError(f"{WHERE}: rule {rule.name!r}", "id", "of no row")
+        problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
+    else:
+        return ReadRule(given, rule, rule.problems)
+    goes_on = "" if before is None else "; what was understood last goes on"
+    return ReadRule(given, before, (problem + goes_on,))
 
 
-def row_of(given: Any) -> int | None:
-    """The row that a rule is of."""
-    pk = given.get("id") if isinstance(given, dict) else None
-    return pk if type(pk) is int else None
-
-
-def _without_unknown(given: Mapping[str, Any], problem: RuleError) -> Rule | None:
+def _without_unknown(given: Any, problem: RuleError) -> Rule:
+    """The rule without what this version does not know, where that leaves a limit. Else raises the problem it has."""
+    if not isinstance(given, Mapping):
+        raise problem
     words = {word: value for word, value in given.items() if word in (*FIELDS, "id")}
     ignored = [f"{word!r}" for word in given if word not in words]
     choices: Sequence[str] = CHOICES
-    while isinstance(rule := _compiled(words), RuleError):
-        if rule.field not in choices or rule.field not in words:
-            return None
-        ignored.append(f"{rule.field} {words.pop(rule.field)!r}")
-        choices = (*CHOICES, *OPTIONS)  # What else was said may belong to it, as the burst to a token bucket.
+    while True:
+        try:
+            rule = compile_rule(words, plain=True, strict=False, where=WHERE)
+            break
+        except RuleError as error:
+            if error.field not in choices or error.field not in words:
+                raise problem from None
+            ignored.append(f"{error.field} {words.pop(error.field)!r}")
+            choices = (*CHOICES, *OPTIONS)  # What else was said may belong to it, as the burst to a token bucket.
     if not ignored or not _may_be_widened(rule):
-        return None
-    problem_found = f"{problem.where}: what this version does not know of it: {', '.join(ignored)}"
-    return replace(rule, problems=(*rule.problems, problem_found))
+        raise problem
+    return replace(
+        rule,
+        problems=(*rule.problems, f"{problem.where}: what this version does not know of it: {', '.join(ignored)}"),
+    )
 
 
 def _may_be_widened(rule: Rule) -> bool:
@@ -88,18 +109,23 @@ def _may_be_widened(rule: Rule) -> bool:
 
 def revision_of(snapshot: Mapping[str, Any]) -> Revision:
     """The revision of a snapshot. Raises `ValueError` where that is none."""
-    revision = snapshot.get("revision")
-    return NO_RULES if revision is None else Revision.read(str(revision).encode())
+    revision = snapshot.get("revision", NO_RULES)
+    return revision if isinstance(revision, Revision) else Revision.read(str(revision).encode())
 
 
-def valid_parts(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """A snapshot whose parts have the shape they must have, and what is wrong with it. Of a part that has not, the one
     of the snapshot `before` goes on."""
     parts = dict(snapshot)
     problems = []
-    for name, is_right in _SHAPES.items():
-        if name in parts and not is_right(parts[name]):
-            problems.append(f"what is published as {name!r} cannot be understood: {str(parts[name])[:100]}")
+    for name, (kind, holds_texts) in _PARTS.items():
+        part = parts.get(name, kind())
+        is_right = isinstance(part, kind)
+        if is_right and holds_texts:
+            lists = list(part.values()) if kind is dict else [part]
+            is_right = {*map(type, lists)} <= {list} and {type(text) for texts in lists for text in texts} <= {str}
+        if not is_right:
+            problems.append(f"what is published as {name!r} cannot be understood: {str(part)[:100]}")
             parts.pop(name)
             if name in before:
                 parts[name] = before[name]
@@ -107,7 +133,7 @@ def valid_parts(snapshot: Any, before: Mapping[str, Any]) -> tuple[Mapping[str, 
 
 
 def parse_snapshot(text: bytes) -> Mapping[str, Any]:
-    """The snapshot that is written so. Raises `UnreadableError`."""
+    """The snapshot that is written so, with its `Revision`. Raises `UnreadableError`."""
     try:
         snapshot = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -120,25 +146,7 @@ def parse_snapshot(text: bytes) -> Mapping[str, Any]:
     if form > FORMAT:
         raise UnreadableError(f"a snapshot of the format {form}; this version reads {FORMAT}", is_newer=True)
     try:
-        Revision.read(str(snapshot.get("revision", 0)).encode())
+        snapshot["revision"] = Revision.read(str(snapshot.get("revision", 0)).encode())
     except ValueError as error:
         raise UnreadableError(f"a snapshot of the revision {str(error)[:100]}") from None
     return snapshot
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
-def _are_named_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_are_texts, value.values()))
-
-
-_SHAPES: Mapping[str, Callable[[Any], bool]] = {
-    "rules": lambda value: isinstance(value, list),
-    "kinds": _are_named_texts,
-    "blocks": _are_texts,
-    "keys": _are_texts,
-    "field_keys": _are_named_texts,
-    "database": lambda value: isinstance(value, str),
-}

@@ -70,15 +70,19 @@ class LimitTemplate:
         cls, name: str, key: KeyLike | None, rate: Any, cost: CostLike | None, options: Options
     ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
-        rates = tuple(map(compile_rate, rate)) if isinstance(rate, list) else (compile_rate(rate),)
+        given = rate if isinstance(rate, list) else [rate]
+        rates = tuple([each if isinstance(each, Rate) else compile_rate(each) for each in given])
         if not rates:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
-        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), options)
+        said: Any = {option: value for option, value in options.items() if value is not None}
+        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), said)
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
-        with_default: Options = {"algorithm": conf.ALGORITHM, **options}
-        nominal = calendar.PERIODS.get(str(options.get("align")), (SECOND, SECOND))[0]
-        for rate_given in rates:
-            Limit(name, rate_given if isinstance(rate_given, Rate) else Rate(1, nominal), **with_default)
+        with_default = {"algorithm": conf.ALGORITHM, **said}
+        nominal = calendar.PERIODS.get(str(said.get("align")), (SECOND, SECOND))[0]
+        for each in rates:
+            limit = Limit(name, each if isinstance(each, Rate) else Rate(1, nominal), **with_default)
+            if len(rates) == 1 and limit.rate is each:
+                template._limits[name, each, 1, with_default["algorithm"]] = limit
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:

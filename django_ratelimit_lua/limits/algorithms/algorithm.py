@@ -30,11 +30,9 @@ class Algorithm:
     options: ClassVar[frozenset[str]]
     waits_anyway: ClassVar[bool] = False
 
-    def check(self, limit: Limit) -> None:
-        """Raises `LimitError` where options of its own contradict each other, or the rate."""
-
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep."""
+        """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep, and
+        where options of its own contradict each other, or the rate."""
         raise NotImplementedError
 
     def wants_more(self, limit: Limit) -> bool:

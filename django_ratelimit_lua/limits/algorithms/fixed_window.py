@@ -23,24 +23,21 @@ class FixedWindow(Algorithm):
     suffix = b"fw"
     options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
 
-    def check(self, limit: Limit) -> None:
-        """A time zone is of a calendar, whose rates name its period."""
-        where = f"Limit {limit.name!r}"
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """The kind of window; of a calendar, four of its boundaries. A time zone is of a calendar, whose rates name its
+        period."""
         if limit.align not in PERIODS:
             if limit.time_zone != "UTC":
-                raise LimitError(f"{where}: time_zone needs align to be one of: {', '.join(PERIODS)}", "time_zone")
-            return
+                raise LimitError(
+                    f"Limit {limit.name!r}: time_zone needs align to be one of: {', '.join(PERIODS)}", "time_zone"
+                )
+            return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"), 0, 0, 0, 0, 0)
         shortest, longest = PERIODS[limit.align]
         if not shortest <= limit.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]
             problem = f"a rate counted by the {limit.align} names that period, such as {example!r}"
-            raise LimitError(f"{where}: {problem}", "align")
-
-    def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The kind of window; of a calendar, four of its boundaries."""
-        if limit.align in PERIODS:
-            return (limit.rate.limit, limit.rate.period_us, 2, *boundaries(limit.align, limit.time_zone, now), 0)
-        return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"), 0, 0, 0, 0, 0)
+            raise LimitError(f"Limit {limit.name!r}: {problem}", "align")
+        return (limit.rate.limit, limit.rate.period_us, 2, *boundaries(limit.align, limit.time_zone, now), 0)
 
     def wants_more(self, limit: Limit) -> bool:
         """Of a calendar, the boundaries further ahead."""

@@ -11,6 +11,7 @@ from django.test import RequestFactory
 from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import UnreadableError, parse_snapshot
+from tests.walk import Walk
 
 HOME = RequestFactory().get("/")
 HERE = call_site("search", "ip", "5/m", None, 1, {})
@@ -106,3 +107,15 @@ def test_what_is_no_snapshot_is_not_read(text: bytes) -> None:
     with pytest.raises(UnreadableError) as raised:
         parse_snapshot(text)
     assert raised.value.is_newer == (b"99" in text)
+
+
+def test_an_edit_enters_no_function_for_the_rules_that_stay() -> None:
+    """However many these are: each is compared with how it was declared, and goes on as it is."""
+    frames = []
+    for count in (1, 100):
+        given = [{"name": f"rule {number}", "path": f"/{number}"} for number in range(count)]
+        before, walk = published(*given), Walk()
+        after = walk.of(lambda given=given, before=before: published(*given, {"name": "new"}, before=before))
+        assert all(after.by_name[name] is rule for name, rule in before.by_name.items())
+        frames.append(walk.frames)
+    assert frames[0] == frames[1]
