@@ -129,10 +129,10 @@ def test_two_sites_on_one_redis_go_by_their_own_rules(
 
 
 def test_a_process_that_found_nothing_beside_sees_that_the_place_is_its_own(
-    empty: Path, tmp_path: Path, prefix: str, started: Any, direct: Any
+    of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any, direct: Any
 ) -> None:
     """What it goes by is as absent afterwards as it was before: what has changed is whose the place of all is."""
-    first, second = site(tmp_path, empty, "first"), site(tmp_path, empty, "second")
+    first, second = site(tmp_path, of_sites, "first"), site(tmp_path, of_sites, "second")
     here, there, too = started(prefix, first), started(prefix, second), started(prefix, second)
     here("rule(limit=1000)")
     assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1000}, {}, {}]
