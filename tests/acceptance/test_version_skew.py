@@ -22,6 +22,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from tests.acceptance.test_rules import another_process, rule
 
@@ -78,6 +79,7 @@ class Published:
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
         self.direct.hset(self.key, mapping={"revision": revision, "rules": text})
+        freshness.expire()  # As where it is heard of: who goes by no rule for a path asks nobody.
 
     def put_rule(self, called: str, /, **words: Any) -> None:
         """Give one rule these words, too; None takes one away."""
