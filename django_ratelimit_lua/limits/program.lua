@@ -25,31 +25,6 @@ returns         doubles in one string: status (0 denied, 1 allowed), the time, u
                 The token is the end of the string, or the last element of the array.
 ]]
 
-local count, token = #KEYS, ARGV[#ARGV]
-
-if revision ~= '' then
-  count = count - 1
-  local first = 5 + 2 * count
-  local subjects = (#ARGV - first) / 2
-  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
-  local current = table.remove(written, 1) or '0'
-  if current ~= revision then return 'stale ' .. current .. token end
-  for i = 1, subjects do
-    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
-      written[subjects + 1] = token
-      return written
-    end
-  end
-end
-
-if clock == '' then
-  local seconds = rcall('TIME')
-  now = seconds[1] * 1000000 + seconds[2]
-else
-  -- Nobody promises that a caller's clock and the expiry clock agree: keep the state a minute longer.
-  now, slack = tonumber(clock), 60000000
-end
-
 local entries = {}
 for i = 1, count do
   local record = ARGV[4 + 2 * i]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
-from ..limits import program
 from ..limits.call import Call, StaleRules
+from ..limits.program import GENERAL, Program, program_for
 from ..process.forks import chance
 
 LONGEST_LINE = 65_536
@@ -39,13 +39,14 @@ def command(*parts: bytes) -> bytes:
     >>> command(b"GET", b"key")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
     """
-    return b"*%d\r\n%b" % (len(parts), b"".join(map(_PART, zip(map(len, parts), parts, strict=True))))
+    return b"*%d\r\n%b" % (len(parts), _words(*parts))
+
+
+def _words(*parts: bytes) -> bytes:
+    return b"".join(map(_PART, zip(map(len, parts), parts, strict=True)))
 
 
 PING = command(b"PING")
-SCRIPT_LOAD = command(b"SCRIPT", b"LOAD", program.PROGRAM)
-_BY_NAME = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(program.SHA), program.SHA)
-_BY_SOURCE = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(program.PROGRAM), program.PROGRAM)
 
 
 def first_string(data: bytes) -> tuple[bytes, bytes] | None:
@@ -196,35 +197,45 @@ class Question(NamedTuple):
 
     - `read`: makes the answer of the reply. Raises `InvalidResponse` (or any other error) for a reply that the command
       cannot have, and `StaleRules`;
-    - `load`: loads the script that the command is about, where the server does not know it;
+    - `program`: the one that the command calls by its digest;
     - `ahead`: a command to be sent right before that one;
     - `most`: the bytes that its reply can have.
     """
 
     command: bytes
     read: Callable[[Any], Any]
-    load: bytes = b""
+    program: Program | None = None
     ahead: bytes = b""
     most: int = LARGEST_USUAL
 
     def exchange(self) -> Exchange:
-        """Ask, and where the script is unknown, load it and ask again: it has not run. Where it is unknown even
-        then, the script itself is sent."""
-        ahead = 1 if self.ahead else 0
-        replies = yield self.ahead + self.command, Replies(ahead + 1, self.most)
-        if self.load and isinstance(replies[-1], ResponseError) and _is_unknown(replies[-1]):
-            replies = yield self.load + self.ahead + self.command, Replies(ahead + 2, self.most)
-            if _checked(replies.pop(0)) != program.SHA:
-                raise InvalidResponse("another script than ours was loaded")
-            if _is_unknown(replies[-1]):  # Somebody removed it in between.
-                replies = yield (
-                    self.ahead + self.command.replace(_BY_NAME, _BY_SOURCE, 1),
-                    Replies(ahead + 1, self.most),
-                )
+        """Ask. Where the program is unknown, load it and ask again: it has not run; and where it is unknown even then,
+        send it. Where it has counted nothing and says so, ask the general one."""
+        ahead, asked = (1 if self.ahead else 0), self.command
+        replies = yield self.ahead + asked, Replies(ahead + 1, self.most)
+        if self.program is not None and isinstance(replies[-1], ResponseError):
+            if _is_unknown(replies[-1]):
+                replies = yield from self._loading(self.program, asked)
+            if str(replies[-1]) == f"AGAIN {asked[-10:-2].hex()}":  # It tells the token, by which the command ends.
+                asked = asked.replace(self.program.sha, GENERAL.sha, 1)
+                replies = yield self.ahead + asked, Replies(ahead + 1, self.most)
+                if _is_unknown(replies[-1]):
+                    replies = yield from self._loading(GENERAL, asked)
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
         reply = replies[-1]
         return self.read(_checked(reply) if isinstance(reply, ResponseError) else reply)
+
+    def _loading(self, program: Program, asked: bytes) -> Exchange:
+        ahead = 1 if self.ahead else 0
+        load = command(b"SCRIPT", b"LOAD", program.source)
+        replies = yield load + self.ahead + asked, Replies(ahead + 2, self.most)
+        if _checked(replies.pop(0)) != program.sha:
+            raise InvalidResponse("another script than ours was loaded")
+        if _is_unknown(replies[-1]):  # Somebody removed it in between.
+            by_source = asked.replace(_words(b"EVALSHA", program.sha), _words(b"EVAL", program.source), 1)
+            replies = yield self.ahead + by_source, Replies(ahead + 1, self.most)
+        return replies
 
 
 def channel_of(prefix: bytes) -> bytes:
@@ -243,8 +254,9 @@ return count"""
 def to_decide(call: Call) -> Question:
     """Decide a call: the answer is the decision. Raises `StaleRules`."""
     keys, token = call.keys(), chance.getrandbits(64).to_bytes(8, "little")
-    sent = command(b"EVALSHA", program.SHA, b"%d" % len(keys), *keys, *call.args(token))
-    return Question(sent, partial(call.read, token=token), SCRIPT_LOAD)
+    program = program_for(call)
+    sent = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+    return Question(sent, partial(call.read, token=token), program)
 
 
 def to_delete(call: Call) -> Question:

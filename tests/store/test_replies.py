@@ -104,7 +104,7 @@ NO_REPLIES = [
     b"\r\n",
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
     bulk(b""),
-    bulk(program.SHA),
+    bulk(program.GENERAL.sha),
     bulk(struct.pack("<2d", 2.0, 7.0)),
     bulk(b"stale 7-0123456789abcdef"),
     bulk(b"\xff" * 96),
@@ -441,7 +441,7 @@ def test_a_script_is_sent_where_it_is_unknown_even_when_loaded(kind: str, settin
         if command[0] == b"EVALSHA":
             return b"-NOSCRIPT No matching script.\r\n"
         if command[0] == b"EVAL":
-            assert command[1] == program.PROGRAM
+            assert command[1] == program.program_for(call(1)).source
             return decision(command)
         return usual(lambda: server, command)
 

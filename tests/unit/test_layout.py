@@ -77,7 +77,7 @@ def test_an_algorithms_header_says_what_it_keeps(name: str) -> None:
 
 def test_the_programs_header_says_what_it_is_given() -> None:
     """Every ARGV that is read is explained, and the record and the reply have as many numbers as it says."""
-    text = program.PROGRAM.decode()
+    text = program.GENERAL.source.decode()
     header = program.source("limits/program").partition("]]")[0]
     for argument in set(re.findall(r"ARGV\[(\d)\]", text)):
         assert f"ARGV[{argument}]" in header
@@ -92,10 +92,13 @@ def test_the_programs_header_says_what_it_is_given() -> None:
 
 def test_the_program_run_is_the_program_read() -> None:
     """Every line of every file is in what is sent to the server."""
-    pieces = {f"limits/algorithms/{name}" for name in ("state", *program.ALGORITHMS)} | {"limits/program"}
+    pieces = {f"limits/algorithms/{name}" for name in ("state", *program.ALGORITHMS)} | {
+        "limits/program",
+        "limits/begin",
+    }
     for name in pieces:
-        assert program.source(name).strip() in program.PROGRAM.decode()
-    others = {"publishing/publish", "engine/heartbeat"}
+        assert program.source(name).strip() in program.GENERAL.source.decode()
+    others = {"publishing/publish", "engine/heartbeat", "limits/hit"}
     assert {path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")} == pieces | others
 
 

@@ -164,3 +164,48 @@ local function report()
 end
 
 return when_allowed, charge, refund, report, beyond
+
+--[==[ hit
+local time, from, start, count, finish = now, nil, nil, 0, nil
+local opens = kind == 1 and now - now % period
+if state then
+  local clock, last_end, most = 0, 0, 9007199254740992
+  if #state ~= 40 then return again end
+  clock, from, last_end, start, count = unpack('<ddddd', state)
+  if not (clock >= 0 and clock - now <= 60000000 and from > -most and from < most and last_end > -most and last_end < most
+      and start >= 0 and start < most and count >= 0 and count < most
+      and clock % 1 + from % 1 + last_end % 1 + start % 1 + count % 1 == 0) then return again end
+  if clock > time then
+    time, opens = clock, kind == 1 and clock - clock % period
+  end
+  if opens and start <= time then
+    start = (start >= opens or clock >= opens) and opens or nil
+  elseif start + period <= time then
+    start = nil
+  end
+  finish = start and (opens and start - start % period or start) + period
+end
+
+local function when_allowed(cost)
+  local moment
+  if cost <= limit then
+    moment = start and count + cost > limit and finish or start and start > time and start or now
+  end
+  return moment
+end
+
+local function charge(cost, moment, refused)
+  if not start then
+    start, count = opens or time, 0
+    from, finish = start, start + period
+  end
+  count = bounded(count + cost)
+  write(key, pack('<ddddd', time, from, finish, start, count), finish, time)
+  return time
+end
+
+local function report()
+  local used = not start and 0 or start > time and limit or count
+  return used, used < limit and limit - used or 0, start and finish or now
+end
+]==]

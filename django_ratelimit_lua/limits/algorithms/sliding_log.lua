@@ -9,10 +9,10 @@ state           a sorted set: score, the moment a unit goes; member, a counter o
                 7 bytes of how far ahead that was; first of all perhaps a counter of 0 and 6 bytes: so many units together
 promise         never more than `limit` units in any period, and no refusal that this does not demand
 ]]
-local time, last, serial, total, past, past_at = now, 0, 0, 0, 0, 0
+local time, last, serial, total, past, past_at, has_gone = now, 0, 0, 0, 0, 0, false
 
 local function load()
-  time, last, total, past = now, 0, 0, 0
+  time, last, total, past, has_gone = now, 0, 0, 0, false
   local newest = checked(redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES'), key)
   if not newest or not newest[1] then return end
   local member, clock = newest[1], 0
@@ -36,6 +36,7 @@ local function load()
   if clock > time then time = clock end
   total = rcall('ZCOUNT', key, string.format('(%.0f', time - period), '+inf')
   local first = rcall('ZRANGE', key, 0, 0, 'WITHSCORES')
+  has_gone = first[2] + period <= time
   if #first[1] == 12 then
     past_at = tonumber(first[2])
     if past_at + period > time then
@@ -47,18 +48,21 @@ end
 load()
 
 local function when_allowed(cost)
-  if cost > limit then return nil end
-  local moment = last > time and last or time
-  local excess = total + cost - limit
-  if excess > 0 then
-    local leaves = past_at
-    if excess > past then
-      local place = excess - total - 1
-      leaves = tonumber(rcall('ZRANGE', key, place, place, 'WITHSCORES')[2])
+  local moment
+  if cost <= limit then
+    moment = last > time and last or now
+    local excess = total + cost - limit
+    if excess > 0 then
+      local leaves = past_at
+      if excess > past then
+        local place = excess - total - 1
+        leaves = tonumber(rcall('ZRANGE', key, place, place, 'WITHSCORES')[2])
+      end
+      if leaves + period > moment then moment = leaves + period end
+      if moment <= time then moment = now end
     end
-    if leaves + period > moment then moment = leaves + period end
   end
-  return moment > time and moment or now
+  return moment
 end
 
 local function idle_at()
@@ -66,7 +70,7 @@ local function idle_at()
 end
 
 local function prune()
-  rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', time - period))
+  if has_gone then rcall('ZREMRANGEBYSCORE', key, '-inf', time - period) end
 end
 
 local function set_past(moment, units)
@@ -76,7 +80,29 @@ local function set_past(moment, units)
 end
 
 local function expire()
-  if total > 0 then rcall('PEXPIRE', key, lifetime(idle_at())) end
+  if total > 0 then
+    local milliseconds = lifetime(idle_at())
+    rcall('PEXPIRE', key, milliseconds)
+  end
+end
+
+local function add(cost, moment)
+  local ahead = moment > time and pack('>I7', moment - time) or ''
+  if cost == 1 then
+    rcall('ZADD', key, moment, pack('>I6', serial + 1) .. ahead)
+  else
+    local units = {}
+    for i = 1, cost do
+      units[#units + 1] = moment
+      units[#units + 1] = pack('>I6', serial + i) .. ahead
+      if #units == 2000 or i == cost then
+        rcall('ZADD', key, unpack_args(units))
+        units = {}
+      end
+    end
+  end
+  serial, last, total = serial + cost, moment, total + cost
+  prune()
 end
 
 -- What was refused, or used without asking, is remembered too, but never more than the limit's worth of the latest.
@@ -85,19 +111,7 @@ local function charge(cost, moment, refused)
   if moment < last then moment = last end
   local beyond = refused or op == 'charge'
   if beyond and cost > limit then cost = limit end
-  local ahead = moment > time and pack('>I7', moment - time) or ''
-  local score, units = string.format('%.0f', moment), {}
-  for i = 1, cost do
-    serial = serial + 1
-    units[#units + 1] = score
-    units[#units + 1] = pack('>I6', serial) .. ahead
-    if #units == 2000 or i == cost then
-      rcall('ZADD', key, _G.unpack(units))
-      units = {}
-    end
-  end
-  last, total = moment, total + cost
-  prune()
+  add(cost, moment)
   if beyond and total > limit then
     rcall('ZREMRANGEBYRANK', key, 0, -limit - 1)
     load()
@@ -136,8 +150,38 @@ local refund = op == 'refund' and function(cost)
 end
 
 local function report()
-  if last > time then return limit, 0, idle_at() end
-  return total, total < limit and limit - total or 0, idle_at()
+  local used = last > time and limit or total
+  return used, used < limit and limit - used or 0, idle_at()
 end
 
 return when_allowed, charge, refund, report
+
+--[==[ hit
+local time, last, serial, total, past, past_at, has_gone = now, 0, 0, 0, 0, 0, false
+local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
+if newest.err then return again end
+if newest[1] then
+  local member, clock = newest[1], nil
+  last = tonumber(newest[2])
+  if #member == 6 then clock = last elseif #member == 13 then clock = last - unpack('>I7', member, 7) end
+  if not clock or not (last >= 0 and last < 9007199254740992 and clock - now <= 60000000) then
+    return again
+  end
+  serial = unpack('>I6', member)
+  if clock > time then time = clock end
+  local first = rcall('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if #first[1] == 12 then return again end
+  has_gone = first[2] + period <= time
+  if has_gone then
+    total = rcall('ZCOUNT', key, time - period + 1, '+inf')
+  else
+    total = rcall('ZCOUNT', key, '-inf', '+inf')
+  end
+end
+
+local function charge(cost, moment, refused)
+  add(cost, time)
+  expire()
+  return time
+end
+]==]

@@ -131,3 +131,73 @@ local function report()
 end
 
 return when_allowed, charge, refund, report
+
+--[==[ hit
+local time, from, total, live, last, finish, units = now, now, 0, nil, nil, nil, 0
+if state then
+  local size, most = #state, 9007199254740992
+  if size < 32 or size % 16 ~= 0 then return again end
+  local clock, since = unpack('<dd', state)
+  if not (clock >= 0 and clock - now <= 60000000 and since > -most and since < most and clock % 1 + since % 1 == 0) then
+    return again
+  end
+  if clock > time then time = clock end
+  from = since
+  for offset = 17, size, 16 do
+    local moment, count = unpack('<dd', state, offset)
+    if not (moment >= 0 and moment < most and count >= 0 and count < most and moment % 1 + count % 1 == 0) then
+      return again
+    end
+    local ends = moment - moment % length + length
+    if ends + period <= time then
+      from = ends
+      if live then return again end
+    else
+      if live and ends <= finish then return again end
+      live, last, finish, units, total = live or offset, moment, ends, count, total + count
+    end
+  end
+end
+
+local function when_allowed(cost)
+  local moment
+  if cost <= limit then
+    local left = total
+    moment = last and last > time and last or now
+    if left + cost > limit then
+      for offset = live, #state, 16 do
+        local departure, count = unpack('<dd', state, offset)
+        local gone = departure - departure % length + length + period
+        if gone > moment then
+          if left + cost <= limit then break end
+          moment = gone
+        end
+        left = left - count
+      end
+    end
+  end
+  return moment
+end
+
+local function charge(cost, moment, refused)
+  local ends, earlier = time - time % length + length, ''
+  if finish == ends then
+    units, earlier = bounded(units + cost), string.sub(state, live, -17)
+  else
+    if live then
+      earlier = string.sub(state, live)
+    else
+      from = ends - length
+    end
+    finish, units = ends, bounded(cost)
+  end
+  last, total = time, total + cost
+  write(key, pack('<dd', time, from) .. earlier .. pack('<dd', last, units), finish + period, time)
+  return time
+end
+
+local function report()
+  local used = last and last > time and limit or total
+  return used, used < limit and limit - used or 0, finish and finish + period or now
+end
+]==]

@@ -6,12 +6,6 @@ the digits of a microsecond stamp, is never used. Its first number is the clock 
 never before that: a clock that steps backwards refills nothing and forgets nothing. Where it was set back by more than a
 minute, the state is moved along with it, once: what was counted stays counted, and time goes on from there.
 ]]
-local unpack_args = unpack
-local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
-local given_at = op == 'refund' and tonumber(ARGV[4]) or nil
-local rcall, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor
-local now, slack, cleared = 0, 0, 0
-
 -- A key of another type under our prefix is not ours to keep: clear it, count it, go on as if it was not there.
 local function checked(reply, key)
   if type(reply) == 'table' and reply.err then
@@ -38,7 +32,8 @@ end
 
 local function write(key, state, idle_at, time)
   if idle_at > time then
-    rcall('SET', key, state, 'PX', lifetime(idle_at))
+    local milliseconds = lifetime(idle_at)
+    rcall('SET', key, state, 'PX', milliseconds)
   else
     rcall('DEL', key)
   end
@@ -67,17 +62,20 @@ end
 -- How many whole tokens, at so many per micros microseconds, a span of (us + part / tokens) microseconds is worth.
 -- The quotient is exact below 2^53; above that it is an estimate, and the comparisons are exact.
 local function whole_tokens(us, part, tokens, micros)
-  if us < 0 then return 0 end
   local dividend = us * tokens + part
-  local whole = floor(dividend / micros)
-  if dividend < 9007199254740992 then return whole end
-  if whole > 4503599627370496 then return 4503599627370496 end
-  local function fits(count)
-    local parts = count * (micros % tokens)
-    local span = count * floor(micros / tokens) + floor(parts / tokens)
-    return span < us or (span == us and parts % tokens <= part)
+  local whole = us >= 0 and floor(dividend / micros) or 0
+  if us >= 0 and dividend >= 9007199254740992 then
+    local function fits(count)
+      local parts = count * (micros % tokens)
+      local span = count * floor(micros / tokens) + floor(parts / tokens)
+      return span < us or (span == us and parts % tokens <= part)
+    end
+    if whole > 4503599627370496 then
+      whole = 4503599627370496
+    else
+      while not fits(whole) do whole = whole - 1 end
+      while fits(whole + 1) do whole = whole + 1 end
+    end
   end
-  while not fits(whole) do whole = whole - 1 end
-  while fits(whole + 1) do whole = whole + 1 end
   return whole
 end

@@ -31,11 +31,11 @@ end
 local function run_at(offset)
   local first, from, units = unpack('<ddd', runs, offset)
   local most = 9007199254740992
-  if first > -most and first < most and from > -most and from < most and units > -most and units < most
-      and first % 1 == 0 and from % 1 == 0 and units % 1 == 0 then
-    return first, from, units
+  if not (first > -most and first < most and from > -most and from < most and units > -most and units < most
+      and first % 1 == 0 and from % 1 == 0 and units % 1 == 0) then
+    first, from, units = time, time, 0
   end
-  return time, time, 0
+  return first, from, units
 end
 
 local state = checked(redis.pcall('GET', key), key)
@@ -75,11 +75,14 @@ end
 
 -- The first microsecond at which this cost fits into the burst.
 local function when_allowed(cost)
-  if cost > limit then return nil end
-  local parts = part + cost * step_part - full_part
-  local moment = us + cost * step - full + floor(parts / tokens)
-  if parts % tokens > 0 then moment = moment + 1 end
-  return moment > time and moment or now
+  local moment
+  if cost <= limit then
+    local parts = part + cost * step_part - full_part
+    moment = us + cost * step - full + floor(parts / tokens)
+    if parts % tokens > 0 then moment = moment + 1 end
+    if moment <= time then moment = now end
+  end
+  return moment
 end
 
 local function save()
@@ -141,7 +144,9 @@ end
 
 local function charge(cost, moment, refused)
   if moment < time then moment = time end
-  if more == '' then note(cost, moment) end
+  if more == '' then
+    note(cost, moment)
+  end
   if moment > us then us, part = moment, 0 end
   move(cost)
   -- A refused hit costs too, but never more than an empty bucket.
@@ -210,3 +215,25 @@ local function due_at(moment)
 end
 
 return when_allowed, charge, refund, report, time, in_place_of_runs, begins_at, due_at
+
+--[==[ hit
+local time, us, part, runs, more = now, now, 0, '', ''
+if state then
+  local size, most = #state, 9007199254740992
+  if size ~= 64 and (size < 48 or size % 24 ~= 0) then return again end
+  -- Behind the last number, `unpack` gives a position.
+  local clock, due, rest, old_tokens, old_micros, old_burst, first, from = unpack(
+    size > 48 and '<dddddddd' or '<dddddd', state)
+  from = from or 0
+  if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit
+      or not (clock >= 0 and clock - now <= 60000000 and due >= 0 and due < most and rest >= 0 and rest < tokens
+      and first >= 0 and first < most and from >= 0 and from < most
+      and clock % 1 + due % 1 + rest % 1 + first % 1 + from % 1 == 0) then return again end
+  if clock > time then time = clock end
+  us = time
+  if due > time or (due == time and rest > 0) then
+    us, part, runs = due, rest, string.sub(state, 49)
+    if size == 64 then runs = string.sub(runs, 1, 8) .. runs end
+  end
+end
+]==]
