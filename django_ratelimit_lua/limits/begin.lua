@@ -2,22 +2,25 @@
 What every program begins with: the names that all use, the fence, and the time. KEYS and ARGV are those of program.lua.
 ]]
 local unpack_args = unpack
-local op, revision, clock, partial = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
-local given_at = op == 'refund' and tonumber(ARGV[4]) or nil
+local revision, clock, token = ARGV[2], ARGV[3], ARGV[#ARGV]
 local rcall, pack, unpack, floor = redis.call, struct.pack, struct.unpack, math.floor
-local now, slack, cleared = 0, 0, 0
-local count, token = #KEYS, ARGV[#ARGV]
+local now, slack, count = 0, 0, #KEYS
 
 if revision ~= '' then
   count = count - 1
   local first = 5 + 2 * count
   local subjects = (#ARGV - first) / 2
-  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
-  local current = written[1] or '0'
+  local current, written
+  if subjects == 0 then
+    current = rcall('HGET', KEYS[count + 1], 'revision')
+  else
+    written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
+    current = table.remove(written, 1)
+  end
+  current = current or '0'
   if current ~= revision then return 'stale ' .. current .. token end
   for i = 1, subjects do
-    if string.sub(written[i + 1] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
-      table.remove(written, 1)
+    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
       written[subjects + 1] = token
       return written
     end

@@ -61,7 +61,7 @@ local function bound(entry)
 end
 
 if op ~= 'refund' then
-  if partial then
+  if ARGV[4] == '1' then
     local fitting
     for i = 1, count do
       local entry = entries[i]

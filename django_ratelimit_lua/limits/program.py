@@ -107,7 +107,9 @@ def straight(shape: tuple[str, ...]) -> Program:
     """The program for hits of limits of these algorithms."""
     _, head, limit = re.split(r"^\]\]\n|^-{20,}\n", source("limits/hit"), flags=re.MULTILINE)
     shared = _functions(source("limits/algorithms/state"))
-    limits, strings, answers = "", [], []
+    limits = ""
+    strings: list[int] = []
+    answers: list[str] = []
     for number in range(len(shape), 0, -1):
         text = source(f"limits/algorithms/{shape[number - 1]}")
         hit, numbers = _HIT.search(text), _NUMBERS.search(text)

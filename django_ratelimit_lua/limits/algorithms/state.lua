@@ -6,6 +6,9 @@ the digits of a microsecond stamp, is never used. Its first number is the clock 
 never before that: a clock that steps backwards refills nothing and forgets nothing. Where it was set back by more than a
 minute, the state is moved along with it, once: what was counted stays counted, and time goes on from there.
 ]]
+local op, cleared = ARGV[1], 0
+local given_at = op == 'refund' and tonumber(ARGV[4]) or nil
+
 -- A key of another type under our prefix is not ours to keep: clear it, count it, go on as if it was not there.
 local function checked(reply, key)
   if type(reply) == 'table' and reply.err then

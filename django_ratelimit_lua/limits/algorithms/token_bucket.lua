@@ -87,12 +87,10 @@ end
 
 local function save()
   if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
-  local saved = runs
-  if #saved == 24 and string.sub(saved, 1, 8) == string.sub(saved, 9, 16) then saved = string.sub(saved, 9) end
-  write(key, pack('<dddddd', time, us, part, tokens, micros, limit) .. saved, part > 0 and us + 1 or us, time)
+  write(key, pack('<dddddd', time, us, part, tokens, micros, limit) .. runs, part > 0 and us + 1 or us, time)
 end
 
--- Remember units by the moment they go.
+-- Remember units by the moment they go: the runs as they are saved.
 local function note(cost, moment)
   cost = bounded(cost)
   local size, done, first, from, units = #runs, 0, nil, nil, nil
@@ -106,7 +104,7 @@ local function note(cost, moment)
     done, size = units, size - 24
   end
   if size == 0 then
-    runs = pack('<ddd', moment, moment, cost)
+    runs = pack('<dd', moment, cost)
   elseif moment > from then
     if done > 0 then runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first, from, units) end
     runs = runs .. pack('<ddd', moment, moment, cost)
@@ -138,7 +136,12 @@ local function note(cost, moment)
       local earlier, _, before = run_at(size - 47)
       first, units, size = earlier, units + before, size - 24
     end
-    runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first < moment and first or moment, from, bounded(units + cost))
+    first, units = first < moment and first or moment, bounded(units + cost)
+    if size == 24 and first == from then
+      runs = pack('<dd', from, units)
+    else
+      runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first, from, units)
+    end
   end
 end
 
@@ -175,6 +178,7 @@ local refund = op == 'refund' and function(cost)
     end
   end
   runs = remaining
+  if #runs == 24 and string.sub(runs, 1, 8) == string.sub(runs, 9, 16) then runs = string.sub(runs, 9) end
   if given_at then
     us, part = before, before_part
     if due < us or (due == us and due_part < part) then us, part = due, due_part end
