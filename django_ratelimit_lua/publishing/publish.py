@@ -93,15 +93,16 @@ def _moment(since: int) -> datetime:
     return datetime.fromtimestamp(since / 1_000_000, UTC if settings.USE_TZ else None)
 
 
-def published_for(database: str, *, take_over: bool = False) -> Published:
-    """What is published for the database of that id: in the place of all, or beside, where that place is another's.
+def published_for_us(*, take_over: bool = False) -> Published:
+    """What is published for this process's database: in the place of all, or beside, where that place is another's.
 
     Raises `StoreError`.
     """
     published = published_at(provider.rules_key())
-    if take_over or not provider.is_others(published.database):
+    if take_over:
         return published
-    return published_at(provider.beside_key(database))
+    key = provider.note_owner(published.database)
+    return published if key == published.key else published_at(key)
 
 
 def primary() -> str:
@@ -139,9 +140,9 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     if is_in_transaction(using):
         return _in_a_thread(using, rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
-        provider.know(RateLimitRevision.read(using).database)
+        provider.note_database(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
-        published = published_for(provider.database or "", take_over=take_over)
+        published = published_for_us(take_over=take_over)
         with transaction.atomic(using, durable=True):
             row = RateLimitRevision.read(using)
             if row.database != provider.database:

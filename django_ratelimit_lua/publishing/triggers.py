@@ -164,7 +164,7 @@ def before_migration(using: str) -> None:
     """Learn which database this is, as long as it can be asked: a migration may take the tables away."""
     if using == primary() and _is_there(using):
         try:
-            provider.know(RateLimitRevision.read(using).database)
+            provider.note_database(RateLimitRevision.read(using).database)
         except DatabaseError:
             return  # It is of an earlier version, and has no id yet.
 

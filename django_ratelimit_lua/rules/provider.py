@@ -107,7 +107,12 @@ def own_key() -> bytes:
     return rules_key() if other is None else beside_key(database or "")
 
 
-def know(found: str) -> None:
+def is_others(owner: object) -> bool:
+    """Whether that is known to be the id of another database than this process's."""
+    return database is not None and owner not in ("", database)
+
+
+def note_database(found: str) -> None:
     """Note the id of this process's database, once it could be read."""
     global database, _ruleset, _snapshot
     if database == found:
@@ -120,37 +125,40 @@ def know(found: str) -> None:
         _ruleset = _snapshot = None
 
 
-def is_others(owner: str) -> bool:
-    """Whether what is published in the place of all is known to be of another database than this process's."""
+def note_owner(owner: str) -> bytes:
+    """Note which database the rules in the place of all are of, and say so where it is another than this process's.
+    Returns the key of this process's own rules."""
     global other
-    is_other = _is_of_another(owner)
-    if is_other and other != owner:
+    if not is_others(owner):
+        other, problems.place = None, ""
+    elif other != owner:
+        other = owner
         problems.place = (
             "another site's rules are in the place of ours: what is published under RATELIMIT_CACHE_PREFIX "
             f"{conf.CACHE_PREFIX.decode()!r} is of the database {owner}, ours is {database or 'new'}. This site goes "
             f"by its own rules, published beside. {REMEDY}"
         )
         logger.error("%s", problems.place)
-    elif not is_other:
-        problems.place = ""
-    other = owner if is_other else None
-    return is_other
+    return own_key()
 
 
 def current() -> Ruleset | None:
     """The rules this process goes by; None before it has loaded any. Raises `ImproperlyConfigured`."""
-    global _compare_at
-    now = time.monotonic()
-    if now >= _compare_at:
-        is_first, _compare_at = _compare_at < 0, now + COMPARE_SECONDS
-        if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
-            compare()
-        if _blind is not None and _ruleset is _blind and read_database is not None:
-            read_database(0.0, _begin_with)
+    if time.monotonic() >= _compare_at:
+        _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
         _go_by(Ruleset(settings_rules(), _snapshot, own_key() if apps.is_installed(APP) else None))
     return _ruleset
+
+
+def _compare_now_and_then() -> None:
+    global _compare_at
+    is_first, _compare_at = _compare_at < 0, time.monotonic() + COMPARE_SECONDS
+    if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
+        compare()
+    if _blind is not None and _ruleset is _blind and read_database is not None:
+        read_database(0.0, _begin_with)
 
 
 def in_force() -> Ruleset | None:
@@ -216,8 +224,8 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
                 fence, snapshot = own_key(), _from_database(patience)
         before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
         ruleset = _go_by(Ruleset(declared, snapshot, fence, before), is_blind=not (is_answered or snapshot))
-        if is_answered and database != is_of and _is_of_another(snapshot.get("database", "")):
-            # Which database is ours became known meanwhile, see `know`.
+        if is_answered and database != is_of and is_others(snapshot.get("database", "")):
+            # Which database is ours became known meanwhile, see `note_database`.
             with suppress(StoreError):  # The next comparison finds it, too.
                 fence, snapshot = _published_or_best(None, patience)
                 ruleset = _go_by(Ruleset(declared, snapshot, fence))
@@ -246,11 +254,6 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
     if not is_got or _unanswered_at > began:
         patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
     return is_got
-
-
-def _is_of_another(owner: object) -> bool:
-    """Whether that is known to be the id of another database than this process's."""
-    return database is not None and owner not in ("", database)
 
 
 def _within_half(patience: Patience, ask: Callable[..., T], *arguments: object) -> T:
@@ -315,7 +318,7 @@ def compare_with_published() -> None:
         # Else they are of another site, or of before the settings changed, or the place of all has changed hands.
         if (
             ruleset.fence == own_key()
-            and not _is_of_another(ruleset.snapshot.get("database", ""))
+            and not is_others(ruleset.snapshot.get("database", ""))
             and (other is None or _owner(patience) == other)
         ):
             text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
@@ -388,7 +391,7 @@ def _fetch(patience: Patience, *, beside: bool = False) -> _Fetched:
     except UnreadableError:
         fetched = _fetch_unreadable(key, patience)
     owner = fetched.snapshot.get("database", "")
-    if beside or (owner == database and other is None) or not is_others(str(owner)):
+    if beside or (owner == database and other is None) or note_owner(str(owner)) == key:
         return fetched
     return _fetch(patience, beside=True)
 

@@ -18,6 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.limits.call import Revision
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.publishing.publish import publish
@@ -204,6 +205,27 @@ def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
     RateLimitRule.objects.update(limit=1)
     assert get("/good", 2, "203.0.113.3") == [200, 200 if "format" in text else 429]
+
+
+def test_what_is_put_right_while_it_is_read_is_read(
+    published: Published, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there by then is gone by, and nothing is said to be wrong."""
+    rule("good", path="/good", limit=2)
+    assert get("/good", 1) == [200]
+    right = json.dumps(published.snapshot())
+    published.put("[]")
+    reads = provider.parse_snapshot
+
+    def read(text: bytes) -> Any:
+        if text == b"[]":
+            published.put(right)
+        return reads(text)
+
+    monkeypatch.setattr(provider, "parse_snapshot", read)
+    assert get("/good", 2) == [200, 429]
+    assert provider.reload().revision == Revision.read(published.direct.hget(published.key, "revision"))
+    assert "cannot be read" not in caplog.text
 
 
 def test_an_older_version_never_overwrites_what_a_newer_has_published(published: Published, caplog: Any) -> None:
