@@ -13,13 +13,13 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.functional import cached_property
 
 from ..limits import algorithms
 from ..limits.options import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import find
+from .changes import on_change
 
 T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -235,10 +235,4 @@ conf = Conf()
 SETTINGS = {name: row for name, row in vars(Conf).items() if isinstance(row, Setting)}
 """The table, by name."""
 
-
-def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    if setting in ("SECRET_KEY", "SECRET_KEY_FALLBACKS") or setting.startswith("RATELIMIT_"):
-        vars(conf).clear()
-
-
-setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.conf")
+on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), vars(conf).clear)

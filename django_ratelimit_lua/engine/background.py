@@ -19,10 +19,13 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
         "comparison": "compares what is published with the database, every ten seconds of one of the processes",
         "publishing": "publishes what could not be published when it was saved, after half a second to thirty",
+        "healing": "publishes the rules where a request finds that they are not there, or a transaction is not over",
+        "reading": "reads the rules of the database, where a request finds them nowhere else",
+        "loading": "reads more than a thousand rules, where a request finds that there are newer ones",
+        "settling": "settles what a coroutine owes that was closed in the middle of its work",
     }
 )
-"""By name, in the order in which they matter. Beside these, a request that finds rules missing has threads of its own
-read the database, publish it, or read more than a thousand rules, and waits for them within its deadline."""
+"""By name, in the order in which they matter. The last four are done once each time, while somebody waits for that."""
 
 
 @dataclass(frozen=True, slots=True)

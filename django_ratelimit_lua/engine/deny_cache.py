@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from django.core.signals import setting_changed
-
 from ..conf import conf
+from ..conf.changes import on_change
 from ..limits.call import Call
 from ..limits.decision import Decision
 from ..limits.limit import Limit
@@ -130,11 +129,5 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
 
 deny_cache = DenyCache()
 
-
-def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    if setting.startswith("RATELIMIT_") or setting in ("CACHES", "SECRET_KEY"):
-        deny_cache.clear()
-
-
 provider.on_new_rules.append(deny_cache.clear)
-setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.engine.deny_cache")
+on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), deny_cache.clear)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from ..conf import conf
+from ..conf.changes import on_change
 from ..limits import program
 from ..limits.limit import Limit
 from ..process.forks import renew_after_fork
@@ -56,22 +57,24 @@ class Heartbeat:
     `count`: how many; `equal`, `weighted`: this one's part (None: not known yet).
     """
 
+    count: int
+    equal: ProcessShare | None
+    weighted: ProcessShare | None
+
     def __init__(self) -> None:
-        self.count = 1
+        self.forget()
         self._begin()
         self.task = Task("heartbeat", self._step, at_exit=self.goodbye)
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
         # A child is an instance of its own; until it has heard of the others, there are as many as its parent knew of.
-        self.equal: ProcessShare | None = None
-        self.weighted: ProcessShare | None = None
+        self.equal = self.weighted = None
         self._id = uuid.uuid4().hex
-        self._is_listed = self._is_over = False
+        self._is_listed = False
 
     def start(self) -> None:
         """Start saying so, unless that has begun."""
-        self._is_over = False
         self.task.start()
 
     def part_of(self, limit: Limit) -> ProcessShare | None:
@@ -98,7 +101,6 @@ class Heartbeat:
 
     def goodbye(self) -> None:
         """Say that this process is no more, so that the others take over its part."""
-        self._is_over = True
         if self._is_listed:  # A child that never said a word ends without one.
             with suppress(Exception):
                 self._say(0, last_patience(), is_goodbye=True)
@@ -109,11 +111,14 @@ class Heartbeat:
         reply: list[Any] = get_store(background=True).execute(b"EVAL", SCRIPT, b"2", *keys, *values, patience=patience)
         return reply
 
-    def _step(self) -> float | None:
-        if self._is_over:
-            return None
+    def forget(self) -> None:
+        """Know nothing of the others: who shares another prefix is another site."""
+        self.count, self.equal, self.weighted = 1, None, None
+
+    def _step(self) -> float:
         self.beat()
         return BEAT_SECONDS
 
 
 heartbeat = Heartbeat()
+on_change(("RATELIMIT_CACHE_PREFIX",), heartbeat.forget)

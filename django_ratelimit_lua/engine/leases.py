@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from django.core.signals import setting_changed
-
+from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
@@ -464,9 +463,4 @@ def _ask_batch(
         leases.hold(lease)
 
 
-def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    if setting.startswith("RATELIMIT_") or setting in ("CACHES", "SECRET_KEY"):
-        leases.clear()
-
-
-setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.engine.leases")
+on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), leases.clear)

@@ -14,9 +14,8 @@ import logging
 import time
 from collections.abc import Iterable
 
-from django.core.signals import setting_changed
-
 from ..conf import conf
+from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
@@ -41,7 +40,7 @@ class Listener:
 
     def __init__(self) -> None:
         self._begin()
-        self.task = Task("listener", self._step)
+        self.task = Task("listener", self._step, wake=self._hang_up, at_stop=self._end)
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
@@ -74,6 +73,17 @@ class Listener:
     def renew(self) -> None:
         """Other settings name another server, or another channel."""
         self._is_told_to_renew = True
+
+    def _hang_up(self) -> None:
+        subscription = self._subscription
+        if subscription is not None:
+            subscription.hang_up()
+
+    def _end(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+        deny_cache.hears = False
+        self._begin()
 
     def _step(self) -> float:
         channel = channel_of(conf.CACHE_PREFIX)
@@ -108,6 +118,8 @@ class Listener:
         self._ask_at = float("-inf")
 
     def _lost(self, error: StoreError) -> None:
+        if not self.task.is_running:
+            return  # It is being stopped.
         if self._subscription is not None and time.monotonic() - self._connected_at >= LONGEST_PAUSE:
             self._pause, self._was_told = FIRST_PAUSE, False  # It had been well.
         if not self._was_told:
@@ -146,10 +158,4 @@ class Listener:
 
 listener = Listener()
 
-
-def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    if setting.startswith("RATELIMIT_") or setting == "CACHES":
-        listener.renew()
-
-
-setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.engine.listener")
+on_change(("RATELIMIT_*", "CACHES"), listener.renew)

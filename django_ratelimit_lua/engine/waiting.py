@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ..process.tasks import Errand
 from .decide import Outcome, refunding
 from .run import arun, run
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
+settling = Errand("settling")
 
 
 def hold(outcome: Outcome) -> None:
@@ -64,20 +65,12 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def in_thread(function: Callable[[], object]) -> None:
-    """Do it in a thread of its own, and wait for that: this one may have an event loop that cannot be waited in."""
-    failed: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=call, name="ratelimit-settle", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+    """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in."""
+    done = settling.give(function)
+    if done is None:
+        function()  # As well as can be.
+    else:
+        done.result()
 
 
 @contextmanager

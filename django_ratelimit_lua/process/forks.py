@@ -13,7 +13,6 @@ import itertools
 import logging
 import os
 import random
-import threading
 from collections.abc import Callable
 from inspect import ismethod
 from typing import Any, TypeVar
@@ -43,20 +42,6 @@ def renew_after_fork(renew: Renew) -> Renew:
     else:
         _renewals[number] = (None, renew)
     return renew
-
-
-def start_thread(work: Callable[..., object], name: str, *arguments: object) -> threading.Thread | None:
-    """Start a daemon thread. Returns it, or None where it could not be started.
-
-    A process may have no room for one more thread, and Python 3.12 starts none while the interpreter ends. Whoever
-    calls this notes that a thread runs only if it does: else a later call starts it.
-    """
-    try:
-        thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
-        thread.start()
-    except (RuntimeError, MemoryError):
-        return None
-    return thread
 
 
 chance = random.Random()

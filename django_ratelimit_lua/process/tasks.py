@@ -1,7 +1,7 @@
 """What a process does beside its requests: tasks, each in a thread of its own while there is something to do.
 
 A task starts with the first who needs it, anew in a child process, and ends with the process. `engine/background.py`
-lists them all.
+lists them all. This is the only place that starts threads, and that hears of the end of the process.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any, TypeVar
 from weakref import WeakSet
 
-from .forks import renew_after_fork, start_thread
+from .forks import renew_after_fork
 
+T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """After so long a step that failed is done again, and a thread that could not be started is tried to be started."""
+LAST_SECONDS = 0.25
+"""For how long a process that ends waits for what its tasks are doing."""
 
 tasks: WeakSet[Task] = WeakSet()
 
@@ -25,8 +31,9 @@ class Task:
     """Does `step` again and again, from `start` on, until there is nothing more to do.
 
     `step` returns after how many seconds it is to be done again, or None where there is nothing more to do; what it
-    raises is kept as `error`, and it is done again. `delay`: seconds from the start to the first step; `at_exit`: what
-    the process has to do when it ends.
+    raises is kept as `error`, and it is done again. `delay`: seconds from the start to the first step; `wake`: ends
+    what a step waits for, so that the task can be stopped at once; `at_stop`: what its thread does then, last;
+    `at_exit`: what the process has to do when it ends, if a thread runs or not.
 
     Where no thread can be started, `start` tells so: whoever needs the task does without it, and later calls try again.
     """
@@ -37,11 +44,15 @@ class Task:
         step: Callable[[], float | None],
         *,
         delay: Callable[[], float] | float = 0.0,
+        wake: Callable[[], object] | None = None,
+        at_stop: Callable[[], object] | None = None,
         at_exit: Callable[[], object] | None = None,
     ) -> None:
         self.name = name
         self._step = step
         self._delay = delay
+        self._wake = wake
+        self._at_stop = at_stop
         self.at_exit = at_exit
         self._begin()
         renew_after_fork(self._begin)
@@ -49,9 +60,11 @@ class Task:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
         self.is_running = self._is_wanted = False
         self._refused_at = self.done_at = float("-inf")
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def start(self) -> bool:
         """See to it that a step is done, or done once more; whether it will be."""
@@ -59,28 +72,43 @@ class Task:
             return True
         with self._lock:
             if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
-                self.is_running = start_thread(self._run, f"ratelimit-{self.name}") is not None
+                self.is_running, self._is_over = True, threading.Event()
+                self._thread = _start_thread(self._run, f"ratelimit-{self.name}", self._is_over)
+                self.is_running = self._thread is not None
                 self._refused_at = float("-inf") if self.is_running else time.monotonic()
             self._is_wanted = self.is_running
             return self.is_running
 
-    def _run(self) -> None:
+    def stop(self) -> threading.Thread | None:
+        """Do no step after the one that is being done, until somebody starts the task again. Returns the thread that
+        comes to its end."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._is_over.set()
+            self.is_running = self._is_wanted = False
+        if self._wake is not None:
+            self._wake()
+        return thread
+
+    def _run(self, is_over: threading.Event) -> None:
         try:
-            pause: float | None = self._first_pause()
-            while pause is not None:
-                if pause > 0.0:
-                    time.sleep(pause)
+            pause = self._first_pause()
+            while not is_over.wait(pause):
                 # Who starts it from now on may have more to do than this step sees.
                 self._is_wanted = False
-                pause = self._do()
-                if pause is None:
+                found = self._do()
+                if found is None:
                     with self._lock:
-                        if not self._is_wanted:
+                        if not self._is_wanted and not is_over.is_set():
                             self.is_running = False
                             return
-                    pause = self._first_pause()
+                    found = self._first_pause()
+                pause = found
+            if self._at_stop is not None:
+                self._at_stop()
         except BaseException:  # Not otherwise: another thread may run by now.
-            self.is_running = self._is_wanted = False
+            if not is_over.is_set():
+                self.is_running = self._is_wanted = False
             raise
 
     def _first_pause(self) -> float:
@@ -96,8 +124,91 @@ class Task:
         return pause
 
 
+class Errand(Task):
+    """A task that does what it is given, once, one thing after the other, for callers that may wait for what comes of
+    it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, lambda: None)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._given: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._latest: Future[Any] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether what was given last is still to be done."""
+        return self._latest is not None and not self._latest.done()
+
+    def give(self, work: Callable[[], T]) -> Future[T] | None:
+        """Have something done. Returns what comes of it; None where no thread can be started for it."""
+        future: Future[T] = Future()
+        given = (work, future)
+        self._given.append(given)
+        if not self.start():
+            with suppress(ValueError):  # Another one may have come to it meanwhile.
+                self._given.remove(given)
+                return None
+        self._latest = future
+        return future
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until what was given last is done, at most for so many seconds; whether it is."""
+        latest = self._latest
+        with suppress(Exception):
+            if latest is not None:
+                latest.exception(seconds)
+        return latest is None or latest.done()
+
+    def stop(self) -> threading.Thread | None:
+        """Do nothing more of what was given; who waits for it is told so."""
+        while self._given:
+            with suppress(IndexError):
+                self._given.popleft()[1].cancel()
+        return super().stop()
+
+    def _do(self) -> float | None:
+        with suppress(IndexError):  # Nothing is left for who started it twice.
+            work, future = self._given.popleft()
+            try:
+                future.set_result(work())
+                self.error, self.done_at = None, time.monotonic()
+            except BaseException as error:
+                self.error = error
+                future.set_exception(error)
+        return 0.0 if self._given else None
+
+
+def stop(seconds: float) -> None:
+    """End all tasks, and wait for what they are doing, at most for so many seconds. Each starts again with the next who
+    needs it."""
+    end = time.monotonic() + seconds
+    # Again, as the last step of one may have started another.
+    while threads := [thread for task in list(tasks) if (thread := task.stop()) is not None]:
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+        if time.monotonic() >= end:
+            return
+
+
+def _start_thread(work: Callable[..., object], name: str, *arguments: object) -> threading.Thread | None:
+    """Start a daemon thread. Returns it, or None where it could not be started.
+
+    A process may have no room for one more thread, and Python 3.12 starts none while the interpreter ends.
+    """
+    try:
+        thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+        thread.start()
+    except (RuntimeError, MemoryError):
+        return None
+    return thread
+
+
 @atexit.register
 def _at_exit() -> None:
+    stop(LAST_SECONDS)
     for task in list(tasks):
         with suppress(Exception):
             if task.at_exit is not None:

@@ -33,7 +33,7 @@ from ..limits.call import NO_RULES, Revision
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.change import Risen
 from ..models.override import OverrideQuerySet, microseconds
-from ..process.forks import start_thread
+from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
@@ -43,6 +43,7 @@ from ..store import PATIENCE, channel_of, get_store
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
+healing = Errand("healing")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 MOST_SUBJECTS = 5000
@@ -193,27 +194,23 @@ def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
 
 
 def _in_a_thread(using: str, **options: bool) -> int:
-    """Publish in a thread of its own, whose connection sees only what is committed."""
-    found: list[int] = []
-    failed: list[BaseException] = []
+    """Publish in another thread, whose connection sees only what is committed."""
 
-    def run() -> None:
+    def run() -> int:
         try:
-            found.append(publish(**options))
-        except BaseException as error:
-            failed.append(error)
+            return publish(**options)
         finally:
             connections[using].close()
 
-    thread = start_thread(run, "ratelimit-publish")
-    if thread is None:
+    published = healing.give(run)
+    if published is None:
         raise StoreError("no thread can be started to publish the rules")
-    thread.join(PATIENCE)
-    if failed:
-        raise failed[0]
-    if not found:
-        raise StoreError("the rules are still being published")
-    return found[0]
+    try:
+        return published.result(PATIENCE)
+    except TimeoutError:
+        if published.done():
+            raise
+        raise StoreError("the rules are still being published") from None
 
 
 def compare_and_publish(

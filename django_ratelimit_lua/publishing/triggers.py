@@ -6,6 +6,8 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
@@ -13,8 +15,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
-from ..process.forks import renew_after_fork, start_thread
-from ..process.tasks import Task
+from ..process.tasks import Errand, Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
@@ -25,6 +26,7 @@ from .publish import (
     NewerFormatError,
     compare_and_publish,
     first_records,
+    healing,
     is_in_transaction,
     primary,
     publish,
@@ -51,23 +53,19 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
         return _heal(rebuild)
-    if retrying.is_running or not _healing.acquire(blocking=False):
+    if retrying.is_running or healing.is_busy:
         return False  # Somebody is at it: who comes meanwhile goes by what is known.
-    done: list[bool] = []
-    thread = start_thread(_heal_and_release, "ratelimit-heal", rebuild, done)
-    if thread is None:
-        _healing.release()
-        return False
-    thread.join(max(0.0, patience))
-    return any(done)
+    healed = healing.give(partial(_heal_beside, rebuild))
+    with suppress(Exception):  # It takes longer.
+        return healed is not None and healed.result(max(0.0, patience))
+    return False
 
 
-def _heal_and_release(rebuild: bool, done: list[bool]) -> None:
+def _heal_beside(rebuild: bool) -> bool:
     try:
-        done.append(_heal(rebuild))
+        return _heal(rebuild)
     finally:
         connections[primary()].close()  # It is this thread's.
-        _healing.release()
 
 
 def _heal(rebuild: bool) -> bool:
@@ -109,18 +107,13 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
             connections[using].close()  # It is this thread's.
         finally:
             done.set()
-            if begin is not None:
-                _reading.release()
         if begin is not None and found:
             begin(found[0])
 
     if connections[using].in_atomic_block and not is_in_transaction(using):
         read()
-    elif begin is None or _reading.acquire(blocking=False):
-        if start_thread(read_in_a_thread, "ratelimit-read") is not None:
-            done.wait(max(0.0, patience))
-        elif begin is not None:
-            _reading.release()
+    elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
+        done.wait(max(0.0, patience))
     return found[0] if found else None
 
 
@@ -152,6 +145,7 @@ def _look() -> None:
 
 
 looking = Task("comparison", _look)
+reading = Errand("reading")
 
 
 def _is_my_turn() -> bool:
@@ -197,16 +191,9 @@ def _is_there(using: str) -> bool:
     return RateLimitRevision._meta.db_table in connections[using].introspection.table_names()
 
 
-_healing, _reading = threading.Lock(), threading.Lock()
 _warned = False
 unpublished = ""
 """Why the last change that this process has made is not live yet; empty: it is."""
-
-
-@renew_after_fork
-def _renew() -> None:
-    global _healing, _reading
-    _healing, _reading = threading.Lock(), threading.Lock()
 
 
 def _warn(message: str, error: Exception) -> None:
@@ -267,12 +254,17 @@ def _retry() -> float | None:
         _mended()
     finally:
         connections.close_all()
-    _pause = FIRST_PAUSE
     return None
 
 
+def _first_pause() -> float:
+    global _pause
+    _pause = FIRST_PAUSE
+    return _pause
+
+
 _pause = FIRST_PAUSE
-retrying = Task("publishing", _retry, delay=FIRST_PAUSE)
+retrying = Task("publishing", _retry, delay=_first_pause)
 
 
 def _publish_committed() -> None:

@@ -10,16 +10,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from threading import Event, Lock
+from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
-from django.core.signals import setting_changed
 
 from ..conf import conf
+from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
-from ..process.forks import renew_after_fork, start_thread
+from ..process.forks import renew_after_fork
+from ..process.tasks import Errand
 from ..store import PATIENCE, Patience, get_store
 from .freshness import freshness
 from .overrides import override_cache
@@ -79,8 +81,8 @@ _blind: Ruleset | None = None
 """The rules of the settings alone, where Redis was away and the database has not answered yet."""
 
 _snapshot: Mapping[str, Any] | None = None
-_lock, _lock_of_loading = Lock(), Lock()
-_loading: Event | None = None
+_lock = Lock()
+_loading = Errand("loading")
 _unread: tuple[bytes, bytes | None] | None = None
 _unanswered_at = float("-inf")
 _compare_at = float("-inf")
@@ -88,8 +90,8 @@ _compare_at = float("-inf")
 
 @renew_after_fork
 def _renew() -> None:
-    global _lock, _lock_of_loading, _loading
-    _lock, _lock_of_loading, _loading = Lock(), Lock(), None
+    global _lock
+    _lock = Lock()
 
 
 def rules_key() -> bytes:
@@ -175,30 +177,20 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     if known is None or len(known.rules) <= MANY:
         return _load(stale, patience)
     # So many take a while to be read: a thread does that, and who asks waits as long as leaves time to decide.
-    loading, turn = _loading_in_background(stale), patience.share(2)
-    if not turn.wait(loading.wait):
+    if not _loading.is_busy:
+        _loading.give(partial(_load_beside, stale))
+    turn = patience.share(2)
+    if not turn.wait(_loading.wait):
         patience.take_back(turn)
     return _ruleset or known
 
 
-def _loading_in_background(stale: StaleRules | None) -> Event:
-    """The end of the loading that is under way in a thread, or of one that begins."""
-    global _loading
-    with _lock_of_loading:
-        if _loading is None or _loading.is_set():
-            _loading = done = Event()
-
-            def run() -> None:
-                try:
-                    _load(stale, Patience(PATIENCE))
-                except Exception:  # Nobody else would hear of it; who goes by the old rules asks again.
-                    logger.exception("The rules cannot be loaded")
-                finally:
-                    done.set()
-
-            if start_thread(run, "ratelimit-rules") is None:
-                done.set()  # Nobody waits for what nobody loads; who goes by the old rules asks again.
-        return _loading
+def _load_beside(stale: StaleRules | None) -> None:
+    try:
+        _load(stale, Patience(PATIENCE))
+    except Exception:  # Nobody else would hear of it; who goes by the old rules asks again.
+        logger.exception("The rules cannot be loaded")
+        raise
 
 
 def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
@@ -344,8 +336,8 @@ def _owner(patience: Patience) -> str:
 
 def start_fresh() -> None:
     """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
-    global _ruleset, _snapshot
-    _ruleset, _snapshot = None, {}
+    global _ruleset, _snapshot, _compare_at
+    _ruleset, _snapshot, _compare_at = None, {}, float("-inf")
     freshness.expire()
     problems.clear()
     override_cache.clear()
@@ -413,13 +405,16 @@ def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
     return _Fetched(key, {"revision": revision, "database": (owner or b"").decode(errors="replace")}, unread)
 
 
-def _settings_changed(*, setting: str, **kwargs: object) -> None:
+def _reread_settings() -> None:
+    global _ruleset, _snapshot
+    _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
+    _ruleset = None
+
+
+def _go_elsewhere() -> None:
     global _ruleset, _snapshot, other
-    if setting in ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"):
-        _ruleset = _snapshot = other = None
-    elif setting.startswith("RATELIMIT_") or setting in ("SECRET_KEY", "SECRET_KEY_FALLBACKS"):
-        _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
-        _ruleset = None
+    _ruleset = _snapshot = other = None
 
 
-setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.rules")
+on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), _reread_settings)
+on_change(("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"), _go_elsewhere)

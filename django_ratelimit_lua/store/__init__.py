@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from django.core.signals import setting_changed
-
 from ..conf import conf
+from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
 from .exchange import RESET, RULES, channel_of
 from .factory import ClusterConnectionFactory
@@ -62,12 +61,10 @@ def last_patience() -> Patience:
     return _last
 
 
-def _settings_changed(*, setting: str, **kwargs: object) -> None:
-    if setting in ("CACHES", "RATELIMIT_TIMEOUT"):
-        while _stores:
-            _stores.popitem()[1].close()
-    if setting in ("CACHES", "RATELIMIT_TIMEOUT", "RATELIMIT_USE_CACHE"):
-        get_store.cache_clear()
+def _close_stores() -> None:
+    while _stores:
+        _stores.popitem()[1].close()
 
 
-setting_changed.connect(_settings_changed, dispatch_uid="django_ratelimit_lua.store")
+on_change(("CACHES", "RATELIMIT_TIMEOUT"), _close_stores)
+on_change(("CACHES", "RATELIMIT_TIMEOUT", "RATELIMIT_USE_CACHE"), get_store.cache_clear)

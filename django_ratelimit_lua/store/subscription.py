@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -69,6 +71,11 @@ class Subscription:
     def close(self) -> None:
         """Close the connection."""
         self._link.close()
+
+    def hang_up(self) -> None:
+        """End it from another thread: whoever receives is told at once."""
+        with suppress(RedisError, OSError):
+            self._link.sock.shutdown(socket.SHUT_RDWR)
 
     def _ended(self, error: Exception) -> StoreError:
         self.close()

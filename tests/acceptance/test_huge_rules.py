@@ -15,6 +15,7 @@ from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import Patience
+from tests.acceptance.test_forks import child_of, ended
 from tests.acceptance.test_rules import another_process, get, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -73,7 +74,7 @@ def test_the_old_rules_go_on_until_so_many_new_ones_are_there(
 
     def read(*args: Any, **kwargs: Any) -> None:
         # However late a busy machine lets this test go on, the thread is still at it.
-        assert threading.current_thread().name != "ratelimit-rules" or may_end.wait(30)
+        assert threading.current_thread().name != "ratelimit-loading" or may_end.wait(30)
         reads(*args, **kwargs)
 
     monkeypatch.setattr(Ruleset, "__init__", read)
@@ -82,7 +83,7 @@ def test_the_old_rules_go_on_until_so_many_new_ones_are_there(
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
-    assert [thread.name for thread in threading.enumerate()].count("ratelimit-rules") == 1
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-loading") == 1
     may_end.set()
     for _ in range(600):
         if provider._ruleset is not known:
@@ -111,7 +112,12 @@ def test_a_process_that_is_forked_while_it_loads_loads_itself(direct: redis.Redi
     put(direct, prefix, declared(provider.MANY + 1, 1000))
     another_process()
     assert get() == [200]
-    provider._loading = threading.Event()  # Of a thread that there is no more.
-    provider._renew()
+    may_end = threading.Event()
+    assert provider._loading.give(may_end.wait)
     put(direct, prefix, declared(provider.MANY + 1, 0))
-    assert get() == [429]
+
+    def child() -> None:
+        assert get() == [429]
+
+    assert ended([child_of(child)]) == [0]
+    may_end.set()

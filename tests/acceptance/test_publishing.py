@@ -138,7 +138,7 @@ def test_a_process_that_found_nothing_beside_sees_that_the_place_is_its_own(
     assert [worker("ask()") for worker in (here, there, too)] == [{"site": 1000}, {}, {}]
     there("die_after('rule(limit=2000)')")
     direct.delete(f"{prefix}{{rules}}:{too('provider.database')}")
-    too("triggers._healing.acquire()")  # Another thread of it is publishing, and is slow.
+    assert too("bool(triggers.healing.give(threading.Event().wait))")  # Another thread is publishing, and is slow.
     too("provider._ruleset = provider._snapshot = None")
     assert (too("ask()"), too("provider.current().revision.number")) == ({}, 0)
     there("publish(rebuild=True, take_over=True)")

@@ -42,15 +42,26 @@ def test_the_drawing_of_the_floors_is_drawn_from_the_imports() -> None:
 @pytest.mark.parametrize(
     ("what", "where"),
     [
-        (r"register_at_fork|[!=]= os\.getpid\(\)", {"process"}),
-        (r"\bOrderedDict\(|popitem\(last=False\)", {"process", "engine"}),
+        (r"register_at_fork|[!=]= os\.getpid\(\)", {"process/forks.py"}),
+        (r"\bThread\(|start_new_thread|\bTimer\(|Executor\(|\batexit\b", {"process/tasks.py"}),
+        (r"\bsetting_changed\b", {"conf/changes.py"}),
+        (r"\bOrderedDict\(|popitem\(last=False\)", {"process/bounded_map.py", "engine/counters.py"}),
         (r"lru_cache\(maxsize=None\)|from functools import .*\bcached_property\b", set()),
     ],
-    ids=["forks", "bounded maps", "caches without a bound, or with a lock that outlives a fork"],
+    ids=[
+        "forks",
+        "threads and the end",
+        "changes of settings",
+        "bounded maps",
+        "caches without a bound, or with a lock that outlives a fork",
+    ],
 )
 def test_what_a_process_keeps_has_one_place(what: str, where: set[str]) -> None:
-    """One module hears of forks, and one kind of map forgets (what may not be forgotten is in `engine/counters`)."""
-    assert {room_of(path) for path in PACKAGE.rglob("*.py") if re.search(what, path.read_text())} <= where
+    """One module hears of forks, one of settings, one starts threads; and one kind of map forgets (what may not be
+    forgotten is in `engine/counters`)."""
+    assert {
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if re.search(what, path.read_text())
+    } <= where
 
 
 def test_no_room_without_an_owner() -> None:

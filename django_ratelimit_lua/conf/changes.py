@@ -1,0 +1,28 @@
+"""Who has to hear that settings have changed, as `override_settings` makes them: the one place that Django tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from django.core.signals import setting_changed
+
+_hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
+
+
+def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
+    """Have this called whenever one of these settings has changed, by what it is: after what was registered before.
+
+    A name may end in a star: "RATELIMIT_*" are all of ours.
+    """
+    _hearers.append((names, hear))
+
+
+def _changed(*, setting: str, **kwargs: Any) -> None:
+    for names, hear in _hearers:
+        if any(fnmatchcase(setting, name) for name in names):
+            hear()
+
+
+setting_changed.connect(_changed, dispatch_uid="django_ratelimit_lua.conf")

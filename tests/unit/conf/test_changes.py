@@ -1,0 +1,34 @@
+"""Who hears of settings that change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_ratelimit_lua.conf import SETTINGS, changes, conf
+from django_ratelimit_lua.conf.changes import on_change
+
+
+def test_who_names_a_setting_hears_of_it_after_the_settings_were_read_anew(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name or by what it begins with; of no other, in the order of registration, and again when it is undone."""
+    heard: list[object] = []
+    monkeypatch.setattr(changes, "_hearers", [*changes._hearers])
+    on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.LOCAL_FLOOR)))
+    on_change(("RATELIMIT_LOCAL_FLOOR", "CACHES"), lambda: heard.append("floor or caches"))
+    with override_settings(RATELIMIT_LOCAL_FLOOR=7):
+        assert heard == [("ours", 7), "floor or caches"]
+    assert heard[2:] == [("ours", 1), "floor or caches"]
+    settings.CACHES = dict(settings.CACHES)
+    settings.SECRET_KEY = "another"
+    assert heard[4:] == ["floor or caches"]
+
+
+def test_every_setting_that_somebody_waits_for_exists() -> None:
+    """A name that is misspelt would never be heard of."""
+    names = {name for names, _ in changes._hearers for name in names}
+    others = {"RATELIMIT_*", "CACHES", "INSTALLED_APPS", "SECRET_KEY", "SECRET_KEY_FALLBACKS"}
+    assert names - others <= {f"RATELIMIT_{name}" for name in SETTINGS}

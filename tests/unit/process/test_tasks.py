@@ -1,0 +1,141 @@
+"""What a process does beside its requests: begun, done and ended alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from django_ratelimit_lua.process import tasks
+from django_ratelimit_lua.process.tasks import Errand, Task, stop
+
+SOON = 20.0
+"""Seconds within which a thread has its turn, on a machine that is busy."""
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
+    """The tasks of the test, which are those of the process for its time."""
+    own: set[Task] = set()
+    monkeypatch.setattr(tasks, "tasks", own)
+    yield own
+    stop(SOON)
+
+
+def test_a_task_that_is_stopped_ends_at_once_and_starts_again() -> None:
+    """However long its pause or what its step waits for is; what it does last is done by its own thread."""
+    begun, woken, by = threading.Semaphore(0), threading.Event(), []
+
+    def step() -> float | None:
+        begun.release()
+        if task is waiting:
+            assert woken.wait(SOON)
+        return 3600.0
+
+    def end() -> None:
+        by.append(threading.current_thread().name)
+
+    sleeping = Task("heartbeat", step, at_stop=end)
+    waiting = Task("listener", step, wake=woken.set, at_stop=end)
+    for task in (sleeping, waiting):
+        for _ in range(2):
+            assert task.start()
+            assert begun.acquire(timeout=SOON)
+            assert task.is_running
+            stop(SOON)
+            assert not task.is_running
+            woken.clear()
+    assert by == ["ratelimit-heartbeat"] * 2 + ["ratelimit-listener"] * 2
+
+
+def test_what_a_last_step_starts_is_stopped_as_well(made: set[Task]) -> None:
+    """Nothing is left running by what had been running."""
+    begun = threading.Event()
+    second = Task("publishing", lambda: 3600.0)
+
+    def step() -> None:
+        begun.set()
+        assert first_is_stopped.wait(SOON)
+        second.start()
+
+    first_is_stopped = threading.Event()
+    first = Task("comparison", step, wake=first_is_stopped.set)
+    first.start()
+    assert begun.wait(SOON)
+    stop(SOON)
+    assert [task.is_running for task in made] == [False, False]
+    assert not [thread for thread in threading.enumerate() if thread.name == "ratelimit-publishing"]
+
+
+def test_a_process_that_ends_stops_its_tasks_before_it_says_its_last() -> None:
+    """So nothing is begun after a goodbye."""
+    begun, seen = threading.Event(), []
+
+    def step() -> float:
+        begun.set()
+        return 3600.0
+
+    task = Task("heartbeat", step, at_exit=lambda: seen.append(task.is_running))
+    Task("leases", step, at_exit=lambda: seen.append("never begun"))
+    Task("refusals", step, at_exit=lambda: 1 / 0)
+    task.start()
+    assert begun.wait(SOON)
+    tasks._at_exit()
+    assert set(seen) == {False, "never begun"}
+
+
+def test_errands_are_done_one_after_the_other() -> None:
+    """Each for who gave it: what it returns, or raises; and the last error is told of."""
+    errand = Errand("settling")
+    threads, may_go = [], threading.Event()
+
+    def work(number: int) -> Callable[[], float]:
+        def divide() -> float:
+            assert may_go.wait(SOON)
+            threads.append(threading.get_ident())
+            return 6 / number
+
+        return divide
+
+    given = [errand.give(work(number)) for number in (1, 0, 2)]
+    assert errand.is_busy
+    assert not errand.wait(0.01)
+    may_go.set()
+    assert errand.wait(SOON)
+    assert not errand.is_busy
+    assert [future and future.exception(SOON) is None for future in given] == [True, False, True]
+    assert given[2] is not None
+    assert given[2].result() == 3.0
+    assert len(set(threads)) == 1
+    failed = errand.give(work(0))
+    assert failed is not None
+    assert isinstance(failed.exception(SOON), ZeroDivisionError)
+    assert isinstance(errand.error, ZeroDivisionError)
+
+
+def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is stopped before its turn, or no thread can be started."""
+    errand, begun, may_go = Errand("settling"), threading.Event(), threading.Event()
+    errand.give(lambda: (begun.set(), may_go.wait(SOON)))
+    assert begun.wait(SOON)
+    later = errand.give(lambda: None)
+    assert later is not None
+    thread = errand.stop()
+    with pytest.raises(CancelledError):
+        later.result(SOON)
+    assert errand.wait(SOON)
+    may_go.set()
+    assert thread is not None
+    thread.join(SOON)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert errand.give(lambda: None) is None
+    assert not errand._given
+    assert errand.wait(SOON)
