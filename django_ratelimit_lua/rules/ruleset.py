@@ -12,10 +12,11 @@ from django.utils.functional import cached_property
 
 from ..conf import conf
 from ..identity import key_id, secrets_by_id
+from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
 from .paths import PathIndex
 from .rule import Rule, compile_rule
-from .snapshot import ReadRule, read_rule, revision_of, valid_parts
+from .snapshot import ReadRule, read_rule, valid_parts
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -68,7 +69,7 @@ class Ruleset:
         self.fence = fence
         parts, self.problems = valid_parts(snapshot or {}, {} if before is None else before.snapshot)
         self.snapshot: Mapping[str, Any] = parts
-        self.revision = revision_of(self.snapshot)
+        self.revision: Revision = parts.get("revision", NO_RULES)
         self._secrets: dict[str, Sequence[str | bytes]] = {}
         kinds, blocks = self.snapshot.get("kinds", {}), self.snapshot.get("blocks", ())
         odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}

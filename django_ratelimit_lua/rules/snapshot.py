@@ -107,17 +107,14 @@ def _may_be_widened(rule: Rule) -> bool:
     return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)
 
 
-def revision_of(snapshot: Mapping[str, Any]) -> Revision:
-    """The revision of a snapshot. Raises `ValueError` where that is none."""
-    revision = snapshot.get("revision", NO_RULES)
-    return revision if isinstance(revision, Revision) else Revision.read(str(revision).encode())
-
-
 def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """A snapshot whose parts have the shape they must have, and what is wrong with it. Of a part that has not, the one
-    of the snapshot `before` goes on."""
+    of the snapshot `before` goes on. Raises `ValueError` where its revision is none."""
     parts = dict(snapshot)
     problems = []
+    revision = parts.get("revision", NO_RULES)
+    if not isinstance(revision, Revision):
+        parts["revision"] = Revision.read(str(revision).encode())
     for name, (kind, holds_texts) in _PARTS.items():
         part = parts.get(name, kind())
         is_right = isinstance(part, kind)
