@@ -155,5 +155,9 @@ def program_for(call: Call) -> Program:
     charges = call.charges
     if call.operation != "hit" or call.partial or call.max_wait_us or not 1 <= len(charges) <= MOST_LIMITS:
         return GENERAL
-    shape = tuple([charge.limit.hit_by if charge.cost else "" for charge in charges])
-    return GENERAL if "" in shape else straight(shape)
+    shape: tuple[str, ...] = ()
+    for charge in charges:
+        if not charge.cost or not charge.limit.hit_by:
+            return GENERAL
+        shape += (charge.limit.hit_by,)
+    return straight(shape)

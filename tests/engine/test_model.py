@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.program import GENERAL
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.store.exchange import to_decide
 from tests.reference import REFERENCES, Answer, decide
 
 pytestmark = pytest.mark.engine
@@ -99,6 +102,16 @@ def said(decision: Decision) -> list[Answer]:
     ]
 
 
+def by_both(call: Call) -> Decision:
+    """The decision of the program that is made for such a call, which is that of the general one, too."""
+    decision, question = get_store().decide(call), to_decide(replace(call, prefix=b"g:"))
+    assert question.program is not None
+    performed["in a straight line"] += question.program is not GENERAL
+    asked = question.command.replace(question.program.sha, GENERAL.sha, 1)
+    assert decision == get_store()._exchange(question._replace(command=asked, program=GENERAL))
+    return decision
+
+
 def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) -> None:
     names = [f"l{index}" for index in range(len(algorithms))]
     taken: list[tuple[int, int]] = []
@@ -124,7 +137,7 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) ->
 
         def ask(operation: str, now: int, cost: int = cost, partial: bool = partial, **options: Any) -> Decision:
             charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
-            return get_store().decide(Call(charges, operation, b"m:", now, partial=partial, **options))
+            return by_both(Call(charges, operation, b"m:", now, partial=partial, **options))
 
         expected, granted, answers = decide(references, operation, now, cost, partial, hit_at)
         decision = ask(operation, now, hit_at=hit_at)
@@ -158,6 +171,7 @@ def test_many_limits_answer_as_their_references(data: Any, algorithms: list[str]
 
 
 def test_that_was_enough() -> None:
-    """At least 20,000 operations were compared, and many refusals retried, in this run."""
+    """At least 20,000 operations were compared in this run, thousands in a straight line, and many refusals retried."""
     assert performed["operations"] >= 20_000
+    assert performed["in a straight line"] >= 2_000
     assert performed["retries"] >= 1_000
