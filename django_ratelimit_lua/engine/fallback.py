@@ -50,7 +50,9 @@ class FallbackLimiter:
         self.is_recovering = False
         self._back_at = float("-inf")
         self._begin()
-        self.task = Task("fallback", self._step, delay=_pause)
+        self.task = Task(
+            "fallback", self._step, delay=_pause, meanwhile="what was admitted without Redis is not counted there"
+        )
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:

@@ -64,7 +64,8 @@ class Heartbeat:
     def __init__(self) -> None:
         self.forget()
         self._begin()
-        self.task = Task("heartbeat", self._step, at_exit=self.goodbye)
+        meanwhile = "this process's parts of limits are those that were known last"
+        self.task = Task("heartbeat", self._step, meanwhile=meanwhile, at_exit=self.goodbye)
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:

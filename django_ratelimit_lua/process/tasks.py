@@ -7,6 +7,7 @@ lists them all. This is the only place that starts threads, and that hears of th
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import time
 from collections import deque
@@ -18,7 +19,9 @@ from weakref import WeakSet
 
 from .forks import renew_after_fork
 
+logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
+
 RETRY_SECONDS = 1.0
 """After so long a step that failed is done again, and a thread that could not be started is tried to be started."""
 LAST_SECONDS = 0.25
@@ -31,9 +34,10 @@ class Task:
     """Does `step` again and again, from `start` on, until there is nothing more to do.
 
     `step` returns after how many seconds it is to be done again, or None where there is nothing more to do; what it
-    raises is kept as `error`, and it is done again. `delay`: seconds from the start to the first step; `wake`: ends
-    what a step waits for, so that the task can be stopped at once; `at_stop`: what its thread does then, last;
-    `at_exit`: what the process has to do when it ends, if a thread runs or not.
+    raises is kept as `error`, and it is done again. The log says when that begins and ends; `meanwhile`: and what holds
+    until then. `delay`: seconds from the start to the first step; `wake`: ends what a step waits for, so that the task
+    can be stopped at once; `at_stop`: what its thread does then, last; `at_exit`: what the process has to do when it
+    ends, if a thread runs or not.
 
     Where no thread can be started, `start` tells so: whoever needs the task does without it, and later calls try again.
     """
@@ -43,6 +47,7 @@ class Task:
         name: str,
         step: Callable[[], float | None],
         *,
+        meanwhile: str = "limits are decided all the same",
         delay: Callable[[], float] | float = 0.0,
         wake: Callable[[], object] | None = None,
         at_stop: Callable[[], object] | None = None,
@@ -50,6 +55,7 @@ class Task:
     ) -> None:
         self.name = name
         self._step = step
+        self._meanwhile = meanwhile
         self._delay = delay
         self._wake = wake
         self._at_stop = at_stop
@@ -118,8 +124,15 @@ class Task:
         try:
             pause = self._step()
         except Exception as error:
+            if self.error is None:
+                logger.warning(
+                    "In the background, the task %r fails, and is tried again: %s: %s. Meanwhile %s",
+                    self.name, type(error).__name__, error, self._meanwhile,
+                )  # fmt: skip
             self.error = error
             return RETRY_SECONDS
+        if self.error is not None:
+            logger.info("In the background, the task %r works again", self.name)
         self.error, self.done_at = None, time.monotonic()
         return pause
 

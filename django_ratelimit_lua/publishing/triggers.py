@@ -144,7 +144,7 @@ def _look() -> None:
         connections[primary()].close()
 
 
-looking = Task("comparison", _look)
+looking = Task("comparison", _look, meanwhile="the rules hold that are published")
 reading = Errand("reading")
 
 
@@ -264,7 +264,7 @@ def _first_pause() -> float:
 
 
 _pause = FIRST_PAUSE
-retrying = Task("publishing", _retry, delay=_first_pause)
+retrying = Task("publishing", _retry, delay=_first_pause, meanwhile="the rules hold that were published last")
 
 
 def _publish_committed() -> None:

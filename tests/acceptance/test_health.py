@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import threading
 import time
 from typing import Any
@@ -84,3 +85,30 @@ def test_a_task_goes_on_for_who_starts_it_while_it_ends() -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert (done, len(threads)) == ([3, 2, 1, 0], 1)
+
+
+def test_a_task_that_fails_says_so_once_and_once_that_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it fails of, and however often; with what holds meanwhile."""
+    errors = [ValueError("first"), KeyError("second"), None, None, OSError("third"), None]
+
+    def step() -> float | None:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        return 0.0 if errors else None
+
+    caplog.set_level(logging.INFO, "django_ratelimit_lua")
+    task = Task("leases", step, meanwhile="the sun shines")
+    task.start()
+    end = time.monotonic() + 20
+    while task.is_running:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    fails, works = "the task 'leases' fails, and is tried again", "the task 'leases' works again"
+    assert said == [
+        ("WARNING", f"In the background, {fails}: ValueError: first. Meanwhile the sun shines"),
+        ("INFO", f"In the background, {works}"),
+        ("WARNING", f"In the background, {fails}: OSError: third. Meanwhile the sun shines"),
+        ("INFO", f"In the background, {works}"),
+    ]
