@@ -181,7 +181,7 @@ def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
     return key.needs_user and key.lumps_strangers and not {EVERYONE, "anonymous"}.isdisjoint(audience)
 
 
-_TEXTS = {
+_TEXT_WORDS = {
     "route": "the name of a URL pattern, such as 'shop:detail'",
     "group": "the group of a decorator or the scope of a throttle",
     "description": "text",
@@ -360,8 +360,12 @@ def compile_rule(
         is_bare = value is None or isinstance(value, (int, float))
         if not (is_bare or (isinstance(value, str) and value.isprintable() and value == value.strip())):
             reader.check_text(word)
-        if word in _TEXTS and value is not None and not (isinstance(value, str) and (value or word == "description")):
-            reader.refuse(word, f"; write {_TEXTS[word]}")
+        if (
+            word in _TEXT_WORDS
+            and value is not None
+            and not (isinstance(value, str) and (value or word == "description"))
+        ):
+            reader.refuse(word, f"; write {_TEXT_WORDS[word]}")
     mode, order, exempt = given.get("mode", "enforce"), given.get("order", 0), given.get("exempt")
     route, group = given.get("route"), given.get("group")
     if mode not in MODES:

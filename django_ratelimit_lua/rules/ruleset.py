@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -32,8 +33,7 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     if not isinstance(given, (list, tuple)):
         raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
     rules = tuple(map(compile_rule, given))
-    names = [rule.name for rule in rules]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(rule.name for rule in rules).items() if count > 1)
     if twice:
         raise ImproperlyConfigured(f"RATELIMIT_RULES: two rules are called {', '.join(twice)}; a name is a count")
     return rules
