@@ -87,6 +87,7 @@ def walks() -> tuple[Walk, Walk]:
     from django_ratelimit_lua.engine.listener import listener
     from django_ratelimit_lua.models import RateLimitRule
     from django_ratelimit_lua.rules import provider
+    from django_ratelimit_lua.store import blocking
 
     @ratelimit(key="ip", rate="50/m")
     def view(request: Any) -> HttpResponse:
@@ -99,7 +100,9 @@ def walks() -> tuple[Walk, Walk]:
         assert request.ratelimit.source == "redis"
 
     warm, stale = [Walk() for _ in range(5)], [Walk() for _ in range(5)]
-    with patch.object(listener, "start", lambda: None):  # Which would hear of the change before the hit.
+    # The listener would hear of the change before the hit; and a thread that was kept waiting asks the system for how
+    # long, which others need not.
+    with patch.object(listener, "start", lambda: None), patch.object(blocking, "PROMPT", float("inf")):
         RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")
         hit()
         hit()
@@ -110,7 +113,6 @@ def walks() -> tuple[Walk, Walk]:
             RateLimitRule.objects.create(name=f"new-{number}", key="ip", limit=5, period=60, path=f"/new/{number}")
             provider._ruleset = known  # As in a process that did not make the change.
             hit(walk)
-    # A thread that was kept waiting asks the system for how long, which others need not.
     return min(warm, key=lambda walk: walk.frames), min(stale, key=lambda walk: walk.frames)
 
 

@@ -357,14 +357,10 @@ def compile_rule(
         reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
     for word, value in given.items():
         # Nearly every value is a number, or text that anybody may write anywhere.
-        is_bare = value is None or isinstance(value, (int, float))
-        if not (is_bare or (isinstance(value, str) and value.isprintable() and value == value.strip())):
+        is_bare, is_text = value is None or isinstance(value, (int, float)), isinstance(value, str)
+        if not (is_bare or (is_text and value.isprintable() and value == value.strip())):
             reader.check_text(word)
-        if (
-            word in _TEXT_WORDS
-            and value is not None
-            and not (isinstance(value, str) and (value or word == "description"))
-        ):
+        if word in _TEXT_WORDS and value is not None and not (is_text and (value or word == "description")):
             reader.refuse(word, f"; write {_TEXT_WORDS[word]}")
     mode, order, exempt = given.get("mode", "enforce"), given.get("order", 0), given.get("exempt")
     route, group = given.get("route"), given.get("group")
