@@ -48,6 +48,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
 from django_ratelimit_lua.core import get_usage  # noqa: E402
 from django_ratelimit_lua.middleware import RateLimitMiddleware  # noqa: E402
 from django_ratelimit_lua.rules import provider  # noqa: E402
+from django_ratelimit_lua.rules.freshness import freshness  # noqa: E402
 from django_ratelimit_lua.throttling import (  # noqa: E402
     AnonRateThrottle,
     RuleThrottle,
@@ -160,7 +161,8 @@ def main() -> None:
             reply: Any = None
         elif asked == "revision":
             ruleset = provider.current()
-            reply = None if ruleset is None else ruleset.revision.number
+            # Whoever has no rules, or has heard of others, finds out with the next request.
+            reply = None if ruleset is None or freshness._known is None else ruleset.revision.number
         else:
             reply = ask(**asked)
         print(json.dumps(reply), flush=True)

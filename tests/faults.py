@@ -189,11 +189,13 @@ def crowded() -> Iterator[Hurt]:
 
 
 class Wire:
-    """Stands between clients and a server: passes everything on, late or torn if told so."""
+    """Stands between clients and a server: passes everything on, late or torn if told so; or nothing more, without a
+    word, to those who listen to a channel, or wish to."""
 
     def __init__(self, port: int) -> None:
         self.delay = 0.0
-        self.tears = False
+        self.tears = self.is_deaf = False
+        self._listening: set[socket.socket] = set()
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -201,6 +203,12 @@ class Wire:
 
     def close(self) -> None:
         self._listener.close()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -211,10 +219,14 @@ class Wire:
                     threading.Thread(target=self._pass, args=ends, daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, is_reply: bool) -> None:
-        count = 0
+        count, client = 0, target if is_reply else source
         with suppress(OSError), source, target:
             while data := source.recv(65536):
                 count += 1
+                if b"SUBSCRIBE" in data and not is_reply:
+                    self._listening.add(client)
+                if self.is_deaf and client in self._listening:
+                    continue
                 if is_reply and self.delay:
                     time.sleep(self.delay)
                 if is_reply and self.tears and count % 3 == 0:

@@ -155,8 +155,9 @@ def edit(limit: int, name: str = "site") -> int:
 direct = redis.Redis.from_url(GIVEN["url"])
 
 
-def watch(question: str, seconds: float = 5.0) -> float:
+def watch(question: str, seconds: float = 5.0, *, pauses: bool = True) -> float:
     """Ask until the answer is another one; the moment (monotonic) at which was asked last what was answered as before.
+    Without pauses no other thread has a turn, as long as nothing is waited for.
 
     The clock is that of all processes.
     """
@@ -168,7 +169,8 @@ def watch(question: str, seconds: float = 5.0) -> float:
         if run(question) != before:
             return asked_at
         asked_at = began
-        time.sleep(0.001)
+        if pauses:
+            time.sleep(0.001)
     raise AssertionError(f"{question} is {before} for ever")
 
 
@@ -201,6 +203,22 @@ def timed(statement: str) -> float:
     """The moment at which that had come to its end."""
     run(statement)
     return time.monotonic()
+
+
+def longest_turn(seconds: float) -> float:
+    """For how long at most one had the turn to load rules, in so many seconds."""
+    longest, began = 0.0, None
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        began = (began or now) if provider._lock.locked() else None
+        longest = max(longest, now - began if began else 0.0)
+        time.sleep(0.001)
+    return longest
+
+
+def refused() -> str:
+    """Where the answer comes from for who has hit the limiter too often."""
+    return [limiter.hit("ada").source for _ in range(5)][-1]
 
 
 def hears() -> bool:

@@ -186,7 +186,8 @@ class Conf:
     FAIL_OPEN = Setting(None, or_none(bool),
         "django-ratelimit's: ``True`` is ``\"open\"``, ``False`` is ``\"closed\"``; the setting above goes first")
     DENY_CACHE_SECONDS = Setting(1, Number(3600, "number of seconds", ", such as 1"),
-        "seconds that a refusal may be repeated without asking Redis, see :doc:`how-it-works`; ``0``: never")
+        "seconds that a refusal may be repeated without asking Redis, see :doc:`how-it-works`; ``0``: never; more than "
+        "a second only while this process hears of changes, and not in a cluster")
     INSTANCE_WEIGHT = Setting(1, Number(1_000_000, note=", such as 1", is_above_0=True),
         "this process's part of limits with ``split=\"weighted\"``, as against the others', see :doc:`hot-keys`")
     CLOCK = Setting("redis", Choice(("redis", "client")),

@@ -142,7 +142,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
         # Or nobody knows newer ones than those that were stale.
         is_last = attempt == FENCED_ATTEMPTS or (
             stale is not None and not stale.records and before is not None
-            and (ruleset.fence, ruleset.revision) == (before.fence, before.revision)
+            and (ruleset.fence, ruleset.published) == (before.fence, before.published)
         )  # fmt: skip
         before = ruleset
         yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
@@ -158,7 +158,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 # The rules are the current ones, and only overrides were not known: plan again by both.
                 override_cache.put_many([subject.digest for subject in call.subjects], error.records)
             else:
-                if is_last:
+                if is_last or ruleset.published is not ruleset.revision:
                     decision = replace(decision, revision=ruleset.revision.number)
                 outcome = _outcome(plan, call, decision)
                 for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
@@ -310,9 +310,11 @@ def build_call(
         now = now_us()
     if ruleset is None or ruleset.fence is None:
         return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us)
+    if ruleset.published is not ruleset.revision:
+        subjects = ()  # Nothing is written there about anybody: what is known of them holds.
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
-        revision=ruleset.revision, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
+        revision=ruleset.published, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
     )  # fmt: skip
 
 

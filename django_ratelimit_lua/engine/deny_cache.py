@@ -3,8 +3,8 @@
 A refusal stays true until its `retry_after` if nothing is given back, reset or edited. So the same question (the same
 limits, identities, costs, rules) may be answered from memory until then, at most `RATELIMIT_DENY_CACHE_SECONDS`. What
 this process gives back, resets or learns of rules clears what it is about at once, and what others reset or edit as
-soon as it hears of it (`listener`); of what others give back, it hears when the moment is over. A flood of one identity
-then costs one call a second and process.
+soon as it hears of it (`listener`): beyond a second a refusal is repeated only as long as it does. Of what others give
+back, it hears when the moment is over. A flood of one identity then costs one call a second and process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..process.forks import renew_after_fork
 from ..rules import provider
 
 UNHEARD_SECONDS = 1.0
-"""For how long a refusal is repeated at most while this process does not hear of what others change."""
+"""For how long a refusal is repeated at most after the last moment until which it is known that nobody has ended it."""
 
 MOST, MOST_BYTES = 10_000, 32 * 2**20
 """Refusals that are remembered: the latest."""
@@ -33,7 +33,7 @@ MOST, MOST_BYTES = 10_000, 32 * 2**20
 
 @dataclass(slots=True)
 class CachedDenial:
-    """One refusal, when it was heard, and until when it is the answer.
+    """One refusal, when it was asked for and heard, and until when it is the answer.
 
     Redis made it between being asked and that moment: it ends as if it had been made at the beginning, and what it
     tells of times counts from the end. So it is never repeated too long, and never promises too much.
@@ -41,15 +41,16 @@ class CachedDenial:
 
     limits: tuple[Limit, ...]
     decision: Decision
-    heard_at: float
+    asked_at: float
+    answered_at: float
     until: float
 
 
 class DenyCache:
-    """The refusals of this process, by what was asked. `hears`: whether it is told what other processes change;
-    `generation`: how often something was given back or changed."""
+    """The refusals of this process, by what was asked. `heard_at`: until when (monotonic) everything was heard that
+    others change; `generation`: how often something was given back or changed."""
 
-    hears = False
+    heard_at = float("-inf")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -59,7 +60,6 @@ class DenyCache:
 
     def _renew(self) -> None:
         self._lock = Lock()
-        self.hears = False  # The connection is the parent's.
         self.clear()  # Another thread of the parent may have been in the middle of it.
 
     def __len__(self) -> int:
@@ -70,19 +70,21 @@ class DenyCache:
         if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
         denial, now = self._denials.get(_key(call)), time.monotonic()
-        if denial is None or now >= denial.until or denial.limits != tuple([charge.limit for charge in call.charges]):
+        if denial is None or now >= denial.until or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS:
             return None
-        return denial.decision.later(now - denial.heard_at, "deny-cache")
+        if denial.limits != tuple([charge.limit for charge in call.charges]):
+            return None
+        return denial.decision.later(now - denial.answered_at, "deny-cache")
 
     def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
         """Remember a refusal, unless something was given back or changed since its call had begun, at that moment of
         the monotonic clock and with that generation."""
         if not _is_lasting(call, decision):
             return
-        retry = decision.retry_after
-        seconds = conf.DENY_CACHE_SECONDS if self.hears else min(conf.DENY_CACHE_SECONDS, UNHEARD_SECONDS)
+        retry, seconds = decision.retry_after, conf.DENY_CACHE_SECONDS
         until = asked_at + (seconds if retry is None else min(retry, seconds))
-        denial = CachedDenial(tuple([charge.limit for charge in call.charges]), decision, time.monotonic(), until)
+        limits = tuple([charge.limit for charge in call.charges])
+        denial = CachedDenial(limits, decision, asked_at, time.monotonic(), until)
         with self._lock:
             if generation == self.generation:
                 self._denials.put(_key(call), denial)

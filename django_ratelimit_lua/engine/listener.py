@@ -1,9 +1,11 @@
 """Hears of changes that other processes make, and forgets at once what they have made wrong here.
 
 Publishing rules, and resetting a count, also send a message on a channel. One listener in each process hears it within
-milliseconds, loads the rules that are new, and drops the refusals and leases of who was reset. Twice a second it asks
-besides whether the rules are the current ones, as a message may be lost: with a connection that breaks, or where the
-user of Redis may not use channels. A message is nothing but a reason to ask: whoever sends a wrong one loosens nothing.
+milliseconds, asks whether the rules are still the current ones, drops what was remembered by old ones, and the refusals
+and leases of who was reset. New rules are loaded by the next request; where none comes, by the listener within half a
+second, at a moment by chance, as all processes hear of them at once. Twice a second it asks in any case, as a message
+may be lost: with a connection that breaks or passes nothing on any more, or where the user of Redis may not use
+channels. A message is nothing but a reason to ask: whoever sends a wrong one loosens nothing.
 
 Where it cannot run, or Redis cannot be asked, decisions ask by themselves (`rules/freshness.py`).
 """
@@ -20,7 +22,7 @@ from ..exceptions import StoreError
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..store import RESET, RULES, Patience, Subscription, channel_of
+from ..store import RESET, RULES, Patience, Subscription, get_store
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -30,6 +32,9 @@ ASK_SECONDS = 0.5
 """How often it is asked whether the rules are current: twice as often as they may be old."""
 SHORTEST = 0.01
 """Seconds between two of these questions, however many messages come."""
+NEVER = float("inf")
+SPREAD_SECONDS = 0.5
+"""Within how long rules that are new are loaded by a process that has no requests."""
 CONNECT_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 """Seconds until the next try to connect: twice as long after each, and a quarter more or less by chance."""
@@ -40,7 +45,10 @@ class Listener:
 
     def __init__(self) -> None:
         self._begin()
-        self.task = Task("listener", self._step, wake=self._hang_up, at_stop=self._end)
+        self.task = Task(
+            "listener", self._step, wake=self._hang_up, at_stop=self._end,
+            meanwhile="requests ask, once a second, whether rules have changed",
+        )  # fmt: skip
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
@@ -48,7 +56,8 @@ class Listener:
         self._subscription: Subscription | None = None
         self._connect_at = self._ask_at = self._asked_at = self._connected_at = float("-inf")
         self._pause, self._was_told = FIRST_PAUSE, False
-        self._is_told_to_renew = False
+        self._is_told_to_renew = self._is_told = False
+        self._load_at = NEVER
         self.error = ""
         """Why it hears nothing at the moment; empty where it does, or was not started."""
 
@@ -82,15 +91,13 @@ class Listener:
     def _end(self) -> None:
         if self._subscription is not None:
             self._subscription.close()
-        deny_cache.hears = False
         self._begin()
 
     def _step(self) -> float:
-        channel = channel_of(conf.CACHE_PREFIX)
+        channel = get_store(background=True).channel(conf.CACHE_PREFIX)
         if self._subscription is not None and (self._is_told_to_renew or self._subscription.channel != channel):
             self._subscription.close()
             self._subscription, self._connect_at = None, float("-inf")
-            deny_cache.hears = False
         self._is_told_to_renew = False
         if self._subscription is None and time.monotonic() >= self._connect_at:
             self._connect(channel)
@@ -100,7 +107,7 @@ class Listener:
         if self._subscription is None:
             return max(min(seconds, self._connect_at - time.monotonic()), SHORTEST)
         try:
-            self._hear(self._subscription.receive(seconds))
+            self._hear(self._subscription, self._subscription.receive(seconds))
         except StoreError as error:
             self._lost(error)
         return 0.0
@@ -112,9 +119,7 @@ class Listener:
             self._lost(error)
             return
         self._connected_at, self.error = time.monotonic(), ""
-        # Nobody knows what was sent until now.
-        deny_cache.clear()
-        deny_cache.hears = True
+        deny_cache.clear()  # Nobody knows what was sent until now.
         self._ask_at = float("-inf")
 
     def _lost(self, error: StoreError) -> None:
@@ -126,34 +131,42 @@ class Listener:
             logger.info("Changes of rules are asked for, twice a second, as they cannot be heard of: %s", error)
         self._was_told = True
         self._subscription, self.error = None, str(error)
-        deny_cache.hears = False
-        deny_cache.clear()
         self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def _ask(self) -> None:
-        self._asked_at = time.monotonic()
-        self._ask_at = self._asked_at + ASK_SECONDS
+        now = self._asked_at = time.monotonic()
+        self._ask_at = now + ASK_SECONDS
         try:
-            provider.compare_with_published()
+            is_current = provider.compare_with_published(loads=now >= self._load_at)
         except Exception as error:  # Whoever decides meanwhile asks by itself, and is told what is wrong.
             logger.debug("It cannot be asked whether the rules are current: %s", error)
+            return
+        self._is_told = False
+        if is_current:
+            self._load_at = NEVER
+        elif not now < self._load_at < NEVER:
+            self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
+        self._ask_at = min(self._ask_at, self._load_at)
 
-    def _hear(self, messages: Iterable[bytes]) -> None:
+    def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
         reset: set[bytes] = set()
         ruleset = provider.in_force()
-        is_known = RULES + b" " + (b"" if ruleset is None else ruleset.revision.text)
+        known = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
             kind, *digests = message.split(b" ")
             if kind == RESET:
                 reset.update(digests)
-            elif message != is_known:  # Other rules; or what only another version understands.
+            elif message != known:  # Other rules; or what only another version understands.
+                self._is_told = True
                 self._ask_at = min(self._ask_at, self._asked_at + SHORTEST)
                 if kind != RULES:
                     deny_cache.clear()
         if reset:
             leases.drop(reset)
             deny_cache.forget(reset)
+        if not self._is_told:  # What was heard is done.
+            deny_cache.heard_at = subscription.heard_at
 
 
 listener = Listener()

@@ -39,7 +39,7 @@ from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
-from ..store import PATIENCE, channel_of, get_store
+from ..store import PATIENCE, get_store
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -230,7 +230,7 @@ def compare_and_publish(
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
         published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
-        b"%d" % lifetime, b"%d" % FORMAT, channel_of(conf.CACHE_PREFIX),
+        b"%d" % lifetime, b"%d" % FORMAT, get_store().channel(conf.CACHE_PREFIX),
         b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
     ]  # fmt: skip
     provider.written.add(published.key)

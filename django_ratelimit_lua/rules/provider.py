@@ -200,7 +200,7 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
         known, is_of = _ruleset, database
-        if known is not None and (stale is None or known.revision == stale.current):
+        if known is not None and (stale is None or known.published == stale.current):
             return known  # Another thread was faster.
         declared = settings_rules() if known is None else known.declared
         if not apps.is_installed(APP):
@@ -211,11 +211,13 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
         except StoreError:
             _unanswered_at, is_answered = time.monotonic(), False
             if known is not None and known.fence is not None and known is not _blind:
-                fence, snapshot = known.fence, known.snapshot
-            else:
-                fence, snapshot = own_key(), _from_database(patience)
+                return known
+            fence, snapshot = own_key(), _from_database(patience)
         before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
-        ruleset = _go_by(Ruleset(declared, snapshot, fence, before), is_blind=not (is_answered or snapshot))
+        ruleset = Ruleset(declared, snapshot, fence, before)
+        if is_answered and known is not None and snapshot is known.snapshot:
+            ruleset.published = NO_RULES
+        _go_by(ruleset, is_blind=not (is_answered or snapshot))
         if is_answered and database != is_of and is_others(snapshot.get("database", "")):
             # Which database is ours became known meanwhile, see `note_database`.
             with suppress(StoreError):  # The next comparison finds it, too.
@@ -250,8 +252,8 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
 
 def _within_half(patience: Patience, ask: Callable[..., T], *arguments: object) -> T:
     """The answer to a question that is told how many seconds it may take: half of what is left, so that some is left to
-    decide by what is known."""
-    began, most = time.monotonic(), max(0.0, patience.left / 2)
+    decide by what is known; and never longer than a request may take, as others may wait for their turn."""
+    began, most = time.monotonic(), max(0.0, min(patience.left, conf.TIMEOUT) / 2)
     answer = ask(most, *arguments)
     patience.spend(began, most)
     return answer
@@ -272,7 +274,8 @@ def _begin_with(snapshot: Mapping[str, Any]) -> None:
 
 
 def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
-    """The key that tells whether rules are the current ones, and the snapshot to go by. Raises `StoreError`."""
+    """The key that tells whether rules are the current ones, and the snapshot to go by: that of `known` itself where
+    nothing is published, and it cannot be put back now. Raises `StoreError`."""
     key, snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_newer
     if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot["revision"], known))):
@@ -280,7 +283,7 @@ def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes
         key, snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
         if not is_right and is_missing and known is not None and known.fence is not None:
-            return known.fence, known.snapshot  # No time, or no database: go by what is known.
+            return key, known.snapshot  # No time, or no database: go by what is known.
     if unread is None:
         return key, snapshot
     best: Mapping[str, Any] | None = None
@@ -297,13 +300,14 @@ def reload() -> Ruleset:
     return load(StaleRules(Revision(-1, b"")))
 
 
-def compare_with_published() -> None:
-    """Ask whether the rules of this process are the ones that are published, and load them where they are not; for the
-    background. Raises `StoreError`."""
-    for _ in range(2):
+def compare_with_published(*, loads: bool) -> bool:
+    """Ask whether the rules of this process are the ones that are published; whether they are, at last. Where not, what
+    was remembered by them is dropped, so that whoever comes next finds out, and loads the others; `loads`: or they are
+    loaded here. For the background. Raises `StoreError`."""
+    for may_load in (loads, False):
         ruleset = in_force()
         if ruleset is None or ruleset.fence is None:
-            return
+            return True
         asked_at = time.monotonic()
         patience = Patience(ASK_SECONDS)
         text = b""
@@ -314,18 +318,20 @@ def compare_with_published() -> None:
             and (other is None or _owner(patience) == other)
         ):
             text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
-        if text == ruleset.revision.text:
-            freshness.confirm(ruleset.fence, ruleset.revision, asked_at)
-            return
-        # Until they are loaded, whoever comes finds out by itself that they are stale.
+        if text == ruleset.published.text:
+            freshness.confirm(ruleset.fence, ruleset.published, asked_at)
+            return True
         freshness.expire()
         for hear in on_new_rules:
             hear()
+        if not may_load:
+            break
         try:
             revision = Revision.read(text)
         except ValueError:
             revision = Revision(-1, text)
-        load(StaleRules(revision), Patience(PATIENCE))
+        load(StaleRules(revision), Patience(ASK_SECONDS))
+    return False
 
 
 def _owner(patience: Patience) -> str:

@@ -54,6 +54,9 @@ class Ruleset:
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
       `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
 
+    `published`: the revision that Redis has there: that of these rules, or that of none, where it was emptied and they
+    could not be put back yet.
+
     `before`: the rules that these come after. What has not changed is not read again, and what cannot be understood
     goes on as it was.
     """
@@ -70,6 +73,7 @@ class Ruleset:
         parts, self.problems = valid_parts(snapshot or {}, {} if before is None else before.snapshot)
         self.snapshot: Mapping[str, Any] = parts
         self.revision: Revision = parts.get("revision", NO_RULES)
+        self.published = self.revision
         self._secrets: dict[str, Sequence[str | bytes]] = {}
         kinds, blocks = self.snapshot.get("kinds", {}), self.snapshot.get("blocks", ())
         odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}

@@ -7,7 +7,7 @@ from functools import cache
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import RESET, RULES, channel_of
+from .exchange import RESET, RULES
 from .factory import ClusterConnectionFactory
 from .patience import Patience
 from .server import Store
@@ -21,7 +21,6 @@ __all__ = [
     "Patience",
     "Store",
     "Subscription",
-    "channel_of",
     "get_store",
     "last_patience",
     "why_unusable",

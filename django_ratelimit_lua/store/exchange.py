@@ -238,12 +238,6 @@ class Question(NamedTuple):
         return replies
 
 
-def channel_of(prefix: bytes) -> bytes:
-    """The channel on which processes that share a prefix tell each other of changes: that of the rules, by publishing
-    (`RULES <revision>`), and what was reset (`RESET <digest> <digest> ...`)."""
-    return prefix + b"changes"
-
-
 RULES, RESET = b"rules", b"reset"
 # Whoever may not publish deletes all the same.
 _DELETE = b"""local count = redis.call('DEL', unpack(KEYS))
@@ -259,11 +253,11 @@ def to_decide(call: Call) -> Question:
     return Question(sent, partial(call.read, token=token), program)
 
 
-def to_delete(call: Call) -> Question:
+def to_delete(call: Call, channel: bytes) -> Question:
     """Delete what a call's limits have counted, and tell all processes whose that was."""
     keys = replace(call, revision=None).keys()
     message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
-    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, channel_of(call.prefix), message)
+    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, channel, message)
     return Question(command(*parts), _number_of_keys)
 
 

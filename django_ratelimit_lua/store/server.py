@@ -146,13 +146,18 @@ class Store:
         decision: Decision = await self._aexchange(to_decide(call), patience)
         return decision
 
+    def channel(self, prefix: bytes) -> bytes:
+        """The channel on which processes that share a database and a prefix tell each other of changes: of the rules,
+        by publishing (`RULES <revision>`), and of what was reset (`RESET <digest> <digest> ...`)."""
+        return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
+
     def delete(self, call: Call) -> None:
         """Delete the state of every limit of a call. Raises `StoreError`."""
-        self._exchange(to_delete(call))
+        self._exchange(to_delete(call, self.channel(call.prefix)))
 
     async def adelete(self, call: Call) -> None:
         """`delete`, without blocking the event loop."""
-        await self._aexchange(to_delete(call))
+        await self._aexchange(to_delete(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""

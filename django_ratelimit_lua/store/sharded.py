@@ -158,7 +158,8 @@ class ShardedStore(Store):
 
     def _delete(self, call: Call, patience: Patience) -> Steps:
         for part in _parts_of(call):
-            yield from self._ask(_slot_of(part.call.charges[0]), to_delete(part.call), patience)
+            question = to_delete(part.call, self.channel(call.prefix))
+            yield from self._ask(_slot_of(part.call.charges[0]), question, patience)
 
     def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:

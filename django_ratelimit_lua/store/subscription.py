@@ -15,32 +15,38 @@ from ..exceptions import StoreError
 from ..process.forks import chance
 from .blocking import READ_SIZE, Link
 from .connection_params import ConnectionParams
-from .exchange import LARGEST_USUAL, PING, Replies, command, to_ping
+from .exchange import LARGEST_USUAL, PING, Replies, command, to_execute
 from .patience import Patience, Pulse
 
-PING_SECONDS = 2.0
-"""After so long without a word the server is asked whether it is there still; and after as long again it is not."""
+PING_SECONDS, SILENT_SECONDS = 0.5, 2.0
+"""How often the server is asked whether it is there still; and how long after that it is not, without an answer."""
 MANY = 2**62
 
 
 class Subscription:
     """Hears a channel until the connection ends. Raises `StoreError` where that cannot be, now or later.
 
-    The channel of a cluster is the same on all its nodes: any of those that the alias names will do.
+    The channel of a cluster is the same on all its nodes: any of those that the alias names will do. But a node that is
+    cut off from the others passes on what is published there no more, and answers as ever.
+
+    `heard_at`: until when (monotonic) everything was heard that was published; never known in a cluster.
     """
 
     def __init__(self, channel: bytes, patience: Patience) -> None:
         self.channel = channel
+        self.heard_at = float("-inf")
         params = ConnectionParams.of(conf.USE_CACHE)
+        self._hears_all = not params.nodes
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
         self._link = Link(params, Pulse())
         self._replies = Replies(MANY, LARGEST_USUAL)
         self._heard: list[bytes] = []
-        self._heard_at = time.monotonic()
-        self._is_open = self._is_asked = False
+        self._pinged_at = float("-inf")
+        self._is_open = self._is_pinged = False
         try:
-            self._link.ask(to_ping(), patience)
+            # To nobody. It fails for a user who may not publish: of others of that user, nothing would be heard.
+            self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
             self._send(command(b"SUBSCRIBE", channel))
             while not self._is_open:
                 if patience.is_over:
@@ -56,13 +62,14 @@ class Subscription:
         ended, or nobody is there any more: then something may have been published that was not heard."""
         try:
             if not self._heard:
-                silent = time.monotonic() - self._heard_at
-                if silent > 2 * PING_SECONDS:
-                    raise RedisConnectionError("the server is silent")
-                if silent > PING_SECONDS and not self._is_asked:
+                now = time.monotonic()
+                if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
+                    self._pinged_at, self._is_pinged = now, True
                     self._send(PING)
-                    self._is_asked = True
-                self._read(seconds)
+                self._read(min(seconds, PING_SECONDS))
+                # By the time before it was read: this process may have stood still, and the answer be there.
+                if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
+                    raise RedisConnectionError("the server is silent")
         except (RedisError, OSError) as error:
             raise self._ended(error) from error
         heard, self._heard = self._heard, []
@@ -84,7 +91,7 @@ class Subscription:
         return failure
 
     def _send(self, data: bytes) -> None:
-        self._link.sock.settimeout(PING_SECONDS)
+        self._link.sock.settimeout(SILENT_SECONDS)
         self._link.sock.sendall(data)
 
     def _read(self, seconds: float) -> None:
@@ -95,7 +102,6 @@ class Subscription:
             return
         if not data:
             raise RedisConnectionError("the server hung up")
-        self._heard_at, self._is_asked = time.monotonic(), False
         self._replies.feed(data)
         found, self._replies.found = self._replies.found, []
         for reply in found:
@@ -105,8 +111,13 @@ class Subscription:
 
     def _note(self, reply: Any) -> None:
         if isinstance(reply, ResponseError) and not self._is_open:
-            raise reply  # That to a PING is an answer, too, from who is there.
-        if isinstance(reply, list) and reply[:2] == [b"subscribe", self.channel]:
-            self._is_open = True
-        elif isinstance(reply, list) and reply[:2] == [b"message", self.channel] and isinstance(reply[-1], bytes):
-            self._heard.append(reply[-1])
+            raise reply
+        match reply:
+            case [b"subscribe", self.channel, *_]:
+                self._is_open = True
+            case [b"message", self.channel, bytes(message)]:
+                self._heard.append(message)
+            case [b"pong", *_] | ResponseError():  # An error is an answer as well.
+                self._is_pinged = False
+                if self._hears_all:  # Answers come behind whatever was published before the question.
+                    self.heard_at = self._pinged_at

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +18,8 @@ import redis
 
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
+from tests.faults import Wire
+from tests.server import url
 from tests.worker import Worker, copy, migrated
 
 SOON, AT_LAST = 0.05, 1.0
@@ -65,11 +70,11 @@ def start(prefix: str, database: Path) -> Iterator[Start]:
         yield begin
 
 
-def lags(workers: list[Worker], question: str, change: str) -> list[float]:
+def lags(workers: list[Worker], question: str, change: str, watch: str = "watch({!r})") -> list[float]:
     """How long after the change had returned each process was asked last what it answered as before."""
     editor, *others = workers
     for other in others:
-        other.send(f"watch({question!r})")
+        other.send(watch.format(question))
     assert [other.answer() for other in others] == ["watching"] * len(others)
     done_at = editor(f"timed({change!r})")
     return [other.answer() - done_at for other in others]
@@ -87,6 +92,7 @@ CHANGES = [
     ("ask()", "RateLimitRule.objects.all().delete() and None", "the end of a rule"),
     ("limiter.hit('ada').allowed", "limiter.reset('ada')", "a reset for who was just refused"),
 ]
+*_, RESET = [change[:2] for change in CHANGES]
 
 
 def test_a_change_is_obeyed_by_every_process_within_50_milliseconds(start: Start) -> None:
@@ -96,8 +102,7 @@ def test_a_change_is_obeyed_by_every_process_within_50_milliseconds(start: Start
     for _ in range(3):
         for question, change, what in CHANGES:
             if question != "ask()":
-                refused = [worker("[limiter.hit('ada').source for _ in range(5)][-1]") for worker in workers]
-                assert set(refused) == {"deny-cache"}
+                assert {worker("refused()") for worker in workers} == {"deny-cache"}
             late = lags(workers, question, change)
             assert max(late) < AT_LAST, what
             found += late
@@ -149,13 +154,88 @@ def test_where_nothing_is_heard_changes_hold_within_a_second(start: Start, direc
     assert max(found) < AT_LAST
     # A reset: who was refused is so from memory for a second, whatever the deny cache may do else.
     for worker in workers[1:]:
-        worker("[limiter.hit('ada').source for _ in range(5)][-1]")
-    assert max(lags(workers, "limiter.hit('ada').allowed", "limiter.reset('ada')")) < AT_LAST
+        worker("refused()")
+    assert max(lags(workers, *RESET)) < AT_LAST
     for worker in workers:
         worker("delattr(listener, '_connect')")
         until(lambda worker=worker: worker("hears()"))
     workers[0]("edit(1000)")
     assert median(edits(workers)) < SOON
+
+
+def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: Start) -> None:
+    """Nothing comes on it any more, and nobody hangs up, as where a firewall forgets it; whatever the deny cache may do
+    else. While it answers, refusals are repeated for as long as the setting says."""
+    with Wire(int(url().rpartition(":")[2].partition("/")[0])) as wire:
+        workers = start(at=f"redis://127.0.0.1:{wire.port}/0")
+        again = "[limiter.hit('ada'), time.sleep(1.5), limiter.hit('ada').source][-1]"
+        for worker in workers:
+            worker("refused()")
+            until(lambda worker=worker: worker(again) == "deny-cache")
+        wire.is_deaf = True
+        assert max(lags(workers, *RESET)) < AT_LAST
+        assert max(lags(workers, *CHANGES[0][:2])) < AT_LAST
+        for worker in workers:
+            until(lambda worker=worker: not worker("listener.is_listening"))
+        found = [late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)]
+        assert max(found) < AT_LAST
+        wire.is_deaf = False
+        for worker in workers:
+            until(lambda worker=worker: worker("hears()"))
+        assert median(edits(workers)) < SOON
+
+
+def test_who_stood_still_repeats_nothing_that_was_ended_meanwhile(start: Start) -> None:
+    """A process that was stopped while others went on; and one whose threads have no turn, as uWSGI runs Python."""
+    workers = start(2)
+    editor, other = workers
+    assert [worker("refused()") for worker in workers] == ["deny-cache"] * 2
+    process = other("os.getpid()")
+    os.kill(process, signal.SIGSTOP)
+    try:
+        editor("limiter.reset('ada')")
+        other.send("limiter.hit('ada').allowed")
+        time.sleep(AT_LAST)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert other.answer() is True
+    assert other("refused()") == "deny-cache"
+    other("sys.setswitchinterval(3600)")
+    assert max(lags(workers, *RESET, watch="watch({!r}, pauses=False)")) < AT_LAST
+
+
+def test_who_has_no_requests_reads_new_rules_at_a_moment_by_chance(start: Start) -> None:
+    """All processes hear of them at once, and do not read them at once; whoever is asked obeys them already."""
+    workers = start(first="setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 1e9)")
+    revision, saved = "provider.in_force().revision.number", "RateLimitRevision.read('default').number"
+    before = workers[1](revision)
+    for limit in (10, 11):  # The second time it knows already that there are others.
+        workers[0](f"edit({limit}) or rule(limit={limit})")
+        for worker in workers[1:]:
+            until(lambda worker=worker: worker("freshness._known is None"))
+            assert worker(revision) == before
+    for worker in workers[1:]:
+        assert worker("ask()") == {"site": 11}
+        assert worker(revision) == workers[0](saved)
+        until(lambda worker=worker: worker("listener._load_at == float('inf')"))
+        worker("setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 0.5)")
+    workers[0]("edit(12)")
+    for worker in workers[1:]:
+        until(lambda worker=worker: worker(revision) == workers[0](saved))
+
+
+def test_sites_in_other_databases_of_a_server_do_not_hear_each_other(start: Start, prefix: str) -> None:
+    """A channel is the same in all databases, so its name has the number: of one prefix, each is reset by itself."""
+    with Server() as server, redis.Redis.from_url(server.url) as direct:
+        sites = [start(2, at=server.url.replace("/0", f"/{number}")) for number in range(2)]
+        assert {*direct.pubsub_channels(f"{prefix}*")} == {f"{prefix}changes:{number}".encode() for number in range(2)}
+        for workers in sites:
+            for worker in workers:
+                assert worker("refused()") == "deny-cache"
+        assert lags(sites[0], *RESET)
+        for worker in sites[1]:
+            assert worker("limiter.hit('ada').source") == "deny-cache"
+        assert lags(sites[1], *RESET)
 
 
 def test_without_threads_changes_hold_within_a_second(start: Start) -> None:
@@ -180,14 +260,17 @@ def test_a_child_hears_by_itself(start: Start) -> None:
         assert workers[1]("listener.is_listening")
 
 
-def test_who_may_not_use_channels_asks_once_a_second(start: Start) -> None:
-    """A user of Redis without any channel: saving works, and holds within the second."""
+@pytest.mark.parametrize("right", ["resetchannels", "-publish"])
+def test_who_may_not_use_channels_asks_once_a_second(right: str, start: Start) -> None:
+    """A user of Redis without any channel, or who can only hear: saving works, and holds within the second."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
-        direct.execute_command("ACL", "SETUSER", "mute", "on", ">password", "~*", "+@all", "resetchannels")
+        direct.execute_command("ACL", "SETUSER", "mute", "on", ">password", "~*", "&*", "+@all", right)
         workers = start(at=server.url.replace("//", "//mute:password@"), hears=False)
         until(lambda: "NoPermission" in workers[1]("listener.error") or "NOPERM" in workers[1]("listener.error"))
         found = [late for question, change, _ in CHANGES[:6] for late in lags(workers, question, change)]
         assert max(found) < AT_LAST
+        assert {worker("refused()") for worker in workers} == {"deny-cache"}
+        assert max(lags(workers, *RESET)) < AT_LAST
 
 
 def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
@@ -195,6 +278,7 @@ def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
     with Server() as server:
         workers = start(at=server.url)
         workers[0]("rule(limit=5000)")
+        assert [worker("ask()") for worker in workers] == [{"site": 5000}] * len(workers)
         server.stop()
         until(lambda: not workers[1]("listener.is_listening"))
         server.start()
@@ -202,6 +286,57 @@ def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
             until(lambda worker=worker: worker("hears()"))
         until(lambda: workers[1]("ask()") == {"site": 5000})
         assert median(edits(workers)) < SOON
+
+
+@pytest.mark.parametrize(("path", "met", "asks"), [("/", {"site": 5000}, 100), ("/other", {}, 5)])
+def test_what_nobody_can_put_back_is_not_asked_for_by_every_request(
+    path: str, met: Any, asks: int, start: Start, direct: redis.Redis, database: Path, prefix: str
+) -> None:
+    """Redis is emptied while the database is away: each process goes on by what it knows, blocks included, at the price
+    of any request; and what is saved when the database is back is obeyed by the next."""
+    workers = start(2)
+    workers[0](f"rule(limit=5000, path={path!r}) ;; block(network='203.0.113.1')")
+    question = "[ask('203.0.113.1'), *[ask() for _ in range(100)]][::100]"
+    for worker in workers:
+        assert worker(question) == ["refused", met]
+    away = database.with_suffix(".away")
+    database.rename(away)
+    database.mkdir()  # No database can be opened there.
+    direct.delete(*direct.keys(f"{prefix}*"))
+    for worker in workers:
+        worker("ask()")
+        until(lambda worker=worker: worker("provider.in_force().published.number == 0 and hears()"))
+    direct.config_resetstat()
+    for worker in workers:
+        assert worker(question) == ["refused", met]
+    commands = direct.info("commandstats")
+    decided, read = (commands.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in ("evalsha", "hget"))
+    assert decided <= len(workers) * (asks + 1)
+    assert read < decided + 100  # The program reads the revision once, and each process twice a second.
+    database.rmdir()
+    away.rename(database)
+    workers[0]("rule('new', limit=6000)")
+    for worker in workers:
+        if not met:  # No call of these compares: it hears of it.
+            until(lambda worker=worker: worker("ask()") == {"new": 6000})
+        assert worker(question) == ["refused", {**met, "new": 6000}]
+
+
+def test_no_request_waits_while_the_listener_waits_for_the_database(
+    start: Start, direct: redis.Redis, database: Path, prefix: str
+) -> None:
+    """Redis is emptied, and the database is there, and slow: whoever loads rules has its turn for no longer than a
+    request may take."""
+    slow = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(database), "OPTIONS": {"timeout": 20}}
+    (worker,) = start(1, DATABASES={"default": slow}, RATELIMIT_TIMEOUT=0.5)
+    assert worker("rule(limit=5000) ;; ask()") == {"site": 5000}
+    with sqlite3.connect(database, isolation_level=None) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        direct.delete(*direct.keys(f"{prefix}*"))
+        assert worker("longest_turn(4)") < 1
+        assert worker("triggers.healing.is_busy")
+        writer.execute("ROLLBACK")
+    until(lambda: worker("ask()") == {"site": 5000} and worker("provider.in_force().published.number") > 0)
 
 
 def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, prefix: str) -> None:
@@ -223,11 +358,11 @@ def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, pref
     direct.config_resetstat()
     began = time.monotonic()
     for message in messages * 300:
-        direct.publish(f"{prefix}changes", message)
+        direct.publish(f"{prefix}changes:0", message)
     assert workers[1]("ask()") == "refused"
     seconds = time.monotonic() - began
     assert direct.info("commandstats")["cmdstat_hget"]["calls"] < len(workers) * (seconds + 1) * 100 + 20
-    direct.publish(f"{prefix}changes", b"x" * 2**21)  # Longer than any message: the connection is made anew.
+    direct.publish(f"{prefix}changes:0", b"x" * 2**21)  # Longer than any message: the connection is made anew.
     for worker in workers:
         until(lambda worker=worker: worker("hears()"))
     assert median(edits(workers)) < SOON
@@ -246,6 +381,25 @@ def test_in_a_cluster_it_is_pushed_from_node_to_node(start: Start) -> None:
         ]
         assert median(found) < SOON
         assert max(found) < AT_LAST
+
+
+def test_a_node_that_is_told_nothing_by_the_others_costs_a_second(start: Start) -> None:
+    """In a cluster, nodes pass on what is published. One that the others have forgotten answers as ever, and hears
+    nothing of it: changes hold within the second for who listens there, whatever the deny cache may do else."""
+    with clusters.cluster() as cluster:
+        *others, deaf = cluster.servers
+        workers = start(CACHES=cluster.cache(deaf))
+        workers[0]("rule(limit=5000)")
+        with clusters.client(deaf.port) as direct:
+            name = direct.execute_command("CLUSTER MYID").decode()
+        for server in others:
+            with clusters.client(server.port) as direct:
+                direct.execute_command("CLUSTER FORGET", name)
+        assert {worker("refused()") for worker in workers} == {"deny-cache"}
+        assert max(lags(workers, *RESET)) < AT_LAST
+        found = [late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)]
+        assert max(found) < AT_LAST
+        assert all(worker("listener.is_listening") for worker in workers)
 
 
 def test_it_follows_the_master_that_sentinels_name(start: Start) -> None:
