@@ -17,15 +17,16 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.engine.fallback import fallback_limiter
-from django_ratelimit_lua.engine.heartbeat import heartbeat
-from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.process.tasks import Task, stop
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.stats.refusals import refusal_counter
 from tests.server import server, url
 
 _serial = itertools.count()
+STOP_SECONDS = 20
+"""More than any step of a task takes."""
+BY_THEMSELVES = ("listener", "heartbeat", "comparison", "publishing")
+"""The tasks that ask Redis when nobody asks anything of them."""
 # How long an example takes is no promise of ours, and on a busy machine it is long.
 hypothesis_settings.register_profile(
     "busy", parent=hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -88,17 +89,20 @@ def direct() -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(autouse=True)
-def prefix(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every test counts under keys of its own, and leaves nothing for later: no tally, no heartbeats, nothing to tell,
-    and no thread that goes on trying to publish what a test without a database could not read."""
-    monkeypatch.setattr(triggers, "retry_in_background", lambda: None)
-    monkeypatch.setattr(provider, "compare", None)
-    monkeypatch.setattr(heartbeat, "start", lambda: None)
-    monkeypatch.setattr(listener, "start", lambda: None)
-    for task in (listener.task, heartbeat.task):  # Those that an earlier test has started end.
-        monkeypatch.setattr(task, "_step", lambda: None)
+def prefix(settings: Any) -> Iterator[str]:
+    """Every test counts under keys of its own, and what it has started ends with it: no task, no tally, nothing to tell
+    is left for the next."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
+    stop(STOP_SECONDS)
     refusal_counter.clear()
     fallback_limiter.clear()
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs that begins by itself, as in a process that may have no thread for it; for tests that count what
+    Redis is asked, or say themselves what a heartbeat would find."""
+    start = Task.start
+    monkeypatch.setattr(Task, "start", lambda task: task.name not in BY_THEMSELVES and start(task))

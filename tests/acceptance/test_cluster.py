@@ -258,6 +258,7 @@ def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None
     until(lambda: status() == 200, "the block is over", 2)
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the edits, and is the only process.
 @pytest.mark.django_db(transaction=True)
 def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is decided in the process and what is asked apart in a cluster go by one look at the rules, not by two."""

@@ -21,6 +21,9 @@ from django_ratelimit_lua.rules import provider
 from tests.clusters import until
 from tests.engine.test_cost import calls
 
+# Who listens hears of what it has given back itself once more, a moment later, and forgets once more.
+pytestmark = pytest.mark.usefixtures("quiet")
+
 
 @pytest.fixture(autouse=True)
 def long(settings: Any) -> None:

@@ -66,17 +66,15 @@ def of_a_process(*more: object) -> list[tuple[str, Any]]:
 
 
 @pytest.fixture
-def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server that this test may stop, and a process that says that it is there."""
+def own(settings: Any) -> Iterator[Server]:
+    """A server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
         settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "3/h", "path": "/"}]
         settings.RATELIMIT_TIMEOUT = 5
-        monkeypatch.undo()  # Heartbeats, too.
         start_fresh()
         yield server
     leases.clear()
-    heartbeat.goodbye()
 
 
 def refuse(sender: object, **kwargs: object) -> None:

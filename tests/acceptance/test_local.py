@@ -29,8 +29,8 @@ PROCESSES = 4
 
 
 @pytest.fixture
-def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server of this test's own, that four processes share as far as this one knows."""
+def own(quiet: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of this test's own, that four processes share, as no heartbeat of this one finds."""
     with Server() as server:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
         settings.RATELIMIT_ON_STORE_ERROR = "local"

@@ -48,7 +48,7 @@ limiters: list[RateLimiter] = []
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered before and after, and this process has all of what is split."""
     monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
     names = set(known_call_sites._names)

@@ -13,7 +13,7 @@ from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and has counted nothing."""
     monkeypatch.setattr(heartbeat, "count", 1)
     monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))

@@ -23,7 +23,6 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import acting
-from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
@@ -31,7 +30,6 @@ from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats.refusals import refusal_counts
 
 pytestmark = pytest.mark.django_db(transaction=True)
-GO_ON_TRYING = triggers.retry_in_background
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -86,6 +84,7 @@ def stale_process(function: Any) -> Any:
     return known
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_new_rule_holds_for_the_next_request() -> None:
     """Also where no rule applied before, and in a process that knows the old rules."""
     assert get(times=3) == [200, 200, 200]
@@ -94,6 +93,7 @@ def test_a_new_rule_holds_for_the_next_request() -> None:
     assert get(times=3) == [200, 200, 429]
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
     """save, update, delete, bulk_create, bulk_update, QuerySet.delete: each raises the revision and is obeyed."""
@@ -133,6 +133,7 @@ def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
         assert limit() == expected
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_fixtures_and_migrations_are_changes_too(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
     """loaddata; a migration's models; and the reverse of our own migration, after which there are no rules."""
     rule("search", path="", limit=50)
@@ -159,6 +160,7 @@ def test_the_migrations_are_those_of_the_models() -> None:
     call_command("makemigrations", "django_ratelimit_lua", check=True, dry_run=True, verbosity=0, skip_checks=True)
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -> None:
     """Neither in the database, nor in Redis, nor for a request."""
     rule("search", path="", limit=50)
@@ -179,6 +181,7 @@ def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -
     assert RateLimitChange.objects.count() == 1
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_one_transaction_is_published_once(direct: redis.Redis) -> None:
     """However much is changed in it."""
     rule("search", path="")
@@ -267,7 +270,6 @@ def test_without_the_database_rules_go_on(
     from django_ratelimit_lua.publishing import triggers as module
 
     monkeypatch.setattr(module, "publish", away)
-    monkeypatch.setattr(module, "retry_in_background", lambda: None)
     monkeypatch.setattr(module, "_warned", False)
     another_process()
     assert get() == [200]
@@ -291,7 +293,6 @@ def test_what_could_not_be_published_is_published_when_it_can(
 
     working = settings.CACHES
     rule("search", path="", limit=50)
-    monkeypatch.setattr(module, "retry_in_background", GO_ON_TRYING)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.05)
     nowhere = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.CACHES = nowhere
@@ -343,6 +344,7 @@ def test_what_cannot_even_be_read_is_skipped_loudly(caplog: Any, direct: redis.R
     assert "An override is skipped" in caplog.text
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_requests_that_meet_no_rule_go_unasked(monkeypatch: pytest.MonkeyPatch, direct: redis.Redis) -> None:
     """As long as it is known that there is none: by what was asked less than a second ago, by anybody."""
     get("/other")
@@ -356,6 +358,7 @@ def test_requests_that_meet_no_rule_go_unasked(monkeypatch: pytest.MonkeyPatch, 
     assert get("/other") == [429]
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_who_is_blocked_without_a_rule_is_asked_about_once(direct: redis.Redis) -> None:
     """What is known to be written about an address holds as long as the revision does."""
     block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
@@ -369,6 +372,7 @@ def test_who_is_blocked_without_a_rule_is_asked_about_once(direct: redis.Redis) 
     assert get("/other", 3) == [429] * 3
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_view_without_a_limit_is_limited_by_a_rule_of_its_name() -> None:
     """`rate=None` is a place for a rule."""
 
@@ -442,6 +446,7 @@ def test_an_edit_keeps_what_is_counted() -> None:
     assert get(times=2) == [200, 429]
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_limiter_is_retuned_by_a_rule_of_its_name() -> None:
     """Beside views, too: a Celery task obeys the admin."""
     mail = RateLimiter("mail", "100/h")
@@ -602,6 +607,7 @@ def test_an_address_is_met_however_it_is_written(network: str, kept: str, settin
         assert get(REMOTE_ADDR=proxy, HTTP_X_FORWARDED_FOR="::ffff:203.0.113.9") == [429]
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_overrides_that_know_each_other_cost_one_call(direct: redis.Redis) -> None:
     """The first request of a process that meets one asks twice; the next ones once."""
     rule(limit=1000)

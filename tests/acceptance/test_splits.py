@@ -25,7 +25,7 @@ from tests.clusters import until
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> None:
+def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the second of three, and twice as heavy as the others."""
     monkeypatch.setattr(heartbeat, "count", 3)
     monkeypatch.setattr(heartbeat, "equal", ProcessShare(1, 1, 3))
@@ -143,15 +143,17 @@ def test_by_a_clock_of_the_callers_own_nothing_is_split(settings: Any) -> None:
     assert {leased.hit("x").source for _ in range(200)} == {"redis"}
 
 
-def test_until_the_others_are_known_it_is_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quiet")
+def test_until_the_others_are_known_it_is_one_count() -> None:
     """In the first moments of a process nothing is admitted that a shared count would not admit."""
-    monkeypatch.setattr(heartbeat, "equal", None)
+    assert heartbeat.equal is None
     limiter = RateLimiter("x", "9/h", split="equal")
     decisions = [limiter.hit("x") for _ in range(12)]
     assert sum(decision.allowed for decision in decisions) == 9
     assert decisions[0].source == "redis"
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """When one comes, what was admitted stays counted; when one goes, there is more at once."""
     for algorithm in ("fixed_window", "token_bucket"):

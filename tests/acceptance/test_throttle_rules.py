@@ -70,6 +70,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
     return RateLimitRule.objects.create(name=name, **{"limit": 2, "unit": "h", **fields})
 
 
+@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rule_named_like_a_scope_takes_its_place() -> None:
     """On the next request, with the throttle's identity or another, for methods and audiences of the rule's own."""
     limited = view(Burst)
@@ -112,6 +113,7 @@ def test_a_rule_stands_beside_a_scope() -> None:
     assert [ask(limited, user="ada"), ask(limited, user="bob")] == [["burst=20", "burst daily=1"], 429]
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked, and has not heard of the change.
 def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> None:
     """As the middleware would, with the user that DRF knows; together with other throttles in one call."""
     settings.RATELIMIT_RULES = [{"name": "public", "path": "/public/", "exempt": True}]

@@ -133,6 +133,7 @@ def test_what_one_throttle_refuses_costs_the_others_nothing() -> None:
     assert throttle.state.used == 21
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
     """And foreign ones in the same list are asked as ever."""
     client = APIClient()

@@ -19,7 +19,7 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_command import said
-from tests.acceptance.test_rules import GO_ON_TRYING, another_process
+from tests.acceptance.test_rules import another_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 urlpatterns = [path("ok", lambda request: HttpResponse("ok"))]
@@ -41,7 +41,6 @@ def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         return publish(**options)
 
     monkeypatch.setattr(triggers, "publish", counting)
-    monkeypatch.setattr(triggers, "retry_in_background", GO_ON_TRYING)
     monkeypatch.setattr(triggers, "_warned", False)
     monkeypatch.setattr(triggers, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(triggers, "LONGEST_PAUSE", 0.01)
@@ -65,7 +64,7 @@ def test_it_is_said_once_and_not_tried_for_ever(unmigrated: list[int], caplog: p
     assert len(unmigrated) <= 2
     assert [record.message for record in caplog.records if REMEDY in record.message] == [triggers.UNMIGRATED]
     assert not [record for record in caplog.records if "cannot be read" in record.message]
-    assert not [thread for thread in threading.enumerate() if thread.name == "ratelimit-publish"]
+    assert not triggers.retrying.is_running
     assert REMEDY in health().problems[0]
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
     RateLimitRule.objects.create(name="all", path="/ok", key="path", limit=0)

@@ -182,6 +182,7 @@ def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
     assert get("/other", 5, "203.0.113.2") == [200] * 5
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 @pytest.mark.parametrize(
     "text", ['{"format": 2, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
 )

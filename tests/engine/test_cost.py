@@ -12,7 +12,8 @@ from django.test import RequestFactory
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 
-pytestmark = pytest.mark.engine
+# They count what Redis is asked.
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quiet")]
 RATES = [f"{n}/h" for n in range(101, 109)]
 INSIDE = "get mget set del exists time zadd zcount zrange zremrangebyscore pexpire hget hmget"
 

@@ -85,7 +85,8 @@ class Loop:
 
 
 @pytest.fixture(autouse=True)
-def no_rules_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody to ask for them."""
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.current", lambda: None)
 
 

@@ -23,7 +23,7 @@ OPEN = Limit("open", "1/h", on_store_error="open")
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[FallbackLimiter]:
+def here(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FallbackLimiter]:
     """One of four processes, which has counted nothing and tells nobody."""
     monkeypatch.setattr(heartbeat, "count", 4)
     monkeypatch.setattr(fallback, "counters", Counters())

@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and no thread gives back what it holds."""
     monkeypatch.setattr(heartbeat, "count", 1)
     monkeypatch.setattr(leases.task, "start", lambda: False)
