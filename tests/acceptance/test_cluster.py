@@ -104,10 +104,12 @@ def test_limits_and_the_cache_live_on_all_masters(cluster: Cluster) -> None:
     django_cache.close()
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
 def test_several_limits_of_one_identity_are_one_call(cluster: Cluster) -> None:
     """To one node, all or nothing."""
     both = RateLimiter("x", ["2/h", "100/h"])
-    both.hit("warm")
+    both.hit("x")
+    both.reset("x")  # Its node knows the program from now on.
     served = before(cluster)
     assert [both.hit("x").allowed for _ in range(3)] == [True, True, False]
     assert sum(served().values()) == 3
@@ -185,6 +187,7 @@ def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: 
     assert [state.used for state in decide(build_call([one, other], "peek")).limits] == [40, 40]
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
 def test_a_refused_hit_takes_nothing_and_every_limit_is_told(cluster: Cluster) -> None:
     """Slots are asked in the order of the call. What was taken before the one that refuses is given back; behind it the
     others only look, so that the numbers are those of all limits."""
@@ -220,6 +223,7 @@ def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, setti
     assert decide(build_call(charges[:1], "peek")).limits[0].used in (2, 3)  # 3 where no time was left to give it back.
 
 
+@pytest.mark.usefixtures("quiet")  # It counts what the masters are asked, and has not heard of the edit.
 @pytest.mark.django_db(transaction=True)
 def test_edits_of_rules_hold_within_the_second(cluster: Cluster) -> None:
     """The rules live in another slot: they are asked for apart, once a second, and an edit by anybody is found then."""
