@@ -78,7 +78,7 @@ class Task:
             return True
         with self._lock:
             if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
-                self.is_running, self._is_over = True, threading.Event()
+                self.is_running, self._is_over, self.error = True, threading.Event(), None
                 self._thread = _start_thread(self._run, f"ratelimit-{self.name}", self._is_over)
                 self.is_running = self._thread is not None
                 self._refused_at = float("-inf") if self.is_running else time.monotonic()
