@@ -1,24 +1,17 @@
 """What one process counts by itself: its share of limits while Redis cannot be asked, its part of split ones.
 
-The algorithms once more, in memory and in floats; and room for as many identities as there may be. Nothing that counts
-is ever forgotten for somebody else. Where there is no room, whoever is new is counted together with others who are, by
-limit, as if they were one (a crowd). Who is counted apart again begins with what the crowd was counted, so nobody ever
-has more than one share.
-
-Moments are seconds by one clock, and never run backwards.
+There is room for as many identities as there may be. Nothing that counts is ever forgotten for somebody else. Where
+there is no room, whoever is new is counted together with others who are, by limit, as if they were one (a crowd). Who
+is counted apart again begins with what the crowd was counted, so nobody ever has more than one share.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass
 from math import ceil
 from threading import Lock
-from typing import ClassVar, Self
 
 from ..conf import conf
 from ..limits.call import Call, Charge
@@ -27,7 +20,8 @@ from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
-from .heartbeat import ProcessShare, heartbeat
+from .counter import Counter, Key, Moments, NoRoom, OutageShare, Share, new_counter
+from .heartbeat import heartbeat
 
 MOST = 10_000
 """Identities that are counted apart."""
@@ -35,348 +29,13 @@ MOST_CROWDS = 1_000
 CROWDS_OF_A_LIMIT = 16
 MOST_MOMENTS = 400_000
 """Moments that all windows together remember, of 72 bytes each."""
-MOST_RUNS = 16
-"""Runs of hits that a token bucket tells apart."""
 LOOK_AT = 8
 """Identities that are looked at for one that is not counted any more, where somebody new needs the place."""
-FULL_SECONDS = 1.0
-"""After which somebody may try again for whom there is no room to count."""
-SAME_SECONDS = 1e-5
-"""Moments that differ by less are the same one, computed twice."""
-Key = tuple[bytes, bytes, bytes]
-"""Prefix, identity and limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutageShare:
-    """One of so many processes', rounded up, and at least the floor."""
-
-    processes: int
-    is_generous: ClassVar[bool] = True
-
-    def units(self, whole: int) -> int:
-        """Of so many units."""
-        return min(whole, max(ceil(whole / self.processes), conf.LOCAL_FLOOR))
-
-    def speed(self, limit: int) -> float:
-        """Of so many units per period."""
-        return max(limit / self.processes, min(conf.LOCAL_FLOOR, limit))
-
-
-Share = OutageShare | ProcessShare
-"""Which part of a limit is this process's. A generous one gives a large hit more, if it comes alone."""
 
 
 def share_of(limit: Limit) -> Share:
     """This process's part of a limit that is split, else its share while Redis cannot be asked."""
     return heartbeat.part_of(limit) or OutageShare(heartbeat.count)
-
-
-class Counter:
-    """What is counted of one identity's limit, or of a crowd's. `size`: the units of its share."""
-
-    key: Key | None = None
-    """Whom it counts apart; None: a crowd."""
-    is_kept = is_being_told = False
-    owed = 0
-    """Units that were admitted and Redis is to be told of."""
-    heard_at = float("-inf")
-    """The moment of what Redis said that this counts."""
-
-    def __init__(self, limit: Limit, share: Share) -> None:
-        self.limit, self.share = limit, share
-        self.size = self._most_alone = 0
-
-    def resize(self, limit: Limit, share: Share, now: float) -> None:
-        """Go by another share, or the same limit with other numbers; what is counted stays counted. Nobody waits for
-        longer than the new limit alone could have anybody wait."""
-        self.limit, self.share = limit, share
-
-    def _set_size(self, whole: int) -> None:
-        self.size, self._most_alone = self.share.units(whole), whole if self.share.is_generous else 0
-
-    def used(self, now: float) -> float:
-        """Units that count now."""
-        return 0
-
-    def retry_after(self, now: float, cost: int) -> float | None:
-        """Seconds until so many units fit; None: never."""
-        used = self.used(now)
-        over = used + cost - (cost if self.size < cost <= self._most_alone else self.size)
-        if not self.size or over > used:
-            return None
-        return self._free_after(now, over) if over > 0 else 0.0
-
-    def _free_after(self, now: float, units: float) -> float:
-        return FULL_SECONDS
-
-    def wait(self, now: float) -> float:
-        """Seconds that a hit is held which is admitted now."""
-        return 0.0
-
-    def take(self, now: float, cost: int) -> None:
-        """Admit units."""
-
-    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
-        """Count at least `said` units, of that earlier moment, and `more` that count now; no more than the share."""
-
-    def give(self, now: float, cost: int, since: float | None = None) -> None:
-        """Give units back: those of a hit that count since that moment; without one, the latest first."""
-
-    def reset_after(self, now: float) -> float:
-        """Seconds until nothing counts."""
-        return FULL_SECONDS
-
-    def copy(self) -> Self:
-        """Another that has counted the same."""
-        twin = copy(self)
-        twin.is_kept = False
-        return twin
-
-    def drop(self) -> None:
-        """It is not needed any more."""
-
-    def owes(self, now: float) -> int:
-        """Units that Redis is to be told of and that count still."""
-        return min(self.owed, ceil(self.used(now))) if self.owed else 0
-
-
-class NoRoom(Counter):
-    """For whom there is no room: refused for a moment, and nothing is counted."""
-
-    def retry_after(self, now: float, cost: int) -> float | None:
-        return FULL_SECONDS
-
-
-class Bucket(Counter):
-    """A token bucket or a leaky bucket: how full it is, at a moment.
-
-    A token bucket keeps the hits since it was last empty in runs: since when, from when on they are worked off, and how
-    many units. So it can tell how full it would be without one of them. Of more than sixteen runs, two neighbours
-    become one, as if all had come with the later: then what is given back counts for longer, never for less long.
-    """
-
-    def __init__(self, limit: Limit, share: Share) -> None:
-        super().__init__(limit, share)
-        self._level, self._at, self._speed = 0.0, 0.0, 0.0
-        self._runs: list[tuple[float, float, float]] = []
-        self._paces = limit.algorithm == "leaky_bucket"
-        self.resize(limit, share, 0.0)
-
-    def resize(self, limit: Limit, share: Share, now: float) -> None:
-        self.used(now)
-        rate = limit.rate
-        whole = (limit.burst or (rate.limit if limit.queue is None else limit.queue + 1)) if rate.limit else 0
-        if limit != self.limit:
-            self._level = min(self._level, whole)
-        super().resize(limit, share, now)
-        self._set_size(whole)
-        self._speed = share.speed(rate.limit) / rate.period
-        if self._runs:  # What is in it is worked off at another speed from now on.
-            self._runs = [(self._runs[0][0], now, self._level)]
-
-    def used(self, now: float) -> float:
-        self._level = max(0.0, self._level - (now - self._at) * self._speed)
-        self._at = now
-        if not self._level:
-            self._runs.clear()
-        return self._level
-
-    def _free_after(self, now: float, units: float) -> float:
-        return units / self._speed
-
-    def wait(self, now: float) -> float:
-        return self.used(now) / self._speed if self._paces and self._speed else 0.0
-
-    def take(self, now: float, cost: int) -> None:
-        self._level = self.used(now) + cost
-        if self._paces or not cost:
-            return
-        runs = self._runs
-        if runs and runs[-1][1] == now:
-            first, start, units = runs.pop()
-            runs.append((first, start, units + cost))
-            return
-        runs.append((now, now, cost))
-        if len(runs) > MOST_RUNS:
-            place = min(range(len(runs) - 1), key=lambda place: runs[place + 1][1] - runs[place][1])
-            (first, _, units), (_, start, more) = runs[place : place + 2]
-            runs[place : place + 2] = [(first, start, units + more)]
-
-    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
-        left = max(0.0, said - (now - since) * self._speed)
-        self.take(now, max(0, ceil(min(self.size, left + more) - self.used(now))))
-
-    def give(self, now: float, cost: int, since: float | None = None) -> None:
-        used = self.used(now)
-        if not used:
-            return
-        if self._paces:  # Only the last turn that was told: else, whoever comes next would get one of the others'.
-            if since is None or abs(now + (used - cost) / self._speed - since) < SAME_SECONDS:
-                self._level = max(0.0, used - cost)
-            return
-        runs, left, total, level = [], float(cost), 0.0, 0.0
-        for first, start, units in reversed(self._runs):
-            if left and (since is None or first <= since):
-                back = min(units, left)
-                units, left = units - back, left - back if since is None else 0.0
-            if units:
-                runs.append((first, start, units))
-                total += units
-                level = max(level, total - (now - start) * self._speed)
-        self._runs = runs[::-1]
-        self._level = min(used, max(0.0, round(level, 9)))
-
-    def reset_after(self, now: float) -> float:
-        return self.used(now) / self._speed if self._speed else 0.0
-
-    def copy(self) -> Self:
-        twin = super().copy()
-        twin._runs = self._runs[:]
-        return twin
-
-
-class Moments:
-    """How many moments several windows remember together, and may at most."""
-
-    def __init__(self, most: int) -> None:
-        self.count = 0
-        self.most = most
-
-
-class Window(Counter):
-    """A fixed or sliding window, or a log: units, and until when they count.
-
-    Moments are in the order in which they end, each with the sum of all units up to it, so that nothing is ever summed
-    up: a decision costs the same whatever is counted. Where all windows together remember too many moments, units are
-    put to the latest one and count as long as that: longer, never shorter.
-    """
-
-    def __init__(self, limit: Limit, share: Share, moments: Moments) -> None:
-        super().__init__(limit, share)
-        self._moments = moments
-        self._ends: list[float] = []
-        self._sums: list[int] = []
-        self._opened = 0.0  # When the fixed window began that counts.
-        self._first = self._lapsed = 0  # Where the first moment is that counts, and the sum up to it.
-        self.resize(limit, share, 0.0)
-
-    def resize(self, limit: Limit, share: Share, now: float) -> None:
-        is_other = limit != self.limit
-        super().resize(limit, share, now)
-        self._set_size(limit.rate.limit)
-        self._period = limit.rate.period
-        self._segment = self._period / (limit.segments or 10) if limit.algorithm == "sliding_window" else 0.0
-        self._together = limit.algorithm == "fixed_window"
-        if is_other:
-            latest = now + (self._bounds()[1] if self._together else self._period + self._segment)
-            too_late = bisect_right(self._ends, latest, self._first)
-            self._ends[too_late:] = [latest] * (len(self._ends) - too_late)
-
-    def used(self, now: float) -> int:
-        if not self._sums:
-            return 0
-        first = bisect_right(self._ends, now, self._first)
-        if first > self._first:
-            self._lapsed = self._sums[first - 1]
-            self._first = first
-            if first * 2 > len(self._sums):  # As many are moved as have lapsed since the last time.
-                self._forget(0, first)
-                self._first = 0
-        return self._sums[-1] - self._lapsed if self._sums else 0
-
-    def _forget(self, first: int, last: int) -> None:
-        del self._ends[first:last], self._sums[first:last]
-        self._moments.count -= last - first
-
-    def _free_after(self, now: float, units: float) -> float:
-        return self._ends[bisect_left(self._sums, self._lapsed + units, self._first)] - now
-
-    def take(self, now: float, cost: int) -> None:
-        used = self.used(now)
-        if self._together and not used:
-            self._opened = now
-        if cost:
-            # An open window ends when it ends, however often it is hit.
-            self._count(self._ends[-1] if self._together and used else self._end(now, now), cost, used)
-
-    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
-        end, used = self._end(since, now), self.used(now)
-        missing = min(self.size, (said if end > now else 0) + more) - used
-        if missing > 0:
-            self._count(max(end, now), missing, used)
-
-    def _count(self, end: float, units: int, used: int) -> None:
-        """Count units until then; with the latest ones, as long as either counts, where they have no moment of their
-        own: longer, never shorter."""
-        if not self._sums:
-            self._lapsed = 0
-        if used and (self._together or self._ends[-1] >= end or self._moments.count >= self._moments.most):
-            self._ends[-1] = max(self._ends[-1], end)
-            self._sums[-1] += units
-        else:
-            self._ends.append(end)
-            self._sums.append(self._lapsed + used + units)
-            self._moments.count += 1
-
-    def _bounds(self) -> tuple[float, float]:
-        """Seconds since a window began that is aligned, and seconds that it has left; one that is not begins now."""
-        clock = time.time_ns() // 1000
-        _, period, align, _, begin, end, _, _ = self.limit.numbers(clock)
-        if align == 0:
-            return 0.0, self._period
-        if align == 1:
-            begin, end = clock - clock % period, clock - clock % period + period
-        return (clock - begin) / SECOND, (end - clock) / SECOND
-
-    def _end(self, since: float, now: float) -> float:
-        """Until when units count that count since then; of a fixed window, if they open it."""
-        if self._together and self.limit.align is not None:
-            ago, left = self._bounds()
-            return now + left if since >= now - ago else since
-        return (since // self._segment + 1) * self._segment + self._period if self._segment else since + self._period
-
-    def give(self, now: float, cost: int, since: float | None = None) -> None:
-        used = self.used(now)
-        if since is not None:
-            self._give_of(now, cost, since)
-            return
-        left = max(0, used - cost)
-        if left == used:
-            return
-        place = bisect_left(self._sums, self._lapsed + left, self._first) if left else self._first - 1
-        if left:
-            self._sums[place] = self._lapsed + left
-        self._forget(place + 1, len(self._sums))
-
-    def _give_of(self, now: float, cost: int, since: float) -> None:
-        """Give back units of the moment that has those which count since then; where it is over, there are none."""
-        if self._together:
-            end = self._ends[-1] if self._ends and since >= self._opened else now
-        else:
-            end = self._end(since, now)
-        place = bisect_left(self._ends, end, self._first) if end > now else len(self._ends)
-        if place == len(self._ends):
-            return
-        before = self._sums[place - 1] if place > self._first else self._lapsed
-        back = min(cost, self._sums[place] - before)
-        # Those after it: as many as have come since.
-        self._sums[place:] = [units - back for units in self._sums[place:]]
-        if self._sums[place] == before:
-            self._forget(place, place + 1)
-
-    def reset_after(self, now: float) -> float:
-        return self._ends[-1] - now if self.used(now) else 0.0
-
-    def copy(self) -> Self:
-        twin = super().copy()
-        twin._ends, twin._sums = self._ends[:], self._sums[:]
-        self._moments.count += len(self._sums)
-        return twin
-
-    def drop(self) -> None:
-        self._forget(0, len(self._sums))
-        self._first = self._lapsed = 0
 
 
 class Counters:
@@ -446,12 +105,12 @@ class Counters:
             crowd_key = (key[0], key[2], b"%d" % (hash(key[1]) % CROWDS_OF_A_LIMIT))
             crowd = self._crowds.get(crowd_key)
             if _has_room(self._apart, MOST, now):
-                counter = self._new(limit, share) if crowd is None else crowd.copy()
+                counter = new_counter(limit, share, self._moments) if crowd is None else crowd.copy()
                 counter.key = key
             elif crowd is not None:
                 counter = crowd
             elif _has_room(self._crowds, MOST_CROWDS, now):
-                counter = self._crowds[crowd_key] = self._new(limit, share)
+                counter = self._crowds[crowd_key] = new_counter(limit, share, self._moments)
                 counter.is_kept = True
             else:
                 return NoRoom(limit, share)
@@ -463,11 +122,6 @@ class Counters:
             counter.heard_at = said[1]
             counter.catch_up(now, ceil(said[0] / heartbeat.count), said[1], counter.owes(now))
         return counter
-
-    def _new(self, limit: Limit, share: Share) -> Counter:
-        if limit.algorithm in ("token_bucket", "leaky_bucket"):
-            return Bucket(limit, share)
-        return Window(limit, share, self._moments)
 
     def _take(self, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
         counter.take(now, charge.cost)

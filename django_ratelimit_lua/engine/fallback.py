@@ -26,7 +26,8 @@ from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
-from .counters import Counter, counters
+from .counter import Counter
+from .counters import counters
 
 Steps = Generator[Call, Decision, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""

@@ -20,7 +20,8 @@ import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
-from django_ratelimit_lua.engine.counters import Moments, counters
+from django_ratelimit_lua.engine.counter import Moments
+from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.engine.leases import leases

@@ -12,17 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.engine.counters import (
-    CROWDS_OF_A_LIMIT,
-    FULL_SECONDS,
-    MOST,
-    Bucket,
-    Counters,
-    Moments,
-    OutageShare,
-    Window,
-    counters,
-)
+from django_ratelimit_lua.engine.counter import FULL_SECONDS, Bucket, Moments, OutageShare, Window
+from django_ratelimit_lua.engine.counters import CROWDS_OF_A_LIMIT, MOST, Counters, counters
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
