@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -81,8 +80,7 @@ class DecidedCharge(NamedTuple):
         return self.planned.charge
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of a plan: the decision, and each charge, in the order of the decision's limits."""
 
     decision: Decision
@@ -148,7 +146,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
         yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
         for _ in range(2):
             plan = planner.plan(ruleset)
-            call = replace(plan.call, revision=None, subjects=()) if is_last else plan.call
+            call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
             try:
                 decision = yield from answered(call, patience)
             except StaleRules as error:
@@ -159,7 +157,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 override_cache.put_many([subject.digest for subject in call.subjects], error.records)
             else:
                 if is_last or ruleset.published is not ruleset.revision:
-                    decision = replace(decision, revision=ruleset.revision.number)
+                    decision = decision._replace(revision=ruleset.revision.number)
                 outcome = _outcome(plan, call, decision)
                 for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
                     yield wait
@@ -170,7 +168,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     """The decision about what was charged, with what is blocked."""
     if plan.block is not None:
-        return Outcome(replace(decision, allowed=False, limits=(plan.block,)))
+        return Outcome(decision._replace(allowed=False, limits=(plan.block,)))
     charges, states = plan.charges, decision.limits
     if len(states) < len(charges):
         decided = iter(states)
@@ -178,7 +176,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
         allowed = decision.allowed and not any(
             planned.blocked is not None and planned.blocked.enforced for planned in charges
         )
-        decision = replace(decision, allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
+        decision = decision._replace(allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
     took = call.operation == "hit" and decision.source != "fallback"
     outcomes = []
     for planned, state in zip(charges, states, strict=True):
@@ -239,7 +237,7 @@ def _is_compared_apart(call: Call) -> bool:
 def _compare(call: Call, patience: Patience) -> Waiting[None]:
     """Ask whether a call goes by the current rules and overrides. Raises `StaleRules`; where that cannot be asked, and
     something is to be counted, the rules that are known hold."""
-    question = replace(call, charges=(), operation="peek", partial=False, hit_at=None)
+    question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     asked_at, share, store = time.monotonic(), patience.share(RULES_SHARE if call.charges else 1), get_store()
     try:
         yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
@@ -269,7 +267,7 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
         if decided.token is not None:
             by_token.setdefault(decided.token, []).append(decided.charge)
     for token, refunds in by_token.items():
-        yield from answered(replace(build_call(refunds, "refund"), hit_at=token))
+        yield from answered(build_call(refunds, "refund")._replace(hit_at=token))
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import replace
 from threading import Lock
 
 from ..conf import conf
@@ -77,7 +76,7 @@ class FallbackLimiter:
             is_taken = decision.allowed
         finally:
             if not is_taken:
-                counters.decide(replace(share, operation="refund"))
+                counters.decide(share._replace(operation="refund"))
         return decision
 
     def on_store_up(self, **kwargs: object) -> None:
@@ -106,13 +105,13 @@ class FallbackLimiter:
         if call.operation != "hit" or call.partial or call.now is not None:
             return None
         charges = [charge for charge in call.charges if _policy(charge.limit) == "local" and not charge.limit.is_hot]
-        return replace(call, charges=charges) if charges and (is_waiting or counters.owes_any(call)) else None
+        return call._replace(charges=charges) if charges and (is_waiting or counters.owes_any(call)) else None
 
     def _by_policies(self, call: Call) -> Decision:
         others = [_state_by_policy(charge) for charge in call.charges]
         others_allow = all(state is None or state.allowed or not state.enforced for state in others)
         local = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
-        own = counters.decide(replace(call, charges=local), others_allow, is_owed=True)
+        own = counters.decide(call._replace(charges=local), others_allow, is_owed=True)
         if counters.is_owing:
             self.task.start()
         shares = iter(own.limits)

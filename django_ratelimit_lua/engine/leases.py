@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,7 @@ class Lease:
     def __init__(self, call: Call, charge: Charge) -> None:
         self.limit = charge.limit
         self.digest = charge.digest
-        self._refund = replace(call, revision=None, subjects=(), operation="refund", partial=False)
+        self._refund = call._replace(revision=None, subjects=(), operation="refund", partial=False)
         self._lock = threading.Lock()
         self._batches: deque[Batch] = deque()
         self._expired: list[Batch] = []
@@ -187,7 +187,7 @@ class Lease:
                 self._units = 0
             expired, self._expired = self._expired, []
         return [
-            replace(self._refund, charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment)
+            self._refund._replace(charges=[Charge(self.limit, self.digest, batch.units)], hit_at=batch.moment)
             for batch in expired
             if batch.units
         ]
@@ -352,7 +352,7 @@ def decide_here(call: Call) -> Steps:
 def _decide_once(call: Call) -> Steps:
     here = LocalPart()
     is_refused = not _decide_splits(call, here)
-    asked = replace(call, operation="peek") if is_refused and call.operation == "hit" else call
+    asked = call._replace(operation="peek") if is_refused and call.operation == "hit" else call
     rest: list[int] = []
     redis: Decision | None = None
     try:
@@ -360,7 +360,7 @@ def _decide_once(call: Call) -> Steps:
             if place not in here.states and not (_is_leased(asked, charge) and (yield from _spend(here, place, asked))):
                 rest.append(place)
         if rest:
-            redis = yield replace(asked, charges=[here.at_most(asked, call.charges[place]) for place in rest])
+            redis = yield asked._replace(charges=[here.at_most(asked, call.charges[place]) for place in rest])
             for place, state in zip(rest, redis.limits, strict=True):
                 charge = call.charges[place]
                 here.states[place] = state
@@ -385,7 +385,7 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
     wait = max([state.wait for state in states if state.enforced], default=0.0)
     moments = here.moments
     if redis is not None:
-        return replace(redis, allowed=allowed, limits=states, granted=granted, wait=wait, moments=moments,
+        return redis._replace(allowed=allowed, limits=states, granted=granted, wait=wait, moments=moments,
                        revision=call.revision_number)  # fmt: skip
     moment = max(moments.values(), default=time.time_ns() // 1000)
     return Decision(allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None)
@@ -399,7 +399,7 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
     heartbeat.start()
     if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
         return True  # Not known in the first moments of a process: until then it is one count, in Redis.
-    splits = replace(call, charges=[call.charges[place] for place in places])
+    splits = call._replace(charges=[call.charges[place] for place in places])
     decision = counters.decide(splits)
     here.states.update(zip(places, decision.limits, strict=True))
     if call.operation == "hit" and decision.allowed:
@@ -411,8 +411,8 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
 
 def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
     if counted_at:  # Else a shadow limit took nothing.
-        refund = replace(splits, charges=[charge._replace(cost=units)], operation="refund", partial=False)
-        counters.decide(replace(refund, hit_at=counted_at))
+        refund = splits._replace(charges=[charge._replace(cost=units)], operation="refund", partial=False)
+        counters.decide(refund._replace(hit_at=counted_at))
 
 
 def _is_leased(call: Call, charge: Charge) -> bool:
@@ -453,7 +453,7 @@ def _ask_batch(
     """Ask for a batch; raises `StoreError` only if it `is_needed` now."""
     asked_at = time.monotonic()
     try:
-        decision = yield replace(call, charges=[charge._replace(cost=size)], partial=True)
+        decision = yield call._replace(charges=[charge._replace(cost=size)], partial=True)
     except BaseException as error:
         lease.ask_failed()
         if is_needed or not isinstance(error, StoreError):

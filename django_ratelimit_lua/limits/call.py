@@ -9,11 +9,10 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from struct import Struct
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .decision import Decision, LimitState
 from .limit import Limit
@@ -99,18 +98,17 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
         self.records = records
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """Whom overrides may be about, by digest, and the tag of what the caller knows of them (empty: nothing is)."""
 
     digest: bytes
     tag: bytes = b""
 
-    TAG_SIZE: ClassVar[int] = 16
+
+TAG_SIZE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Charges decided together, all or nothing.
 
     - `prefix`: what every key begins with; `now`: microseconds since 1970, or None for the server's clock;

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .rate import SECOND
 
@@ -15,8 +14,7 @@ Source = Literal["redis", "deny-cache", "lease", "split", "fallback"]
 Mode = Literal["enforce", "advise", "shadow"]
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(NamedTuple):
     """One limit's part of a decision. Times are seconds from the moment of the decision.
 
     - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; where one view has both blocking limits and
@@ -39,7 +37,7 @@ class LimitState:
     wait: float
     mode: Mode = "enforce"
     period: float = 0.0
-    counted_at: int = field(default=0, compare=False)
+    counted_at: int = 0
 
     @classmethod
     def of(
@@ -87,8 +85,7 @@ class LimitState:
         return self.mode == "enforce"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Whether a hit may go, and every number behind that. True in a boolean context if it may.
 
     >>> refused = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
@@ -115,7 +112,7 @@ class Decision:
     source: Source = "redis"
     moment: int = 0
     revision: int = 0
-    moments: Mapping[bytes, int] | None = field(default=None, repr=False)
+    moments: Mapping[bytes, int] | None = None
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -83,6 +83,9 @@ class Limit:
         numbers = kind.numbers(self, 0)
         object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.key_part))  # Of all that is compared, what mostly differs.
+
     @property
     def lapse(self) -> float:
         """Seconds after which units that were taken ahead may not be spent any more."""

@@ -21,7 +21,7 @@ from ..identity import Identity, digest
 from ..identity.forwarded import Address
 from ..identity.keys import split_field
 from ..limits import algorithms
-from ..limits.call import Subject
+from ..limits.call import TAG_SIZE, Subject
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
 from ..process.bounded_map import BoundedMap
@@ -175,7 +175,7 @@ class OverrideCache:
                 self._known.pop(subject)
             else:
                 before = (self._known.get(subject) or self.NOTHING)[1]
-                self._known.put(subject, (written[: Subject.TAG_SIZE], read_record(written, before)))
+                self._known.put(subject, (written[:TAG_SIZE], read_record(written, before)))
 
     def clear(self) -> None:
         """Forget everybody."""
@@ -193,7 +193,7 @@ def write_record(overrides: Sequence[Override]) -> bytes:
         for row in overrides
     ]
     text = json.dumps(declared, separators=(",", ":")).encode()
-    return hashlib.blake2b(text, digest_size=Subject.TAG_SIZE // 2).hexdigest().encode() + text
+    return hashlib.blake2b(text, digest_size=TAG_SIZE // 2).hexdigest().encode() + text
 
 
 def _pair(rate: Rate | None) -> list[int] | None:
@@ -208,7 +208,7 @@ def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Overri
     """
     known = {override.pk: override for override in before}
     try:
-        declared = json.loads(written[Subject.TAG_SIZE :])
+        declared = json.loads(written[TAG_SIZE:])
         if not isinstance(declared, list):
             raise ValueError("not a list")
     except (ValueError, RecursionError) as error:

@@ -115,7 +115,9 @@ class Link:
     def _within(self, step: Callable[[Any], Any], argument: Any, patience: Patience) -> Any:
         """What a step of the socket returns within a slice; None where that was too short. Raises where nothing was
         left, but for a look."""
-        most = max(0.0, min(patience.left, patience.slice))
+        left, most = patience.left, patience.slice
+        if left < most:
+            most = max(0.0, left)
         if most != self._timeout:
             self._sock.settimeout(most)
             self._timeout = most
@@ -129,8 +131,8 @@ class Link:
             return None
         took = time.monotonic() - began
         if took > PROMPT:
-            took -= _late_by(self._sock)
-        patience.left -= min(max(took, 0.0), most)
+            took = max(0.0, took - _late_by(self._sock))
+        patience.left = left - (took if took < most else most)
         return done
 
     def _connect(self, patience: Patience) -> None:

@@ -8,14 +8,14 @@ somebody else's question.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
-from ..limits.call import Call, StaleRules
+from ..limits.call import Call, Charge, Operation, Revision, StaleRules
+from ..limits.limit import Limit
 from ..limits.program import GENERAL, Program, program_for
 from ..process.forks import chance
 
@@ -29,6 +29,11 @@ SMALLEST = 4
 DEEPEST = 8
 """Arrays in arrays: no reply that we ask for has more (`CLUSTER SLOTS` has four)."""
 
+
+TOKEN_SIZE = 8
+DIGEST_SIZE = 32
+FORMS = 2048
+"""Commands that are kept but for whom they are about: those used last."""
 
 _PART = b"$%d\r\n%b\r\n".__mod__
 
@@ -247,15 +252,55 @@ return count"""
 
 def to_decide(call: Call) -> Question:
     """Decide a call: the answer is the decision. Raises `StaleRules`."""
-    keys, token = call.keys(), chance.getrandbits(64).to_bytes(8, "little")
-    program = program_for(call)
-    sent = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+    token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
+    if call.subjects or call.hit_at is not None or call.now is not None:
+        program, form = program_for(call), b""
+    else:
+        limits = tuple([(limit, cost) for limit, _, cost in call.charges])
+        program, form = _form(
+            call.operation, call.prefix, call.max_wait_us, call.partial, call.revision, call.fence,
+            call.longest_hold_us, limits,
+        )  # fmt: skip
+    sent = form % (*[digest for _, digest, _ in call.charges], token) if form else _evalsha(program, call, token)
     return Question(sent, partial(call.read, token=token), program)
+
+
+def _evalsha(program: Program, call: Call, token: bytes) -> bytes:
+    keys = call.keys()
+    return command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+
+
+@lru_cache(maxsize=FORMS)
+def _form(
+    operation: Operation,
+    prefix: bytes,
+    max_wait_us: int | None,
+    partial: bool,
+    revision: Revision | None,
+    fence: bytes,
+    longest_hold_us: int | None,
+    limits: tuple[tuple[Limit, int], ...],
+) -> tuple[Program, bytes]:
+    """The program for calls that differ in their identities alone, and the command, with places for these and for the
+    token. Empty where more than that differs: with the moment, or because limits have one name."""
+    places = [bytes([number]) * DIGEST_SIZE for number in range(1, len(limits) + 1)]
+    charges = [Charge(limit, place, cost) for (limit, cost), place in zip(limits, places, strict=True)]
+    call = Call(
+        charges, operation, prefix, None, max_wait_us, partial, revision, fence, longest_hold_us=longest_hold_us
+    )
+    program = program_for(call)
+    varies = any(limit.wants_more or not limit.packed for limit, _ in limits)
+    if varies or len({limit.key_part for limit, _ in limits}) < len(limits):
+        return program, b""
+    form = _evalsha(program, call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
+    for place in places:
+        form = form.replace(place, b"%b", 1)
+    return program, form + b"%b\r\n"
 
 
 def to_delete(call: Call, channel: bytes) -> Question:
     """Delete what a call's limits have counted, and tell all processes whose that was."""
-    keys = replace(call, revision=None).keys()
+    keys = call._replace(revision=None).keys()
     message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
     parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, channel, message)
     return Question(command(*parts), _number_of_keys)

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -83,7 +83,7 @@ class ShardedStore(Store):
             decision = yield from self._decide_at(_slot_of(call.charges[0]), call, patience)
         else:
             decision = yield from self._decide_in_turn(call, parts, patience)
-        return replace(decision, revision=revision)
+        return decision._replace(revision=revision)
 
     def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
         decision: Decision = yield from self._ask(slot, to_decide(call), patience)
@@ -100,8 +100,8 @@ class ShardedStore(Store):
             if call.operation == "hit" and refused:
                 if call.partial:
                     asked = _at_most(asked, 1)  # What a refused partial hit counts.
-                asked = replace(
-                    asked, charges=[*asked.charges, Charge(REFUSES, asked.charges[0].digest)], partial=False
+                asked = asked._replace(
+                    charges=[*asked.charges, Charge(REFUSES, asked.charges[0].digest)], partial=False
                 )
             elif call.operation == "hit" and call.partial and taken:
                 asked = _at_most(asked, taken[-1][1].granted)
@@ -149,12 +149,12 @@ class ShardedStore(Store):
                     back.setdefault(moment, []).append((place, state, charge._replace(cost=cost)))
             for moment, those in back.items():
                 charges = [charge for _, _, charge in those]
-                refund = replace(call, operation="refund", partial=False, hit_at=moment, charges=charges)
+                refund = call._replace(operation="refund", partial=False, hit_at=moment, charges=charges)
                 with suppress(StoreError):
                     given = yield from self._decide_at(_slot_of(charges[0]), refund, patience)
                     for (place, state, _), now in zip(those, given.limits, strict=True):
                         # What is kept of it still counts since then.
-                        states[place] = replace(now, counted_at=state.counted_at if keep else 0)
+                        states[place] = now._replace(counted_at=state.counted_at if keep else 0)
 
     def _delete(self, call: Call, patience: Patience) -> Steps:
         for part in _parts_of(call):
@@ -226,8 +226,8 @@ def _parts_of(call: Call) -> list[Part]:
     places: dict[int, list[int]] = {}
     for place, charge in enumerate(call.charges):
         places.setdefault(_slot_of(charge), []).append(place)
-    return [Part(replace(call, charges=[call.charges[place] for place in those]), those) for those in places.values()]
+    return [Part(call._replace(charges=[call.charges[place] for place in those]), those) for those in places.values()]
 
 
 def _at_most(call: Call, cost: int) -> Call:
-    return replace(call, charges=[charge._replace(cost=min(charge.cost, cost)) for charge in call.charges])
+    return call._replace(charges=[charge._replace(cost=min(charge.cost, cost)) for charge in call.charges])

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -407,7 +406,7 @@ def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
     assert asks(EARLY) == [True, False, False]
     assert asks(MAX_AGE) == [True, True, True]
     assert asks(0, other) == [True, True, True]
-    assert asks(0, replace(one, revision=Revision(1, b"1"))) == [True, True, True]
+    assert asks(0, one._replace(revision=Revision(1, b"1"))) == [True, True, True]
 
 
 def test_what_was_asked_before_a_change_confirms_nothing() -> None:

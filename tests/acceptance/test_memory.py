@@ -26,7 +26,7 @@ from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.call import Call, Revision, Subject
+from django_ratelimit_lua.limits.call import TAG_SIZE, Call, Revision, Subject
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownNames, known_call_sites
@@ -156,7 +156,7 @@ def short_lived() -> None:
 
 def overrides() -> None:
     for number in range(MANY):
-        override_cache.put_many([digest(str(number))], [b"0" * Subject.TAG_SIZE + b"[]"])
+        override_cache.put_many([digest(str(number))], [b"0" * TAG_SIZE + b"[]"])
 
 
 def subjects() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import Limit, Rate
-from django_ratelimit_lua.limits.call import Subject
+from django_ratelimit_lua.limits.call import TAG_SIZE, Subject
 from django_ratelimit_lua.rules.overrides import (
     KnownOverrides,
     Override,
@@ -36,7 +36,7 @@ def known(**by_kind: list[Override]) -> KnownOverrides:
 def test_a_record_says_what_was_written() -> None:
     """All of it, behind a tag that is another for other overrides."""
     assert read_record(write_record(ROWS)) == ROWS
-    assert write_record(ROWS)[: Subject.TAG_SIZE] != write_record(ROWS[:2])[: Subject.TAG_SIZE]
+    assert write_record(ROWS)[:TAG_SIZE] != write_record(ROWS[:2])[:TAG_SIZE]
 
 
 @pytest.mark.parametrize(
