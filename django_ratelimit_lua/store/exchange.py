@@ -32,7 +32,7 @@ DEEPEST = 8
 
 TOKEN_SIZE = 8
 DIGEST_SIZE = 32
-FORMS = 2048
+FORMS = 256
 """Commands that are kept but for whom they are about: those used last."""
 
 _PART = b"$%d\r\n%b\r\n".__mod__

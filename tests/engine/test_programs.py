@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import struct
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ class Both:
 
     def __call__(self, call: Call) -> bytes:
         program = program_for(call)
-        mine, others = (replace(call, prefix=prefix) for prefix in (b"s:", b"g:"))
+        mine, others = (call._replace(prefix=prefix) for prefix in (b"s:", b"g:"))
         reply, expected = self._perform(mine, program), self._perform(others, GENERAL)
         if isinstance(reply, redis.ResponseError):
             assert str(reply) == f"AGAIN {TOKEN.hex()}"
@@ -228,14 +227,14 @@ def test_stale_rules_are_told_by_every_program(algorithm: str, direct: redis.Red
     direct.hset(key, mapping={"revision": current.text, "blocked": b"t" * 16 + b"[]"})
     call = Call([Charge(Limit("f", "5/m", algorithm=algorithm), who)], prefix=b"f:", fence=key)
     with pytest.raises(StaleRules) as stale:
-        get_store().decide(replace(call, revision=Revision.of(8, "0123456789abcdef")))
+        get_store().decide(call._replace(revision=Revision.of(8, "0123456789abcdef")))
     assert stale.value.current == current
-    known = replace(call, revision=current)
+    known = call._replace(revision=current)
     with pytest.raises(StaleRules) as unknown:
-        get_store().decide(replace(known, subjects=[Subject(b"free"), Subject(b"blocked")]))
+        get_store().decide(known._replace(subjects=[Subject(b"free"), Subject(b"blocked")]))
     assert unknown.value.records == (None, b"t" * 16 + b"[]")
     subjects = [Subject(b"free"), Subject(b"blocked", b"t" * 16)]
-    assert get_store().decide(replace(known, subjects=subjects)).limits[0].used == 1
+    assert get_store().decide(known._replace(subjects=subjects)).limits[0].used == 1
     assert get_store().decide(known).limits[0].used == 2
 
 
