@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -147,7 +146,7 @@ def server_cost(sha: str) -> None:
             for place, (way, (options, program)) in enumerate(ways.items()):
                 limits = limiter(f"script{count}", rates, algorithm).limits
                 call = build_call([Charge(limit, b"%032d" % place) for limit in limits])
-                commands[f"{algorithm} {count} {way}"] = asked(replace(call, **options), program)
+                commands[f"{algorithm} {count} {way}"] = asked(call._replace(**options), program)
     times = script_time(commands)
     print(f"script time, µs and times a bare INCR script ({times['bare']:.2f} µs)")
     print(f"{'':26}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}")
@@ -247,7 +246,7 @@ def memory() -> None:
 
 
 def _with_time(call: Call, now: int) -> list[Any]:
-    call = replace(call, now=now)
+    call = call._replace(now=now)
     return ["EVALSHA", GENERAL.sha, len(call.keys()), *call.keys(), *call.args()]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,7 +103,7 @@ def said(decision: Decision) -> list[Answer]:
 
 def by_both(call: Call) -> Decision:
     """The decision of the program that is made for such a call, which is that of the general one, too."""
-    decision, question = get_store().decide(call), to_decide(replace(call, prefix=b"g:"))
+    decision, question = get_store().decide(call), to_decide(call._replace(prefix=b"g:"))
     assert question.program is not None
     performed["in a straight line"] += question.program is not GENERAL
     asked = question.command.replace(question.program.sha, GENERAL.sha, 1)
