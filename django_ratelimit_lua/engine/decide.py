@@ -133,8 +133,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     stale: StaleRules | None = None
     before: Ruleset | None = None
     for attempt in range(FENCED_ATTEMPTS + 1):
-        ruleset = current()
-        if ruleset is None or stale is not None:
+        ruleset = current() if stale is None else None
+        if ruleset is None:
             # Waiting for a thread does not count as waiting for the store.
             ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
         # Or nobody knows newer ones than those that were stale.

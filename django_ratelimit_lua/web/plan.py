@@ -111,6 +111,7 @@ class RequestPlanner:
         self.subjects: Sequence[SubjectRef] = ()
         self.ruleset: Ruleset | None = None
         self._is_exempt = False
+        self._gathered: Sequence[Rule] | None = None
         self._choose = choose
         self._group = group
         self._operation: Operation = operation
@@ -220,9 +221,14 @@ class RequestPlanner:
         return self._state.groups[1]
 
     def _places(self, ruleset: Ruleset) -> Sequence[Place]:
-        self.ruleset, self.charges, self.subjects = ruleset, [], ()
+        self.ruleset, self.subjects = ruleset, ()
         if not callable(self._choose):
-            return (Place(ruleset.for_call_sites(self._choose, self._group, self.request), self._group),)
+            rules = ruleset.for_call_sites(self._choose, self._group, self.request)
+            if rules is self._gathered:
+                return ()  # By newer rules, too, the call sites stand as they are: so does what was gathered of them.
+            self.charges, self._gathered = [], rules if rules is self._choose else None
+            return (Place(rules, self._group),)
+        self.charges = []
         places = self._choose(ruleset)
         self._is_exempt = places is None
         return places or ()

@@ -20,7 +20,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.overrides import Override, override_cache, write_record
 from django_ratelimit_lua.rules.rule import Rule, compile_rule
-from django_ratelimit_lua.rules.ruleset import EVERY_RULE, Ruleset
+from django_ratelimit_lua.rules.ruleset import EVERY_RULE, Ruleset, compile_rules
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.web.plan import Place, RequestPlanner
 
@@ -125,6 +125,26 @@ def test_groups_are_asked_for_only_where_they_decide(
     assert bool(gathered([rule], kind, request)) is is_met
     assert bool(gathered([rule], kind, request)) is is_met
     assert groups.asked - before == asks
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_was_gathered_stands_where_newer_rules_leave_the_call_sites(kind: str) -> None:
+    """Functions of the user's are called once by both; and anew where a rule took the place of a call site between."""
+    calls: list[str] = []
+
+    def rate(group: str, request: HttpRequest) -> str:
+        calls.append(group)
+        return "7/h"
+
+    planner = RequestPlanner(asked_by(), [call_site("here", "ip", rate, None, 1, {})], "here")
+    elsewhere = Ruleset(compile_rules([{"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}]))
+    instead = Ruleset(compile_rules([{"name": "here", "key": "ip", "rate": "9/h"}]))
+    for rules, limit, count in ((NO_RULES, 7, 1), (elsewhere, 7, 1), (instead, 9, 1), (NO_RULES, 7, 2)):
+        planner.gather(rules) if kind == "sync" else asyncio.run(planner.agather(rules))
+        assert [charged[1] for charged in numbers(planner.charges)] == [limit]
+        assert [charge.limit.rate.limit for charge in planner.plan(rules).call.charges] == [limit]
+        assert len(calls) == count
+        assert planner.ruleset is rules
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
