@@ -39,6 +39,16 @@ class LimitState(NamedTuple):
     period: float = 0.0
     counted_at: int = 0
 
+    def __eq__(self, other: object) -> bool:
+        # Whenever the units were counted.
+        return isinstance(other, LimitState) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:-1])
+
     @classmethod
     def of(
         cls,
