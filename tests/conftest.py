@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -68,6 +69,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     finally:
         fcntl.flock(folder, fcntl.LOCK_UN)  # Closing alone would leave it to children that were forked.
         os.close(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """What examples reach that are made up by dice does not count as covered: the next ones may not. And to follow them
+    takes as long as to run them."""
+    tracer = sys.gettrace()
+    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
 
 
 def pytest_unconfigure() -> None:

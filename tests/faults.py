@@ -9,6 +9,7 @@ more than it has. All requests are kept: what was answered, after how long, and 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -367,39 +368,29 @@ def run(name: str) -> Outcome:
     """Hurt the servers under load."""
     with FAULTS[name]() as hurt:
         environment = {**os.environ, "RATELIMIT_FAULT": json.dumps({"caches": hurt.caches, "threads": hurt.threads})}
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.faults", "worker"],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-            for _ in range(PROCESSES)
-        ]  # fmt: skip
+        load = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults", "load"],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         try:
-            for _ in range(2):  # The second heartbeat tells each of them how many they are.
-                for worker in workers:
-                    worker.stdin.write("beat\n")
-                    worker.stdin.flush()
-                for worker in workers:
-                    worker.stdout.readline()
+            assert load.stdout.readline() == "ready\n"
             started = time.time() + 0.2
-            for worker in workers:
-                worker.stdin.write(f"{started}\n")
-                worker.stdin.flush()
+            load.stdin.write(f"{started}\n")
+            load.stdin.flush()
             time.sleep(started + HURT_AT - time.time())
             hurt.inject()
             hurt_at = time.time() - started
             time.sleep(max(0.0, started + HEALED_AT - time.time()))
             hurt.heal()
-            said = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
+            requests = json.loads(load.communicate(timeout=120)[0])
         finally:
-            for worker in workers:
-                worker.kill()
-                worker.communicate()
-    return Outcome([tuple(one) for requests in said for one in requests], hurt_at)
+            load.kill()
+            load.communicate()
+    return Outcome([tuple(one) for one in requests], hurt_at)
 
 
-def work() -> None:
-    """One process of the load."""
+def load() -> None:
+    """The processes of the load: forked from one that has loaded the site, as those of a server may be."""
     import django
     from django.conf import settings
 
@@ -414,19 +405,47 @@ def work() -> None:
     django.setup()
     import logging
 
+    import django.test  # So that none of them has to.
+
+    from tests import faults_site
+
+    logging.disable()
+    assert faults_site.urlpatterns
+    forking = multiprocessing.get_context("fork")
+    workers: list[Any] = []
+    for _ in range(PROCESSES):
+        near, far = forking.Pipe()
+        forking.Process(target=work, args=(far, told["threads"], [*workers, near])).start()
+        far.close()  # Who ends is heard of.
+        workers.append(near)
+    for _ in range(2):  # The second heartbeat tells each of them how many they are.
+        for worker in workers:
+            worker.send(None)
+        for worker in workers:
+            worker.recv()
+    print("ready", flush=True)
+    started = float(sys.stdin.readline())
+    for worker in workers:
+        worker.send(started)
+    print(json.dumps([request for worker in workers for request in worker.recv()]), flush=True)
+
+
+def work(told: Any, thread_count: int, others: Sequence[Any]) -> None:
+    """One process of the load."""
     from django.test import Client
 
     from django_ratelimit_lua.engine.heartbeat import heartbeat
 
-    logging.disable()
+    for other in others:  # The ends that are the parent's.
+        other.close()
     Client().get("/warm")
     for _ in range(2):
-        sys.stdin.readline()
+        told.recv()
         heartbeat.beat()
-        print(flush=True)
-    started = float(sys.stdin.readline())
+        told.send(None)
+    started = told.recv()
     found: list[Any] = []
-    fewest = 2 * LIMIT * 5 // 4 // (PROCESSES * told["threads"])
+    fewest = 2 * LIMIT * 5 // 4 // (PROCESSES * thread_count)
 
     def send() -> None:
         browser = Client(raise_request_exception=False)
@@ -441,13 +460,13 @@ def work() -> None:
             found.append((now - started, seconds, response.status_code, of, getattr(decision, "source", "")))
             time.sleep(PAUSE)
 
-    threads = [threading.Thread(target=send) for _ in range(told["threads"])]
+    threads = [threading.Thread(target=send) for _ in range(thread_count)]
     time.sleep(max(0.0, started - time.time()))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    print(json.dumps(found), flush=True)
+    told.send(found)
 
 
 def _ms(value: float | None) -> str:
@@ -483,8 +502,8 @@ def table(outcomes: dict[str, Outcome]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["worker"]:
-        work()
+    if sys.argv[1:] == ["load"]:
+        load()
         return
     import django
 
