@@ -45,6 +45,11 @@ async def atimed(asking: Any) -> tuple[Any, float]:
     return found, time.monotonic() - started
 
 
+def assert_in_time(ask: Callable[[], float], most: float) -> None:
+    """A machine may be busy for a while: what is late by nature is late each time, and fails after the last."""
+    assert any(ask() < most for _ in range(5)), most
+
+
 def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
     """So many calls at once, and how long each took."""
     if kind == "sync":
@@ -74,10 +79,15 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(what: str, kind: s
         location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
         store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
-        for _ in range(2):
+
+        def ask() -> float:
             ((found, seconds),) = at_once(store, kind, 1)
             assert isinstance(found, StoreError)
-            assert DEADLINE * 0.9 < seconds < DEADLINE + MARGIN
+            assert seconds > DEADLINE * 0.9
+            return seconds
+
+        for _ in range(2):
+            assert_in_time(ask, DEADLINE + MARGIN)
         store.close()
 
 
@@ -97,12 +107,16 @@ def test_a_reply_that_never_ends_is_given_up_at_the_deadline(announced: bytes, k
 
     with Scripted(script) as server:
         store = store_of(settings, server.port, "single", DEADLINE)
-        if kind == "rules":
-            found, seconds = timed(lambda: store.execute(b"HGETALL", b"key"))
-        else:
-            ((found, seconds),) = at_once(store, kind, 1)
-        assert isinstance(found, StoreError)
-        assert seconds < DEADLINE + 3 * MARGIN
+
+        def ask() -> float:
+            if kind == "rules":
+                found, seconds = timed(lambda: store.execute(b"HGETALL", b"key"))
+            else:
+                ((found, seconds),) = at_once(store, kind, 1)
+            assert isinstance(found, StoreError)
+            return seconds
+
+        assert_in_time(ask, DEADLINE + 3 * MARGIN)
         store.close()
 
 
@@ -118,9 +132,13 @@ def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settin
             }
         }
         store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
-        for found, seconds in at_once(store, kind, 8):
-            assert isinstance(found, StoreError)
-            assert seconds < DEADLINE + MARGIN
+
+        def ask() -> float:
+            found = at_once(store, kind, 8)
+            assert all(isinstance(decided, StoreError) for decided, _ in found)
+            return max(seconds for _, seconds in found)
+
+        assert_in_time(ask, DEADLINE + MARGIN)
         store.close()
 
 
@@ -146,11 +164,12 @@ def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> None:
-    """Each answer takes half of the deadline, and those who wait for a connection wait for several: all are told."""
+    """Each answer takes a third of the deadline, and those who wait for a connection wait for several: all are told."""
+    deadline = 3 * DEADLINE  # A machine that stands still for a moment does not miss it.
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: server, command)
-        return late(right, DEADLINE / 2) if command[0] == b"EVALSHA" else right
+        return late(right, deadline / 3) if command[0] == b"EVALSHA" else right
 
     with Scripted(script) as server:
         settings.CACHES = {
@@ -160,10 +179,10 @@ def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> N
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 4}},
             }
         }
-        store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
-        found = at_once(store, kind, 30)
+        store = Store(ConnectionParams.of("default"), deadline, background=True)
+        found = at_once(store, kind, 50)
         assert all(is_own(call(number), decided) for number, (decided, _) in enumerate(found))
-        assert max(seconds for _, seconds in found) > 3 * DEADLINE
+        assert max(seconds for _, seconds in found) > 3 * deadline
         store.close()
 
 
