@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.engine.background import background_tasks
+from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.process.tasks import stop
+from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
+from tests.clusters import until
 
 ENDS = """
 import os, signal, sys, django
@@ -79,6 +87,25 @@ def test_without_threads_nothing_fails_and_redis_is_found_again(
     while plain.hit("ada").source != "redis":
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_what_runs_beside_requests_ends_and_begins_anew(direct: redis.Redis) -> None:
+    """No thread is left, and no connection that hears of changes; the next decision starts what it needs."""
+    limiter = RateLimiter("part", "100/h", split="equal")
+
+    def hearers() -> int:
+        ((_, count),) = direct.pubsub_numsub(get_store().channel(conf.CACHE_PREFIX))
+        return int(count)
+
+    for _ in range(2):
+        limiter.hit("ada")
+        until(lambda: hearers() == 1, "changes are heard of")
+        assert heartbeat.task.is_running
+        stop(20)
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ratelimit-")]
+        assert not any(task.is_running for task in background_tasks())
+        until(lambda: hearers() == 0, "nobody hears of them")
+        assert not listener.is_listening
 
 
 def test_a_server_that_runs_an_endless_script_ends_all_the_same() -> None:
