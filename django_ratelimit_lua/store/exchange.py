@@ -44,11 +44,11 @@ def command(*parts: bytes) -> bytes:
     >>> command(b"GET", b"key")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$3\\r\\nkey\\r\\n'
     """
-    return b"*%d\r\n%b" % (len(parts), _words(*parts))
+    return b"*%d\r\n%b" % (len(parts), b"".join(map(_PART, zip(map(len, parts), parts, strict=True))))
 
 
-def _words(*parts: bytes) -> bytes:
-    return b"".join(map(_PART, zip(map(len, parts), parts, strict=True)))
+def _named(name: bytes, script: bytes) -> bytes:
+    return command(name, script).removeprefix(b"*2\r\n")
 
 
 PING = command(b"PING")
@@ -238,7 +238,7 @@ class Question(NamedTuple):
         if _checked(replies.pop(0)) != program.sha:
             raise InvalidResponse("another script than ours was loaded")
         if _is_unknown(replies[-1]):  # Somebody removed it in between.
-            by_source = asked.replace(_words(b"EVALSHA", program.sha), _words(b"EVAL", program.source), 1)
+            by_source = asked.replace(_named(b"EVALSHA", program.sha), _named(b"EVAL", program.source), 1)
             replies = yield self.ahead + by_source, Replies(ahead + 1, self.most)
         return replies
 
