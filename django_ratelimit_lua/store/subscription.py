@@ -18,7 +18,7 @@ from .connection_params import ConnectionParams
 from .exchange import LARGEST_USUAL, PING, Replies, command, to_execute
 from .patience import Patience, Pulse
 
-PING_SECONDS, SILENT_SECONDS = 0.5, 2.0
+PING_SECONDS, SILENT_SECONDS = 0.5, 4.0
 """How often the server is asked whether it is there still; and how long after that it is not, without an answer."""
 MANY = 2**62
 
