@@ -58,15 +58,16 @@ def interleaved(functions: dict[str, Callable[[], Any]], calls: int = CALLS) -> 
     }
 
 
-def script_time(commands: dict[str, bytes]) -> dict[str, float]:
-    """Microseconds of script time per call as the server counts it: the median of rounds in which all take turns."""
+def script_time(batches: dict[str, list[bytes]]) -> dict[str, float]:
+    """Microseconds of script time per call as the server counts it: the median of rounds in which all take turns, each
+    with its commands in turn, a thousand in four pipelines."""
     connection = DIRECT.connection_pool.get_connection()
-    taken: dict[str, list[float]] = {name: [] for name in commands}
+    taken: dict[str, list[float]] = {name: [] for name in batches}
     for _ in range(ROUNDS):
-        for name, command in commands.items():
+        for name, commands in batches.items():
             DIRECT.config_resetstat()
             for _ in range(4):
-                connection.send_packed_command([command * 250])
+                connection.send_packed_command([b"".join(commands) * (250 // len(commands))])
                 for _ in range(250):
                     connection.read_response()
             used = DIRECT.info("commandstats")["cmdstat_evalsha"]
@@ -129,38 +130,43 @@ def client_cost(sha: str) -> None:
 
 
 def server_cost(sha: str) -> None:
-    """Script time of a hit of 1, 3 and 8 limits of each algorithm: without rules, where their revision is compared, and
-    by the general program."""
-    commands = {"bare": exchange.command(b"EVALSHA", sha.encode(), b"1", b"bench")}
+    """Script time of a hit of 1, 3 and 8 limits of each algorithm: for one identity alone, for 250 in turn, where
+    the rules' revision is compared, and by the general program."""
+    batches = {"bare": [exchange.command(b"EVALSHA", sha.encode(), b"1", b"bench")]}
     revision = Revision.of(7, "0123456789abcdef")
     DIRECT.hset("benchrules", "revision", revision.text)
-    ways: dict[str, tuple[dict[str, Any], Program | None]] = {
-        "": ({}, None),
-        "with rules": ({"revision": revision, "fence": b"benchrules"}, None),
-        "general": ({}, GENERAL),
+    rules = {"revision": revision, "fence": b"benchrules"}
+    ways: dict[str, tuple[int, dict[str, Any], Program | None]] = {
+        "one": (1, {}, None),
+        "one, rules": (1, rules, None),
+        "one, general": (1, {}, GENERAL),
+        "250": (250, {}, None),
+        "250, rules": (250, rules, None),
+        "250, general": (250, {}, GENERAL),
     }
     for algorithm in ALGORITHMS:
         for count in (1, 3, 8):
             most = 90_000 if algorithm == "sliding_log" else 10**7
             rates = [f"{most + number}/h" for number in range(count)]
-            for place, (way, (options, program)) in enumerate(ways.items()):
-                limits = limiter(f"script{count}", rates, algorithm).limits
-                call = build_call([Charge(limit, b"%032d" % place) for limit in limits])
-                commands[f"{algorithm} {count} {way}"] = asked(call._replace(**options), program)
-    times = script_time(commands)
+            for way, (identities, options, program) in ways.items():
+                limits = limiter(f"{way} {count}", rates, algorithm).limits
+                batches[f"{algorithm} {count} {way}"] = [
+                    asked(build_call([Charge(limit, b"%032d" % who) for limit in limits])._replace(**options), program)
+                    for who in range(identities)
+                ]
+    times = script_time(batches)
     print(f"script time, µs and times a bare INCR script ({times['bare']:.2f} µs)")
-    print(f"{'':26}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}")
+    print(f"{'':29}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}")
     for algorithm in ALGORITHMS:
         for way in ways:
             columns = [times[f"{algorithm} {count} {way}"] for count in (1, 3, 8)]
-            name = f"{algorithm}, {way}" if way else algorithm
-            print(f"{name:26}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
+            print(f"{algorithm + ', ' + way:29}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
     print("aim: 1 limit at most 4.5x, 3 at most 9x; 1 sliding log at most 9x\n")
 
 
 def backlog() -> None:
     """Script time of a hit that reserves its turn where nobody waits, and where ten thousand do."""
-    commands = {}
+    batches = {}
     for algorithm in ALGORITHMS:
         for waiting in (0, 10_000):
             limit = limiter(f"waiting{waiting}", "10/s", algorithm).limits[0]
@@ -171,8 +177,8 @@ def backlog() -> None:
                     pipeline.execute_command(*_with_time(call, call.now))
                 pipeline.execute()
             peek = build_call([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
-            commands[f"{algorithm} {waiting}"] = asked(peek)
-    times = script_time(commands)
+            batches[f"{algorithm} {waiting}"] = [asked(peek)]
+    times = script_time(batches)
     print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
     for algorithm in ALGORITHMS:
         empty, full = times[f"{algorithm} 0"], times[f"{algorithm} 10000"]

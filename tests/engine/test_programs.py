@@ -52,13 +52,14 @@ class Both:
 
     def _perform(self, call: Call, program: Program) -> Any:
         keys = call.keys()
-        parts = (len(keys), *keys, *call.args(TOKEN))
-        try:
-            return self.direct.execute_command("EVALSHA", program.sha, *parts)
-        except redis.exceptions.NoScriptError:
-            return self.direct.execute_command("EVAL", program.source, *parts)
-        except redis.ResponseError as error:
-            return error
+        for _ in range(2):
+            try:
+                return self.direct.execute_command("EVALSHA", program.sha, len(keys), *keys, *call.args(TOKEN))
+            except redis.exceptions.NoScriptError:
+                self.direct.script_load(program.source)
+            except redis.ResponseError as error:
+                return error
+        raise AssertionError("loaded, and unknown")
 
     def states(self, call: Call) -> tuple[list[int], list[Any]]:
         """For how many milliseconds each key is kept, and what is."""

@@ -19,7 +19,7 @@ state           clock, us, part, tokens, micros, burst; then for each run the mo
 promise         in any interval of x microseconds it lets at most burst + x * tokens / micros units go
 ]]
 local tokens, micros, step, step_part, full, full_part = a, b, c, d, e, f
-local time, us, part, runs = now, now, 0, ''
+local time, us, part, runs, latest = now, now, 0, '', ''
 
 local function move(units)
   local parts = part + units * step_part
@@ -40,7 +40,7 @@ end
 
 local state = checked(redis.pcall('GET', key), key)
 -- A run is looked at where it is read: nearly every call needs the last one only.
-if state and (#state == 64 or (#state >= 48 and #state % 24 == 0))
+if state and (#state == 64 or (#state >= 48 and #state <= 432 and #state % 24 == 0))
     and is_ours(state, (more ~= '' or #state < 64) and #state or 64) then
   local clock, due, rest, old_tokens, old_micros, old_burst = unpack('<dddddd', state)
   runs = string.sub(state, 49)
@@ -87,10 +87,10 @@ end
 
 local function save()
   if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
-  write(key, pack('<dddddd', time, us, part, tokens, micros, limit) .. runs, part > 0 and us + 1 or us, time)
+  write(key, pack('<dddddd', time, us, part, tokens, micros, limit) .. runs .. latest, part > 0 and us + 1 or us, time)
 end
 
--- Remember units by the moment they go: the runs as they are saved.
+-- Remember units by the moment they go: the runs as they are saved, and perhaps the latest behind them.
 local function note(cost, moment)
   cost = bounded(cost)
   local size, done, first, from, units = #runs, 0, nil, nil, nil
@@ -107,28 +107,37 @@ local function note(cost, moment)
     runs = pack('<dd', moment, cost)
   elseif moment > from then
     if done > 0 then runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first, from, units) end
-    runs = runs .. pack('<ddd', moment, moment, cost)
-    if #runs > 384 then
-      -- So many that the closer half become one with their neighbours.
-      local firsts, froms, sums, gaps = {}, {}, {}, {}
-      for offset = 1, #runs, 24 do
-        local count = #froms
-        firsts[count + 1], froms[count + 1], sums[count + 1] = run_at(offset)
-        local before, start = froms[count], froms[count + 1]
-        if before then gaps[count] = before <= time and start > time and math.huge or start - before end
-      end
-      table.sort(gaps)
-      local near, joined, thinned = gaps[8], 0, {}
-      first, from, units = firsts[1], froms[1], sums[1]
-      for i = 2, #froms do
-        if froms[i] - from <= near and joined < 8 and not (from <= time and froms[i] > time) then
-          joined, from, units = joined + 1, froms[i], bounded(units + sums[i])
-        else
-          thinned[#thinned + 1] = pack('<ddd', first, from, units)
-          first, from, units = firsts[i], froms[i], sums[i]
+    if #runs < 384 then
+      latest = pack('<ddd', moment, moment, cost)
+    else
+      -- With this one too many: the closer half become one with their neighbours.
+      local numbers, gaps = {unpack('<dddddddddddddddddddddddddddddddddddddddddddddddd', runs)}, {}
+      numbers[49], numbers[50], numbers[51] = moment, moment, cost
+      for i = 1, 46, 3 do
+        local most, m, n, o = 9007199254740992, numbers[i], numbers[i + 1], numbers[i + 2]
+        if not (m > -most and m < most and n > -most and n < most and o > -most and o < most
+            and m % 1 + n % 1 + o % 1 == 0) then
+          numbers[i], numbers[i + 1], numbers[i + 2] = time, time, 0
         end
       end
-      runs = table.concat(thinned) .. pack('<ddd', first, from, units)
+      for i = 2, 47, 3 do
+        local start, later = numbers[i], numbers[i + 3]
+        gaps[#gaps + 1] = start <= time and later > time and math.huge or later - start
+      end
+      table.sort(gaps)
+      local near, joined, size = gaps[8], 0, 0
+      first, from, units = numbers[1], numbers[2], numbers[3]
+      for i = 4, 49, 3 do
+        local start = numbers[i + 1]
+        if start - from <= near and joined < 8 and not (from <= time and start > time) then
+          joined, from, units = joined + 1, start, bounded(units + numbers[i + 2])
+        else
+          numbers[size + 1], numbers[size + 2], numbers[size + 3] = first, from, units
+          size, first, from, units = size + 3, numbers[i], start, numbers[i + 2]
+        end
+      end
+      numbers[size + 1], numbers[size + 2], numbers[size + 3] = first, from, units
+      runs = pack('<' .. string.rep('d', size + 3), unpack_args(numbers, 1, size + 3))
     end
   else
     -- Together with the last, or taken after what will go later.
@@ -221,10 +230,10 @@ end
 return when_allowed, charge, refund, report, time, in_place_of_runs, begins_at, due_at
 
 --[==[ hit
-local time, us, part, runs, more = now, now, 0, '', ''
+local time, us, part, runs, latest, more = now, now, 0, '', '', ''
 if state then
   local size, most = #state, 9007199254740992
-  if size ~= 64 and (size < 48 or size % 24 ~= 0) then return again end
+  if size ~= 64 and (size < 48 or size > 432 or size % 24 ~= 0) then return again end
   -- Behind the last number, `unpack` gives a position.
   local clock, due, rest, old_tokens, old_micros, old_burst, first, from = unpack(
     size > 48 and '<dddddddd' or '<dddddd', state)
