@@ -323,7 +323,12 @@ class FixedWindow(Reference):
 
     def current(self, now: int) -> list[tuple[int, int]]:
         """The windows that count now."""
-        clock, windows, self.begins = self.clock(now), list(self.windows), self.since
+        clock, self.begins = self.clock(now), self.since
+        windows: list[tuple[int, int]] = []
+        for window in self.windows:
+            if windows and window[0] < self.end(windows[-1][0]):
+                window = (window[0], windows.pop()[1] + window[1])
+            windows.append(window)
         aligned = self.aligned(clock)
         while windows and windows[0][0] <= clock:
             start, count = windows[0]
@@ -335,12 +340,7 @@ class FixedWindow(Reference):
                 break
             windows.pop(0)
             self.begins = self.end(start)
-        merged: list[tuple[int, int]] = []
-        for window in windows:
-            if merged and window[0] < self.end(merged[-1][0]):
-                window = (window[0], merged.pop()[1] + window[1])
-            merged.append(window)
-        return merged
+        return windows
 
     def earliest(self, now: int, cost: int) -> int:
         windows = self.current(now)

@@ -10,17 +10,12 @@ if revision ~= '' then
   count = count - 1
   local first = 5 + 2 * count
   local subjects = (#ARGV - first) / 2
-  local current, written
-  if subjects == 0 then
-    current = rcall('HGET', KEYS[count + 1], 'revision')
-  else
-    written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
-    current = table.remove(written, 1)
-  end
-  current = current or '0'
+  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
+  local current = written[1] or '0'
   if current ~= revision then return 'stale ' .. current .. token end
   for i = 1, subjects do
-    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
+    if string.sub(written[i + 1] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
+      table.remove(written, 1)
       written[subjects + 1] = token
       return written
     end

@@ -304,3 +304,17 @@ def test_a_refund_too_late_gives_back_nothing(algorithm: str) -> None:
     later = START + 120_000_000
     assert ask(later, 2)
     assert ask(later, 1, "refund", hit_at=START).limits[0].used == 2
+
+
+def test_windows_that_an_edit_makes_one_end_when_it_was_told() -> None:
+    """A hit that was reserved in the next window, and then a longer period: refused until the retry, allowed at it."""
+    ask = Asker(Limit("edited", "10/11s", algorithm="fixed_window", max_wait=100.0))
+    assert ask(START, 10).limits[0].wait == 0
+    assert ask(START + 1_000_000, 3).limits[0].wait == 10
+    ask.limits = (Limit("edited", "13/m", algorithm="fixed_window"),)
+    refused = ask(START + 2_000_000)
+    assert (refused.allowed, refused.retry_after) == (False, 69.0)
+    for later in range(10, 71, 10):
+        assert not ask(START + later * 1_000_000)
+    assert not ask(START + 70_999_999)
+    assert ask(START + 71_000_000)

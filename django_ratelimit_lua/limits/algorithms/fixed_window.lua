@@ -63,6 +63,16 @@ if state and #state >= 40 and #state % 16 == 8 and is_ours(state, #state) then
     rcall('SET', key, table.concat(moved), 'KEEPTTL')
   end
   if clock > time then time = clock end
+  local place = 1
+  while place < size do
+    if starts[place + 1] < finish(place) then
+      -- One window, after an edit; and for good, or it would end before who was refused was told it would.
+      counts[place + 1] = bounded(counts[place] + counts[place + 1])
+      remove(place)
+    else
+      place = place + 1
+    end
+  end
   local opens = window(time)
   while size > 0 and starts[1] <= time do
     -- Hits since this window opened belong to it, whatever windows were when they were counted.
@@ -77,16 +87,6 @@ if state and #state >= 40 and #state % 16 == 8 and is_ours(state, #state) then
     end
     from = finish(1)
     remove(1)
-  end
-  local place = 1
-  while place < size do
-    if starts[place + 1] < finish(place) then
-      -- One window now, after an edit.
-      counts[place + 1] = bounded(counts[place] + counts[place + 1])
-      remove(place)
-    else
-      place = place + 1
-    end
   end
 end
 if size == 0 then last_end = 0 end
