@@ -103,7 +103,7 @@ def said(decision: Decision) -> list[Answer]:
 
 def by_both(call: Call) -> Decision:
     """The decision of the program that is made for such a call, which is that of the general one, too."""
-    decision, question = get_store().decide(call), to_decide(call._replace(prefix=b"g:"))
+    decision, question = get_store().decide(call), to_decide(call._replace(prefix=b"by-general:"))
     assert question.program is not None
     performed["in a straight line"] += question.program is not GENERAL
     asked = question.command.replace(question.program.sha, GENERAL.sha, 1)

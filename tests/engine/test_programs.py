@@ -23,6 +23,7 @@ STRAIGHT = [name for name in ALGORITHMS if name != "leaky_bucket"]
 SHAPES = [shape for count in range(1, MOST_LIMITS + 1) for shape in itertools.product(STRAIGHT, repeat=count)]
 LATER = [0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000, -61_000_000]
 RATES: list[Any] = ["1/s", "3/s", "7/11s", "10/m", "13/m", "100/h", "300007/s", "1000003/d", (5, 0.00001), "0/s"]
+PREFIXES = (b"straight:", b"general:")
 serial = itertools.count()
 
 
@@ -36,7 +37,7 @@ class Both:
 
     def __call__(self, call: Call) -> bytes:
         program = program_for(call)
-        mine, others = (call._replace(prefix=prefix) for prefix in (b"s:", b"g:"))
+        mine, others = (call._replace(prefix=prefix) for prefix in PREFIXES)
         reply, expected = self._perform(mine, program), self._perform(others, GENERAL)
         if isinstance(reply, redis.ResponseError):
             assert str(reply) == f"AGAIN {TOKEN.hex()}"
@@ -155,7 +156,7 @@ def test_foreign_states_are_left_to_the_general_program(algorithm: str, direct: 
         for _ in range(chance.randrange(6)):
             both(Call(charges, now=now))
             now += chance.choice(LATER)
-        keys = [Call(charges, prefix=prefix).keys()[0] for prefix in (b"s:", b"g:")]
+        keys = [Call(charges, prefix=prefix).keys()[0] for prefix in (b"straight:", b"general:")]
         kind = chance.choice(["bytes", "bytes", "bytes", "list", "other"])
         state = direct.get(keys[0]) if algorithm != "sliding_log" else None
         foreign = garbage(chance, state)
