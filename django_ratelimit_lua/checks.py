@@ -199,11 +199,11 @@ def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
     """Scopes of DRF's settings, and what is wrong with their rates."""
     ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
     rates = _drf("DEFAULT_THROTTLE_RATES", dict) if ours else None
-    for scope, rate in (rates or {}).items():
-        for method, one in rate.items() if isinstance(rate, dict) else (("*", rate),):
+    for scope, declared in (rates or {}).items():
+        for method, rate in declared.items() if isinstance(declared, dict) else (("*", declared),):
             try:
                 _ = method == "*" or method_name(method)
-                _ = one is None or Rate.parse(one)
+                _ = rate is None or Rate.parse(rate)
             except LimitError as error:
                 yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
 
@@ -211,35 +211,35 @@ def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
 @register(Tags.urls)
 def check_throttles(**kwargs: Any) -> Iterator[CheckMessage]:
     """No throttle of ours lacks its rate, in DRF's settings or on a view: every request would be an error."""
-    wanted: dict[tuple[Any, Any], None] = {}
+    throttles: dict[tuple[Any, Any], None] = {}
     for path in _default_throttles():
         with suppress(ImproperlyConfigured):  # DRF says it, to whoever imports the first view.
-            wanted[callables.find(path, "Throttle") if isinstance(path, str) else path, None] = None
+            throttles[callables.find(path, "Throttle") if isinstance(path, str) else path, None] = None
     for view in _all_views():
         given = getattr(view, "initkwargs", None) or {}
         drf_view = getattr(view, "cls", None)
         for throttle in given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ():
             attribute = getattr(throttle, "scope_attr", "")
-            wanted[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
-    said = {scope for scope, _ in _bad_throttle_rates()}
-    problems = {_throttle_problem(throttle, scope, said) for throttle, scope in wanted}
+            throttles[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
+    bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
+    problems = {_throttle_problem(throttle, scope, bad_scopes) for throttle, scope in throttles}
     return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
 
 
-def _throttle_problem(throttle: Any, scope: Any, said: Collection[Any]) -> str:
-    """Why a request could not be throttled so; empty where it could, where it is not ours, and where it is `said`."""
+def _throttle_problem(throttle: Any, scope: Any, bad_scopes: Collection[Any]) -> str:
+    """Why a request could not be throttled so; empty where it could, where it is not ours, or its scope is bad."""
     throttling = sys.modules.get(f"{__package__}.throttling")  # Where nobody has imported it, none is ours.
     if throttling is None or not isinstance(throttle, type) or not issubclass(throttle, throttling.SimpleRateThrottle):
         return ""
-    if (scope or getattr(throttle, "scope", None)) in said:
+    if (scope or getattr(throttle, "scope", None)) in bad_scopes:
         return ""
     try:
-        made = throttle()  # As DRF makes one for each request.
+        instance = throttle()  # As DRF makes one for each request.
         if issubclass(throttle, throttling.ScopedRateThrottle) and scope:
-            made.scope = scope
-            made.rate = made.get_rate()
-        for rate in made.rate.values() if isinstance(made.rate, Mapping) else (made.rate,):
-            _ = rate == () or made.parse_rate(rate)  # A throttle that learns its rate from the view has none yet.
+            instance.scope = scope
+            instance.rate = instance.get_rate()
+        for rate in instance.rate.values() if isinstance(instance.rate, Mapping) else (instance.rate,):
+            _ = rate == () or instance.parse_rate(rate)  # A throttle that learns its rate from the view has none yet.
     except ImproperlyConfigured as error:
         return str(error)
     except Exception:
@@ -310,8 +310,8 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     if owner not in ("", own):
         prefix, whose = conf.CACHE_PREFIX.decode(), f"of the database {owner}, ours is {own or 'new'}"
         yield OTHER_SITE.message(f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} are {whose}.")
-    known = secrets_by_id()
-    lost = sum(count for key, count in by_key.items() if key not in known)
+    secrets = secrets_by_id()
+    lost = sum(count for key, count in by_key.items() if key not in secrets)
     earlier = sum(by_key.values()) - lost
     if lost:
         yield LOST_VALUES.message(

@@ -31,12 +31,12 @@ def restore(change: RateLimitChange) -> RateLimitRule:
     """Make a rule what it was after a change, or before it was deleted. Raises `RuleError`, also where another rule has
     its name by now."""
     given = change.after if change.after is not None else change.before
-    made, tiers = build_rule(given or {})
+    rule, tiers = build_rule(given or {})
     with transaction.atomic(router.db_for_write(RateLimitRule)):
-        if RateLimitRule.objects.filter(name=made.name).exclude(pk=change.object_id or 0).exists():
+        if RateLimitRule.objects.filter(name=rule.name).exclude(pk=change.object_id or 0).exists():
             problem = _("another rule has this name now; rename or delete it first")
-            raise RuleError(repr(made.name), "name", str(problem))
-        return save_rule(made, tiers, change.object_id)
+            raise RuleError(repr(rule.name), "name", str(problem))
+        return save_rule(rule, tiers, change.object_id)
 
 
 class ChangeAdmin(ActingAdmin):

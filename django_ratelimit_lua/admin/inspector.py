@@ -141,15 +141,15 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         except StoreError as error:
             messages.error(request, _("Nothing was reset: %s") % error)
             return
-        identities = {met.charge.digest.decode() for met in explanation.met}
+        identities = {limit.charge.digest.decode() for limit in explanation.met}
         RateLimitChange.objects.create(
             revision=RateLimitRevision.read(primary()).revision,
             by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
             name=", ".join(names)[:300], after={"digests": sorted(identities)},
         )  # fmt: skip
-        for met in explanation.met:
-            if met.name in names and met.rule is not None and met.rule.pk:
-                rule = RateLimitRule.objects.filter(pk=met.rule.pk).first()
+        for limit in explanation.met:
+            if limit.name in names and limit.rule is not None and limit.rule.pk:
+                rule = RateLimitRule.objects.filter(pk=limit.rule.pk).first()
                 if rule is not None:
                     self.log_change(request, rule, _("Reset counts in the inspector."))
         messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(names) or "—"})

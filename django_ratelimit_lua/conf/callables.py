@@ -16,12 +16,12 @@ MOST, LONGEST = 10_000, 300
 def find(path: str, purpose: str) -> Callable[..., Any]:
     """What a path names. Raises `ImproperlyConfigured` where that cannot be imported or called."""
     try:
-        found = import_string(path)
+        target = import_string(path)
     except Exception as error:  # Importing runs code, which may raise anything.
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(target):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
-    return cast(Callable[..., Any], found)
+    return cast(Callable[..., Any], target)
 
 
 def lazily(path: str, purpose: str) -> Callable[..., Any]:

@@ -42,10 +42,10 @@ class TaskState:
 
 def background_tasks() -> list[TaskState]:
     """What this process does beside its requests. A breaker is shown for each server that has failed."""
-    now, found = time.monotonic(), []
+    now, states = time.monotonic(), []
     for task in sorted(tasks, key=lambda task: list(TASKS).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
         if task.is_running or task.name != "breaker":
-            found.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
-    return found
+            states.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
+    return states

@@ -93,8 +93,8 @@ class Counter:
     def take(self, now: float, cost: int) -> None:
         """Admit units."""
 
-    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
-        """Count at least `said` units, of that earlier moment, and `more` that count now; no more than the share."""
+    def catch_up(self, now: float, units: int, since: float, more: int) -> None:
+        """Count at least so many `units`, of that earlier moment, and `more` that count now; no more than the share."""
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         """Give units back: those of a hit that count since that moment; without one, the latest first."""
@@ -179,8 +179,8 @@ class Bucket(Counter):
             (first, _, units), (_, start, more) = runs[place : place + 2]
             runs[place : place + 2] = [(first, start, units + more)]
 
-    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
-        left = max(0.0, said - (now - since) * self._speed)
+    def catch_up(self, now: float, units: int, since: float, more: int) -> None:
+        left = max(0.0, units - (now - since) * self._speed)
         self.take(now, max(0, ceil(min(self.size, left + more) - self.used(now))))
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
@@ -276,9 +276,9 @@ class Window(Counter):
             # An open window ends when it ends, however often it is hit.
             self._count(self._ends[-1] if self._together and used else self._end(now, now), cost, used)
 
-    def catch_up(self, now: float, said: int, since: float, more: int) -> None:
+    def catch_up(self, now: float, units: int, since: float, more: int) -> None:
         end, used = self._end(since, now), self.used(now)
-        missing = min(self.size, (said if end > now else 0) + more) - used
+        missing = min(self.size, (units if end > now else 0) + more) - used
         if missing > 0:
             self._count(max(end, now), missing, used)
 

@@ -68,8 +68,8 @@ class Counters:
             # Only now, so that it never runs backwards for what is counted; in whole microseconds, as it is told.
             now = round(time.monotonic() * SECOND) / SECOND
             keys = [_key(call, charge) for charge in call.charges]
-            found = {key: self._find(key, charge.limit, now) for key, charge in zip(keys, call.charges, strict=True)}
-            counters = [found[key] for key in keys]
+            by_key = {key: self._find(key, charge.limit, now) for key, charge in zip(keys, call.charges, strict=True)}
+            counters = [by_key[key] for key in keys]
             charges = _affordable(call, counters, now) if call.partial and is_hit else call.charges
             verdicts = [_verdict(call, charge, counter, now) for charge, counter in zip(charges, counters, strict=True)]
             allowed = others_allow and all(
@@ -116,11 +116,11 @@ class Counters:
                 return NoRoom(limit, share)
         if share != counter.share or (limit is not counter.limit and limit != counter.limit):
             counter.resize(limit, share, now)
-        said = self._said.get(key) if limit.split is None and counter.key is not None else None
+        report = self._said.get(key) if limit.split is None and counter.key is not None else None
         # While Redis is being told, nobody knows whether what it says includes that.
-        if said is not None and said[1] > counter.heard_at and not counter.is_being_told:
-            counter.heard_at = said[1]
-            counter.catch_up(now, ceil(said[0] / heartbeat.count), said[1], counter.owes(now))
+        if report is not None and report[1] > counter.heard_at and not counter.is_being_told:
+            counter.heard_at = report[1]
+            counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1], counter.owes(now))
         return counter
 
     def _take(self, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:

@@ -312,12 +312,12 @@ class LocalPart:
     """Units, and what gives so many of them back."""
     source: Source = "split"
 
-    def note(self, place: int, charge: Charge, lease: Lease, found: tuple[LimitState, int], *, is_taken: bool) -> None:
+    def note(self, place: int, charge: Charge, lease: Lease, answer: tuple[LimitState, int], *, is_taken: bool) -> None:
         """What a lease said of a charge."""
-        self.states[place], self.moments[charge.digest] = found
+        self.states[place], self.moments[charge.digest] = answer
         self.source = "lease"
         if is_taken:
-            self.taken.append((charge.cost, partial(leases.put_back, lease, found[1])))
+            self.taken.append((charge.cost, partial(leases.put_back, lease, answer[1])))
 
     def at_most(self, call: Call, charge: Charge) -> Charge:
         """Of a partial hit, no more is asked than was granted here."""
@@ -352,15 +352,15 @@ def decide_here(call: Call) -> Steps:
 def _decide_once(call: Call) -> Steps:
     here = LocalPart()
     is_refused = not _decide_splits(call, here)
-    asked = call._replace(operation="peek") if is_refused and call.operation == "hit" else call
+    query = call._replace(operation="peek") if is_refused and call.operation == "hit" else call
     rest: list[int] = []
     redis: Decision | None = None
     try:
         for place, charge in enumerate(call.charges):
-            if place not in here.states and not (_is_leased(asked, charge) and (yield from _spend(here, place, asked))):
+            if place not in here.states and not (_is_leased(query, charge) and (yield from _spend(here, place, query))):
                 rest.append(place)
         if rest:
-            redis = yield asked._replace(charges=[here.at_most(asked, call.charges[place]) for place in rest])
+            redis = yield query._replace(charges=[here.at_most(query, call.charges[place]) for place in rest])
             for place, state in zip(rest, redis.limits, strict=True):
                 charge = call.charges[place]
                 here.states[place] = state
@@ -429,22 +429,22 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
     """Spend a charge from its lease, for which a batch is asked if that pays; whether it could be."""
     charge = here.at_most(call, call.charges[place])
     lease, is_hit = leases.of(call, charge), call.operation == "hit"
-    found = lease.take(charge.cost) if is_hit else lease.peek(max(charge.cost, 1))
-    if found is not None:
-        here.note(place, charge, lease, found, is_taken=is_hit)
+    answer = lease.take(charge.cost) if is_hit else lease.peek(max(charge.cost, 1))
+    if answer is not None:
+        here.note(place, charge, lease, answer, is_taken=is_hit)
     size = lease.next_batch_size(charge.cost) if is_hit else 0
     if size:
-        yield from _ask_batch(call, charge, lease, size, is_needed=found is None)
-        if found is None:
-            found = lease.take(charge.cost)
-            if found is not None:
-                here.note(place, charge, lease, found, is_taken=True)
-    if found is None and is_hit:
+        yield from _ask_batch(call, charge, lease, size, is_needed=answer is None)
+        if answer is None:
+            answer = lease.take(charge.cost)
+            if answer is not None:
+                here.note(place, charge, lease, answer, is_taken=True)
+    if answer is None and is_hit:
         for refund in lease.take_expired(charge.cost):  # Too few: see what there is of them all.
             with suppress(StoreError):
                 yield refund
             deny_cache.forget([charge.digest])
-    return found is not None
+    return answer is not None
 
 
 def _ask_batch(

@@ -152,12 +152,12 @@ class Listener:
     def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
         reset: set[bytes] = set()
         ruleset = provider.in_force()
-        known = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
+        current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
             kind, *digests = message.split(b" ")
             if kind == RESET:
                 reset.update(digests)
-            elif message != known:  # Other rules; or what only another version understands.
+            elif message != current:  # Other rules; or what only another version understands.
                 self._is_told = True
                 self._ask_at = min(self._ask_at, self._asked_at + SHORTEST)
                 if kind != RULES:

@@ -85,9 +85,9 @@ def entries(header: str, kind: str) -> Iterator[str]:
             yield entry.strip()
         else:
             element = _LAST_ELEMENT.search(header)
-            found = _FOR.search(element.group(1)) if element else None
-            yield found.group(1) if found else ""
-            if element is None or found is None:
+            match = _FOR.search(element.group(1)) if element else None
+            yield match.group(1) if match else ""
+            if element is None or match is None:
                 return
             header, comma = header[: element.start()], header[element.start() :][:1]
             comma = comma if comma == "," else ""

@@ -159,8 +159,8 @@ def read_fields(field: str, request: HttpRequest) -> list[Identity]:
         raise _no_field(field)
     kind, name, _ = parts
     values = _BODY_VALUES[kind](request, name) if kind in _BODY_VALUES else (_FIELDS[kind](request, name),)
-    found = [field_identity(field, value) for value in values if value is not UNREAD]
-    return [identity for identity in found if identity[-1] is not None]
+    identities = [field_identity(field, value) for value in values if value is not UNREAD]
+    return [identity for identity in identities if identity[-1] is not None]
 
 
 def _no_field(field: str) -> LimitError:

@@ -42,10 +42,10 @@ def was_foreseen(request: HttpRequest) -> bool:
     state = request_state(request)
     if not state.looked_ahead:
         return True
-    ahead, found = state.ahead, request.resolver_match
-    if ahead is None or found is None:
-        return ahead is found
-    return (ahead.func, ahead.view_name, ahead.route) == (found.func, found.view_name, found.route)
+    ahead, match = state.ahead, request.resolver_match
+    if ahead is None or match is None:
+        return ahead is match
+    return (ahead.func, ahead.view_name, ahead.route) == (match.func, match.view_name, match.route)
 
 
 def _ahead(request: HttpRequest) -> ResolverMatch | None:

@@ -69,7 +69,7 @@ class Limit:
         max_wait_us = -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND)
         wants_more = kind.wants_more(self)
         is_plain = not (max_wait_us or wants_more or kind.waits_anyway or self.count_denied)
-        made = {
+        attributes = {
             "name": name,
             "rate": rate if isinstance(rate, Rate) else Rate.parse(rate),
             "key_part": key_name + b":" + kind.suffix,
@@ -78,7 +78,7 @@ class Limit:
             "hit_by": kind.name if is_plain else "",
             "is_hot": self.lease is not None or self.split is not None,
         }
-        for attribute, value in made.items():
+        for attribute, value in attributes.items():
             object.__setattr__(self, attribute, value)
         numbers = kind.numbers(self, 0)
         object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))

@@ -109,18 +109,18 @@ def explain(request: HttpRequest) -> Explanation:
         return None if exempt else matching
 
     def of_view(ruleset: Ruleset) -> list[Rule]:
-        counted = {name for _limit, name in met}
+        counted = {name for _limit, name in limits}
         rules = ruleset.for_call_sites(stack.rules, group, request) if stack is not None else ()
         return [rule for rule in rules if rule.name_at(group) not in counted]
 
-    met: list[tuple[ExplainedLimit, str]] = []
-    decision, block = _decide(request, of_rules, "", met, problems, has_blocks=True)
-    decision_of_view, _block = _decide(request, of_view, group, met, problems)
+    limits: list[tuple[ExplainedLimit, str]] = []
+    decision, block = _decide(request, of_rules, "", limits, problems, has_blocks=True)
+    decision_of_view, _block = _decide(request, of_view, group, limits, problems)
     if decision.allowed and decision_of_view.limits:
         decision = decision_of_view
     return Explanation(
         decision,
-        tuple(limit for limit, _name in met),
+        tuple(limit for limit, _name in limits),
         exempt[0] if exempt else None,
         _row(block),
         tuple(problems.values()),
@@ -143,12 +143,12 @@ def _decide(
     request: HttpRequest,
     choose: Callable[[Ruleset], Sequence[Rule] | None],
     group: str,
-    met: list[tuple[ExplainedLimit, str]],
+    limits: list[tuple[ExplainedLimit, str]],
     problems: dict[str, str],
     has_blocks: bool = False,
 ) -> tuple[Decision, Override | None]:
-    """One decision, and the override that blocks without any rule; the limits are added to `met`, each with the name
-    that it is counted under."""
+    """One decision, and the override that blocks without any rule; what it meets is added to `limits`, each with the
+    name that it is counted under."""
 
     def places(ruleset: Ruleset) -> list[Place] | None:
         rules = choose(ruleset)
@@ -161,12 +161,12 @@ def _decide(
     outcome = decide(planner)
     if planner.ruleset is None:
         return outcome.decision, None  # Rate limiting is switched off.
-    known = override_cache.get_many(planner.subjects)
+    overrides = override_cache.get_many(planner.subjects)
     states = {_counter(decided.planned): decided.state for decided in outcome.charges}
-    met += [(_explained(planned, planner.ruleset, known, states), planned.name) for planned in planner.charges]
+    limits += [(_explained(planned, planner.ruleset, overrides, states), planned.name) for planned in planner.charges]
     # Not by the name of the limit: a rule may have any name.
     is_blocked = bool(outcome.decision.limits) and not outcome.charges
-    return outcome.decision, known.strongest_for(None, now_us()) if is_blocked else None
+    return outcome.decision, overrides.strongest_for(None, now_us()) if is_blocked else None
 
 
 def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
@@ -174,10 +174,10 @@ def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
 
 
 def _explained(
-    planned: PlannedCharge, ruleset: Ruleset, known: KnownOverrides, states: Mapping[Any, LimitState]
+    planned: PlannedCharge, ruleset: Ruleset, overrides: KnownOverrides, states: Mapping[Any, LimitState]
 ) -> ExplainedLimit:
     rule = ruleset.by_name.get(planned.name)
-    override = known.strongest_for(rule.pk if rule is not None else None, now_us())
+    override = overrides.strongest_for(rule.pk if rule is not None else None, now_us())
     limit, key = planned.charge.limit, planned.rule.key if planned.rule is not None else None
     code = {"rate": str(limit.rate), "key": key.name.split("+") if key is not None else "", "group": planned.name}
     is_skipped = override is not None and override.rate is not None and override.limit(limit) is limit
@@ -202,7 +202,7 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
 
     Returns their names. Raises `StoreError`.
     """
-    charges = [met.charge for met in explanation.met if names is None or met.name in names]
+    charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
     if charges:
         run(forgetting(build_call(charges, "refund"), strict=True))
     return [charge.limit.name for charge in charges]

@@ -60,10 +60,10 @@ def leave_to_parent(*objects: object) -> None:
 
 def _renew() -> None:
     for owner, renew in list(_renewals.values()):
-        found = None if owner is None else owner()
+        instance = None if owner is None else owner()
         try:
-            if found is not None:
-                renew(found)
+            if instance is not None:
+                renew(instance)
             elif owner is None:
                 renew()
         except Exception:  # The others have to be renewed all the same.

@@ -102,14 +102,14 @@ class Task:
             while not is_over.wait(pause):
                 # Who starts it from now on may have more to do than this step sees.
                 self._is_wanted = False
-                found = self._do()
-                if found is None:
+                next_pause = self._do()
+                if next_pause is None:
                     with self._lock:
                         if not self._is_wanted and not is_over.is_set():
                             self.is_running = False
                             return
-                    found = self._first_pause()
-                pause = found
+                    next_pause = self._first_pause()
+                pause = next_pause
             if self._at_stop is not None:
                 self._at_stop()
         except BaseException:  # Not otherwise: another thread may run by now.

@@ -22,8 +22,8 @@ MOST = 100_000
 def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
     """The overrides that ended in between; None where they are too many to be told one by one."""
     rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
-    found = list(rows[: BATCH + 1])
-    return found if len(found) <= BATCH else None
+    overrides = list(rows[: BATCH + 1])
+    return overrides if len(overrides) <= BATCH else None
 
 
 def sweep(using: str) -> None:

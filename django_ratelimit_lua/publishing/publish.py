@@ -77,13 +77,13 @@ class NewerFormatError(StoreError):
 def published_at(key: bytes) -> Published:
     """What is published under that key. Raises `StoreError`."""
     fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
-    revision, database, keys, form, swept = get_store(background=True).execute(b"HMGET", key, *fields)
+    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", key, *fields)
     try:
-        found = Revision.read(revision or b"0")
+        revision = Revision.read(text or b"0")
     except ValueError:
-        found = Revision(0, revision)  # Somebody wrote there by hand: it is replaced.
+        revision = Revision(0, text)  # Somebody wrote there by hand: it is replaced.
     return Published(
-        key, found, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
+        key, revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
         int(form) if form is not None and form.isdigit() else FORMAT,
         _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
     )  # fmt: skip
@@ -168,7 +168,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 staged, removed, written = stage(overrides, row), [], {}
             else:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
-                removed = [who for who in changed if who.encode() not in written]
+                removed = [digest for digest in changed if digest.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             deny_cache.clear()
@@ -231,7 +231,7 @@ def compare_and_publish(
     arguments = [
         published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
         b"%d" % lifetime, b"%d" % FORMAT, get_store().channel(conf.CACHE_PREFIX),
-        b"%d" % len(removed), *(who.encode() for who in removed), *pairs,
+        b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
     ]  # fmt: skip
     provider.written.add(published.key)
     reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
@@ -240,8 +240,8 @@ def compare_and_publish(
 
 def snapshot_of(using: str) -> Mapping[str, Any]:
     """What a database has, as it would be published."""
-    found: dict[str, Any] = json.loads(_snapshot(using, RateLimitRevision.read(using)))
-    return found
+    snapshot: dict[str, Any] = json.loads(_snapshot(using, RateLimitRevision.read(using)))
+    return snapshot
 
 
 def _snapshot(using: str, row: Risen) -> bytes:
@@ -310,9 +310,9 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
     over = None if published.swept is None else ended(using, published.swept, moment)
     if over is None:
         return None
-    found = {who for subjects in noted.values_list("subjects", flat=True) for who in subjects.split(",")}
-    found |= {who for override in over for who in override.digests()}
-    return sorted(found) if len(found) <= MOST_SUBJECTS else None
+    digests = {digest for subjects in noted.values_list("subjects", flat=True) for digest in subjects.split(",")}
+    digests |= {digest for override in over for digest in override.digests()}
+    return sorted(digests) if len(digests) <= MOST_SUBJECTS else None
 
 
 def values_by_key(using: str) -> dict[str, int]:
@@ -357,8 +357,8 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
         except ValueError as error:  # Somebody wrote to a row by hand.
             logger.error("Skipped: the override of row %d cannot be understood: %s", together[0].pk, error)
             continue
-        for who in digests:
-            yield who.encode(), written
+        for digest in digests:
+            yield digest.encode(), written
 
 
 def first_records(using: str) -> dict[bytes, bytes]:

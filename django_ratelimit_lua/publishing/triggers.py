@@ -88,7 +88,7 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
     `begin` is called with it, however late, after overrides were remembered, which nobody else could tell of.
     """
     using = primary()
-    found: list[Mapping[str, Any]] = []
+    snapshots: list[Mapping[str, Any]] = []
     done = threading.Event()
 
     def read() -> None:
@@ -97,7 +97,7 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
             if begin is not None:
                 records = first_records(using)
                 override_cache.put_many([*records], [*records.values()])
-            found.append(snapshot)
+            snapshots.append(snapshot)
         except Exception as error:
             _warn("The rules in the database cannot be read: %s", error)
 
@@ -107,14 +107,14 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
             connections[using].close()  # It is this thread's.
         finally:
             done.set()
-        if begin is not None and found:
-            begin(found[0])
+        if begin is not None and snapshots:
+            begin(snapshots[0])
 
     if connections[using].in_atomic_block and not is_in_transaction(using):
         read()
     elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
         done.wait(max(0.0, patience))
-    return found[0] if found else None
+    return snapshots[0] if snapshots else None
 
 
 def look() -> None:
@@ -210,8 +210,8 @@ def migration_problem() -> str:
         loader = MigrationLoader(connections[primary()])
     except Exception:
         return ""
-    wanted = loader.graph.leaf_nodes(RateLimitRevision._meta.app_label)
-    return UNMIGRATED if any(node not in loader.applied_migrations for node in wanted) else ""
+    leaves = loader.graph.leaf_nodes(RateLimitRevision._meta.app_label)
+    return UNMIGRATED if any(node not in loader.applied_migrations for node in leaves) else ""
 
 
 def _failed(message: str, error: Exception) -> bool:

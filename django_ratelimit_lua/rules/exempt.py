@@ -49,14 +49,14 @@ def _any_is(request: HttpRequest) -> bool:
 
 
 def _any_within(patterns: Iterable[Any], seen: set[int]) -> bool:
-    found = False
+    has_exempt = False
     for pattern in patterns:
         if id(pattern) not in seen:  # A URLconf may include itself.
             seen.add(id(pattern))
             inner = getattr(pattern, "url_patterns", None)
             # To the end: what an `include()` names may not have been imported before it is gone through.
-            found |= _says_so(getattr(pattern, "callback", None)) if inner is None else _any_within(inner, seen)
-    return found
+            has_exempt |= _says_so(getattr(pattern, "callback", None)) if inner is None else _any_within(inner, seen)
+    return has_exempt
 
 
 def _says_so(view: Any) -> bool:

@@ -44,21 +44,21 @@ class Freshness:
         """Whether it has to be asked, by whoever calls this, whether a call goes by what is current."""
         if call.revision is None:
             return False
-        known, now = self._known, time.monotonic()
-        if known is None or known[2] <= now - MAX_AGE or (known[0], known[1]) != (call.fence, call.revision):
+        proof, now = self._known, time.monotonic()
+        if proof is None or proof[2] <= now - MAX_AGE or (proof[0], proof[1]) != (call.fence, call.revision):
             return True
         if any(_key(call.revision, subject.digest, subject.tag) not in self._subjects for subject in call.subjects):
             return True
-        if known[2] > now - EARLY or self._asked_for == known[2]:
+        if proof[2] > now - EARLY or self._asked_for == proof[2]:
             return False
-        self._asked_for = known[2]
+        self._asked_for = proof[2]
         return True
 
     def confirm(self, fence: bytes, revision: Revision, asked_at: float) -> None:
         """These rules were the current ones at that moment (monotonic) or later."""
-        known = self._known
-        if known is not None and known[:2] == (fence, revision):
-            asked_at = max(asked_at, known[2])
+        proof = self._known
+        if proof is not None and proof[:2] == (fence, revision):
+            asked_at = max(asked_at, proof[2])
         if asked_at > self._expired_at:
             self._known = (fence, revision, asked_at)
 

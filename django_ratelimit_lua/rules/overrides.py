@@ -206,13 +206,13 @@ def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Overri
     Of one that it does not, what was known `before` goes on; else it is skipped, and the log says so. A block with
     unknown words is a block all the same; what lifts or changes limits may have been meant for less than that.
     """
-    known = {override.pk: override for override in before}
+    by_pk = {override.pk: override for override in before}
     try:
         declared = json.loads(written[TAG_SIZE:])
         if not isinstance(declared, list):
             raise ValueError("not a list")
     except (ValueError, RecursionError) as error:
-        _report(bool(known), error, written)
+        _report(bool(by_pk), error, written)
         return tuple(before)
     overrides = []
     for given in declared:
@@ -220,7 +220,7 @@ def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Overri
             overrides.append(_read(given))
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             pk = given.get("id") if isinstance(given, dict) else None
-            earlier = known.get(pk) if isinstance(pk, int) else None
+            earlier = by_pk.get(pk) if isinstance(pk, int) else None
             _report(earlier is not None, error, given)
             overrides += [] if earlier is None else [earlier]
     return tuple(overrides)

@@ -114,15 +114,15 @@ def is_others(owner: object) -> bool:
     return database is not None and owner not in ("", database)
 
 
-def note_database(found: str) -> None:
+def note_database(database_id: str) -> None:
     """Note the id of this process's database, once it could be read."""
     global database, _ruleset, _snapshot
-    if database == found:
+    if database == database_id:
         return
-    before, database = database, found
+    before, database = database, database_id
     # Until now it went by what is published, whosever that is.
     if _ruleset is not None and (
-        _ruleset.snapshot.get("database", found) != found or _ruleset.fence == beside_key(before or "")
+        _ruleset.snapshot.get("database", database_id) != database_id or _ruleset.fence == beside_key(before or "")
     ):
         _ruleset = _snapshot = None
 
@@ -173,8 +173,8 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     longer than there is patience for (None: for as long as a decision may take). Blocks; raises `ImproperlyConfigured`
     only for the rules of the settings."""
     patience = patience or Patience(conf.TIMEOUT)
-    known = _ruleset
-    if known is None or len(known.rules) <= MANY:
+    ruleset = _ruleset
+    if ruleset is None or len(ruleset.rules) <= MANY:
         return _load(stale, patience)
     # So many take a while to be read: a thread does that, and who asks waits as long as leaves time to decide.
     if not _loading.is_busy:
@@ -182,7 +182,7 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     turn = patience.share(2)
     if not turn.wait(_loading.wait):
         patience.take_back(turn)
-    return _ruleset or known
+    return _ruleset or ruleset
 
 
 def _load_beside(stale: StaleRules | None) -> None:
@@ -199,23 +199,23 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
     if not (lock.acquire(blocking=False) or _waited_for(lock, patience)):
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
-        known, is_of = _ruleset, database
-        if known is not None and (stale is None or known.published == stale.current):
-            return known  # Another thread was faster.
-        declared = settings_rules() if known is None else known.declared
+        older, is_of = _ruleset, database
+        if older is not None and (stale is None or older.published == stale.current):
+            return older  # Another thread was faster.
+        declared = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
             return _go_by(Ruleset(declared))
         try:
-            fence, snapshot = _published_or_best(known, patience)
+            fence, snapshot = _published_or_best(older, patience)
             is_answered = True
         except StoreError:
             _unanswered_at, is_answered = time.monotonic(), False
-            if known is not None and known.fence is not None and known is not _blind:
-                return known
+            if older is not None and older.fence is not None and older is not _blind:
+                return older
             fence, snapshot = own_key(), _from_database(patience)
-        before = known if known is not None and known.snapshot.get("database") == snapshot.get("database") else None
+        before = older if older is not None and older.snapshot.get("database") == snapshot.get("database") else None
         ruleset = Ruleset(declared, snapshot, fence, before)
-        if is_answered and known is not None and snapshot is known.snapshot:
+        if is_answered and older is not None and snapshot is older.snapshot:
             ruleset.published = NO_RULES
         _go_by(ruleset, is_blind=not (is_answered or snapshot))
         if is_answered and database != is_of and is_others(snapshot.get("database", "")):
@@ -273,24 +273,24 @@ def _begin_with(snapshot: Mapping[str, Any]) -> None:
             _go_by(Ruleset(_blind.declared, snapshot, _blind.fence))
 
 
-def _published_or_best(known: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
-    """The key that tells whether rules are the current ones, and the snapshot to go by: that of `known` itself where
+def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
+    """The key that tells whether rules are the current ones, and the snapshot to go by: that of `ruleset` where
     nothing is published, and it cannot be put back now. Raises `StoreError`."""
     key, snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_newer
-    if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot["revision"], known))):
+    if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot["revision"], ruleset))):
         is_right = _within_half(patience, republish, is_garbage)
         key, snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
-        if not is_right and is_missing and known is not None and known.fence is not None:
-            return key, known.snapshot  # No time, or no database: go by what is known.
+        if not is_right and is_missing and ruleset is not None and ruleset.fence is not None:
+            return key, ruleset.snapshot  # No time, or no database: go by what is known.
     if unread is None:
         return key, snapshot
     best: Mapping[str, Any] | None = None
     if unread.is_newer and read_database is not None:
         best = _within_half(patience, read_database, None)
     if best is None:
-        best = known.snapshot if known is not None and known.fence == key else {}
+        best = ruleset.snapshot if ruleset is not None and ruleset.fence == key else {}
     # As of that revision: it is not asked for again until something is published that may be understood.
     return key, {**best, "revision": snapshot["revision"]}
 
@@ -336,8 +336,8 @@ def compare_with_published(*, loads: bool) -> bool:
 
 def _owner(patience: Patience) -> str:
     """The id of the database whose rules are in the place of all. Raises `StoreError`."""
-    found: bytes | None = get_store(background=True).execute(b"HGET", rules_key(), DATABASE, patience=patience)
-    return (found or b"").decode(errors="replace")
+    owner: bytes | None = get_store(background=True).execute(b"HGET", rules_key(), DATABASE, patience=patience)
+    return (owner or b"").decode(errors="replace")
 
 
 def start_fresh() -> None:
@@ -360,7 +360,7 @@ def take_back(prefix: bytes) -> None:
         logger.warning("What a test has published is still in Redis: %s", error)
 
 
-def _may_be_wrong(revision: Revision, known: Ruleset | None) -> bool:
+def _may_be_wrong(revision: Revision, ruleset: Ruleset | None) -> bool:
     """Whether what is published as of that revision may not be what the database has, so that this has to be asked.
 
     It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
@@ -368,7 +368,7 @@ def _may_be_wrong(revision: Revision, known: Ruleset | None) -> bool:
     """
     if database is None or other is not None or not revision.number:
         return True
-    return known is not None and revision.number <= known.revision.number and revision != known.revision
+    return ruleset is not None and revision.number <= ruleset.revision.number and revision != ruleset.revision
 
 
 class _Fetched(NamedTuple):

@@ -108,16 +108,16 @@ class Ruleset:
 
     def secrets(self, kind: str) -> Sequence[str | bytes]:
         """The secrets with which a subject of that kind has to be digested to be found: mostly the one in force."""
-        known = self._secrets.get(kind)
-        if known is None:
+        secrets = self._secrets.get(kind)
+        if secrets is None:
             by_id = secrets_by_id()
             # A subject that can be digested anew is published by each key: any will do.
-            found = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][:1]
+            chosen = [by_id[key] for key in self.snapshot.get("keys", (key_id(),)) if key in by_id][:1]
             fields = self.snapshot.get("field_keys", {})
             if kind in fields:
-                found = [secret for key, secret in by_id.items() if key in fields[kind]]
-            known = self._secrets[kind] = tuple(found)
-        return known
+                chosen = [secret for key, secret in by_id.items() if key in fields[kind]]
+            secrets = self._secrets[kind] = tuple(chosen)
+        return secrets
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:
@@ -151,14 +151,14 @@ class Ruleset:
         else:
             return call_sites
         chosen: list[Rule] = []
-        met: set[str] = set()
+        names: set[str] = set()
         for call_site in call_sites:
             name = call_site.name_at(group)
             namesakes = [other for other in call_sites if other.name_at(group) == name]
             replacement = self.replacement_for(name, namesakes, request)
             if replacement is None:
                 chosen.append(call_site)
-            if name not in met:
+            if name not in names:
                 chosen += [*(replacement or ()), *self.additional_for(name, request)]
-            met.add(name)
+            names.add(name)
         return chosen

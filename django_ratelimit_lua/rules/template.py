@@ -74,11 +74,11 @@ class LimitTemplate:
         rates = tuple([each if isinstance(each, Rate) else compile_rate(each) for each in given])
         if not rates:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
-        said: Any = {option: value for option, value in options.items() if value is not None}
-        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), said)
+        declared: Any = {option: value for option, value in options.items() if value is not None}
+        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), declared)
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
-        with_default = {"algorithm": conf.ALGORITHM, **said}
-        nominal = calendar.PERIODS.get(str(said.get("align")), (SECOND, SECOND))[0]
+        with_default = {"algorithm": conf.ALGORITHM, **declared}
+        nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]
         for each in rates:
             limit = Limit(name, each if isinstance(each, Rate) else Rate(1, nominal), **with_default)
             if len(rates) == 1 and limit.rate is each:
@@ -88,8 +88,8 @@ class LimitTemplate:
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
         """The limit that keeps one rate; of several that would be named alike in one call, the one of that ordinal."""
         algorithm = self.options.get("algorithm") or conf.ALGORITHM
-        known = (name, rate, ordinal, algorithm)
-        limit = self._limits.get(known)
+        limit_key = (name, rate, ordinal, algorithm)
+        limit = self._limits.get(limit_key)
         if limit is None:
             if len(self._limits) >= 1000:
                 self._limits.clear()
@@ -99,5 +99,5 @@ class LimitTemplate:
                 name = f"{name}:{rate}"
             options: Options = {**self.options, "algorithm": algorithm}
             limit = Limit(f"{name}*{ordinal}" if ordinal > 1 else name, rate, **options)
-            self._limits[known] = limit
+            self._limits[limit_key] = limit
         return limit

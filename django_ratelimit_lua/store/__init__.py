@@ -42,13 +42,13 @@ def get_store(background: bool = False) -> Store:
 
     `background`: for what no request waits for. It has more time, and asks on whatever has failed.
     """
-    known = (conf.USE_CACHE, background)
-    store = _stores.get(known)
+    store_key = (conf.USE_CACHE, background)
+    store = _stores.get(store_key)
     if store is None:
         params = ConnectionParams.of(conf.USE_CACHE)
         kind = ShardedStore if params.nodes else Store
-        made = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
-        store = _stores.setdefault(known, made)  # Another thread may have been faster: there is one for all.
+        new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
+        store = _stores.setdefault(store_key, new_store)  # Another thread may have been faster: there is one for all.
     return store
 
 

@@ -192,7 +192,7 @@ class Link(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         """Close it; the first that waits is told why, and those behind that they were not answered."""
         self.close()
-        waiting = [asked.answered for asked in (*self._asked, *self._to_ask) if not asked.answered.done()]
+        waiting = [entry.answered for entry in (*self._asked, *self._to_ask) if not entry.answered.done()]
         self._asked.clear()
         self._to_ask.clear()
         for answered in waiting:
@@ -202,7 +202,7 @@ class Link(asyncio.Protocol):
     def retire(self) -> None:
         """Let nobody else ask; it is closed as soon as nobody waits any more."""
         self._is_retired = True
-        if all(asked.answered.done() for asked in (*self._asked, *self._to_ask)):
+        if all(entry.answered.done() for entry in (*self._asked, *self._to_ask)):
             self.close()
 
     def close(self) -> None:
@@ -233,34 +233,34 @@ class Link(asyncio.Protocol):
             raise RedisConnectionError("the server hung up")
         if patience.is_over:
             raise RedisTimeoutError("no time is left to ask")
-        asked, pulse = _Asked(to_send, owed, self._loop.create_future()), None
+        entry, pulse = _Asked(to_send, owed, self._loop.create_future()), None
         if self._asked or self._to_ask:
             pulse = self._pulse  # A reply to others before this one shows that the server is at it.
             if not self._to_ask:
                 self._loop.call_soon(self._ask)
-            self._to_ask.append(asked)
+            self._to_ask.append(entry)
         else:
-            self._to_ask.append(asked)
+            self._to_ask.append(entry)
             self._ask()
         try:
-            await watch.wait(asked.answered, patience, pulse)
+            await watch.wait(entry.answered, patience, pulse)
         except RedisTimeoutError:
             self._is_retired = True
             raise
         finally:
-            asked.answered.cancel()
-            if not asked.answered.cancelled():
-                asked.answered.exception()  # Whoever waited has heard of it, or waits no more.
+            entry.answered.cancel()
+            if not entry.answered.cancelled():
+                entry.answered.exception()  # Whoever waited has heard of it, or waits no more.
 
     def _ask(self) -> None:
         if self._transport is None:
             return  # Whoever waits will be told.
-        asked = [asked for asked in self._to_ask if not asked.answered.done()]
+        entries = [entry for entry in self._to_ask if not entry.answered.done()]
         self._to_ask.clear()
-        if asked:
-            self._asked += asked
+        if entries:
+            self._asked += entries
             self._was_used, early, self._early = True, self._early, b""
-            self._transport.write(b"".join([one.to_send for one in asked]))
+            self._transport.write(b"".join([entry.to_send for entry in entries]))
             if early:
                 self.data_received(early)
 
@@ -319,10 +319,10 @@ class LoopConnections:
             if self._connecting is None:
                 self._connecting = self._loop.create_task(self._connect(patience.share(1)))
                 self._connecting.add_done_callback(self._has_connected)
-            made: asyncio.Future[Link] = self._loop.create_future()
-            self._waiting.append(made)
+            future: asyncio.Future[Link] = self._loop.create_future()
+            self._waiting.append(future)
             try:
-                link: Link = await self._watch.wait(made, patience)
+                link: Link = await self._watch.wait(future, patience)
             except (RedisError, OSError) as error:
                 if is_first or patience.is_over:
                     raise ended_by(error, lambda: None, connecting=True)  # noqa: B904 - it knows its cause
@@ -330,7 +330,7 @@ class LoopConnections:
             else:
                 return link
             finally:
-                made.cancel()
+                future.cancel()
 
     def _retire(self) -> None:
         """Another connection takes the place of this one; who waits there still may wait, as long as there is room."""
@@ -347,13 +347,13 @@ class LoopConnections:
         error = RedisConnectionError("connecting was given up") if task.cancelled() else task.exception()
         if error is None:
             self._link = task.result()
-        for made in waiting:
-            if made.done():
+        for future in waiting:
+            if future.done():
                 continue
             if error is None:
-                made.set_result(task.result())
+                future.set_result(task.result())
             else:
-                made.set_exception(error)
+                future.set_exception(error)
 
     async def _connect(self, patience: Patience) -> Link:
         if self._params.sentinels:
@@ -414,10 +414,10 @@ class AsyncConnections:
             connections = LoopConnections(self._params, self._pulse, self._ended)
             with self._lock:
                 # A connection refers to its loop; one that ended without saying so is let go by hand.
-                left = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
+                ended = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
                 self._loops[loop] = connections
-            for one in left:
-                one.close()
+            for old in ended:
+                old.close()
             await connections.start()
         return await connections.exchange(question, patience, check)
 

@@ -155,8 +155,8 @@ class Link:
             if patience.is_over:
                 break
             try:
-                left = partial(_left, patience, began)
-                sock = open_socket(params.connection_class, params.options, left)
+                time_left = partial(_left, patience, began)
+                sock = open_socket(params.connection_class, params.options, time_left)
             except Exception as error:
                 is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
                 if is_late and self._pulse.heard_at > began and attempt < ATTEMPTS - 1:

@@ -124,21 +124,21 @@ class Cluster:
 
     def look(self, patience: Patience) -> Steps:
         """Learn who has which slot, from whoever answers first. Raises `RedisError` where nobody does."""
-        found: Exception = RedisConnectionError("no node of the cluster was asked")
+        last_error: Exception = RedisConnectionError("no node of the cluster was asked")
         for address, share in patience.shares(self._candidates()):
             try:
                 yield Ask(address, Question(_WHERE, partial(self._learn, told_by=address), most=LARGEST_MAP), share)
             except (RedisError, OSError) as error:
-                found = error
+                last_error = error
             else:
                 return
         if not self._masters:
-            raise RedisConnectionError(f"no node tells of the cluster: {found}") from found
+            raise RedisConnectionError(f"no node tells of the cluster: {last_error}") from last_error
 
     def _candidates(self) -> list[Address]:
-        known = [*self.masters, *self._others]
-        chance.shuffle(known)
-        every = dict.fromkeys([*known, *self._first])
+        nodes = [*self.masters, *self._others]
+        chance.shuffle(nodes)
+        every = dict.fromkeys([*nodes, *self._first])
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
     def _is_due(self) -> bool:

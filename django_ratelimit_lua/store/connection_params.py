@@ -134,10 +134,10 @@ def _problem(alias: str, cache: Any) -> str | None:
     if not cache._server:  # django-redis would take any server as one of none.
         return f"CACHES[{alias!r}] has no LOCATION; name the server, such as 'redis://127.0.0.1:6379/0'"
     client = cache.client
-    known = isinstance(client, SentinelClient) or (
+    is_known = isinstance(client, SentinelClient) or (
         isinstance(client, DefaultClient) and type(client).connect is DefaultClient.connect
     )
-    if not known:
+    if not is_known:
         kinds = "django_redis.client.DefaultClient or SentinelClient"
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
     pools = redis_py.pools_of(client)

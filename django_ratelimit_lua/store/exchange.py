@@ -216,29 +216,29 @@ class Question(NamedTuple):
     def exchange(self) -> Exchange:
         """Ask. Where the program is unknown, load it and ask again: it has not run; and where it is unknown even then,
         send it. Where it has counted nothing and says so, ask the general one."""
-        ahead, asked = (1 if self.ahead else 0), self.command
-        replies = yield self.ahead + asked, Replies(ahead + 1, self.most)
+        ahead, message = (1 if self.ahead else 0), self.command
+        replies = yield self.ahead + message, Replies(ahead + 1, self.most)
         if self.program is not None and isinstance(replies[-1], ResponseError):
             if _is_unknown(replies[-1]):
-                replies = yield from self._loading(self.program, asked)
-            if str(replies[-1]) == f"AGAIN {asked[-10:-2].hex()}":  # It tells the token, by which the command ends.
-                asked = asked.replace(self.program.sha, GENERAL.sha, 1)
-                replies = yield self.ahead + asked, Replies(ahead + 1, self.most)
+                replies = yield from self._loading(self.program, message)
+            if str(replies[-1]) == f"AGAIN {message[-10:-2].hex()}":  # It tells the token, by which the command ends.
+                message = message.replace(self.program.sha, GENERAL.sha, 1)
+                replies = yield self.ahead + message, Replies(ahead + 1, self.most)
                 if _is_unknown(replies[-1]):
-                    replies = yield from self._loading(GENERAL, asked)
+                    replies = yield from self._loading(GENERAL, message)
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
         reply = replies[-1]
         return self.read(_checked(reply) if isinstance(reply, ResponseError) else reply)
 
-    def _loading(self, program: Program, asked: bytes) -> Exchange:
+    def _loading(self, program: Program, message: bytes) -> Exchange:
         ahead = 1 if self.ahead else 0
         load = command(b"SCRIPT", b"LOAD", program.source)
-        replies = yield load + self.ahead + asked, Replies(ahead + 2, self.most)
+        replies = yield load + self.ahead + message, Replies(ahead + 2, self.most)
         if _checked(replies.pop(0)) != program.sha:
             raise InvalidResponse("another script than ours was loaded")
         if _is_unknown(replies[-1]):  # Somebody removed it in between.
-            by_source = asked.replace(_named(b"EVALSHA", program.sha), _named(b"EVAL", program.source), 1)
+            by_source = message.replace(_named(b"EVALSHA", program.sha), _named(b"EVAL", program.source), 1)
             replies = yield self.ahead + by_source, Replies(ahead + 1, self.most)
         return replies
 

@@ -25,7 +25,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
         """A client of the cluster that a node is of. Raises what `RedisCluster` raises where no node answers."""
         urls = _siblings(url)
         if urls not in self._clusters:
-            pools = [self.get_connection_pool(self.make_connection_params(one)) for one in urls]
+            pools = [self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls]
             kwargs = dict(pools[0].connection_kwargs)
             nodes = [
                 ClusterNode(pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)) for pool in pools

@@ -64,12 +64,12 @@ class Patience:
     def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
         """Each of several that are asked one after the other, with its share, while anything is left. What it has
         spent counts when the next one's turn comes, or with the end of the loop."""
-        for number, asked in enumerate(among):
+        for number, item in enumerate(among):
             share = self.share(len(among) - number)
             if share.is_over:
                 return
             try:
-                yield asked, share
+                yield item, share
             finally:
                 self.take_back(share)
 

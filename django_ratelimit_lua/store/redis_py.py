@@ -80,8 +80,8 @@ class AsyncDial:
         twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
         if twin is None:
             raise TypeError(f"{kind.__name__} has no asynchronous twin")
-        known = {name: value for name, value in options.items() if value or name not in _BLOCKING_ONLY}
-        self._connection = twin(**known, protocol=2)
+        accepted = {name: value for name, value in options.items() if value or name not in _BLOCKING_ONLY}
+        self._connection = twin(**accepted, protocol=2)
 
     async def connect(self, make_protocol: Callable[[], asyncio.Protocol], **address: Any) -> None:
         """Connect; `address`: instead of its own `host` and `port`."""

@@ -196,8 +196,8 @@ class Store:
         node = self._nodes.get(address)
         if node is None:
             params = self._params if address is None else self._params.at(address)
-            made = Node(params, self._timeout, background=self._is_background)
-            node = self._nodes.setdefault(address, made)  # Another thread may have been faster.
+            new_node = Node(params, self._timeout, background=self._is_background)
+            node = self._nodes.setdefault(address, new_node)  # Another thread may have been faster.
         return node
 
     def _patience(self, patience: Patience | None = None) -> Patience:

@@ -96,24 +96,24 @@ class ShardedStore(Store):
         decisions: list[Decision] = []
         refused = False
         for part in parts:
-            asked, slot = part.call, _slot_of(part.call.charges[0])
+            part_call, slot = part.call, _slot_of(part.call.charges[0])
             if call.operation == "hit" and refused:
                 if call.partial:
-                    asked = _at_most(asked, 1)  # What a refused partial hit counts.
-                asked = asked._replace(
-                    charges=[*asked.charges, Charge(REFUSES, asked.charges[0].digest)], partial=False
+                    part_call = _at_most(part_call, 1)  # What a refused partial hit counts.
+                part_call = part_call._replace(
+                    charges=[*part_call.charges, Charge(REFUSES, part_call.charges[0].digest)], partial=False
                 )
             elif call.operation == "hit" and call.partial and taken:
-                asked = _at_most(asked, taken[-1][1].granted)
+                part_call = _at_most(part_call, taken[-1][1].granted)
             try:
-                decision = yield from self._decide_at(slot, asked, patience)
+                decision = yield from self._decide_at(slot, part_call, patience)
             except StoreError:
                 yield from self._give_back(taken, 0, states, patience)
                 raise
             decisions.append(decision)
             states.update(zip(part.places, decision.limits, strict=False))
             if call.operation == "hit" and decision.allowed:
-                taken.append((Part(asked, part.places), decision))
+                taken.append((Part(part_call, part.places), decision))
             refused = refused or not decision.allowed
         granted = 0 if refused else (min if call.partial else max)(decision.granted for decision in decisions)
         if refused or call.partial:
@@ -140,10 +140,10 @@ class ShardedStore(Store):
             back: dict[int, list[tuple[int, LimitState, Charge]]] = {}
             for place, charge, state in zip(part.places, call.charges, decision.limits, strict=True):
                 took = decision.granted if call.partial else charge.cost
-                kept = keep
+                kept_units = keep
                 if charge.limit.count_denied and not keep:  # Refused hits count: so does this one.
-                    kept = 1 if call.partial else took
-                cost = took - kept
+                    kept_units = 1 if call.partial else took
+                cost = took - kept_units
                 if state.allowed and cost > 0:
                     moment = state.counted_at or decision.counted_at(charge.digest)
                     back.setdefault(moment, []).append((place, state, charge._replace(cost=cost)))

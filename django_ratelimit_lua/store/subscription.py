@@ -103,8 +103,8 @@ class Subscription:
         if not data:
             raise RedisConnectionError("the server hung up")
         self._replies.feed(data)
-        found, self._replies.found = self._replies.found, []
-        for reply in found:
+        replies, self._replies.found = self._replies.found, []
+        for reply in replies:
             self._note(reply)
         if self._replies.is_between:
             self._replies = Replies(MANY, LARGEST_USUAL)  # Each of them may have so many bytes, not all together.

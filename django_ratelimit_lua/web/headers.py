@@ -35,8 +35,8 @@ def add_headers(response: HttpResponseBase, decision: Decision) -> None:
     named = list(zip(_names(states), states, strict=True))
     policies: Any = [(name, {"q": state.limit, "w": max(1, math.ceil(state.period))}) for name, state in named]
     response.headers["RateLimit-Policy"] = http_sf.ser(policies)
-    left: Any = [(name, {"r": state.remaining, "t": math.ceil(state.reset_after)}) for name, state in named]
-    response.headers["RateLimit"] = http_sf.ser(left)
+    limits: Any = [(name, {"r": state.remaining, "t": math.ceil(state.reset_after)}) for name, state in named]
+    response.headers["RateLimit"] = http_sf.ser(limits)
 
 
 def _names(states: Iterable[LimitState]) -> list[str]:

@@ -28,5 +28,5 @@ def find(name: str) -> Algorithm:
     try:
         return ALGORITHMS[SYNONYMS.get(name, name)]
     except (KeyError, TypeError):
-        known = ", ".join([*ALGORITHMS, *SYNONYMS])
-        raise LimitError(f"Unknown algorithm {name!r}; choose one of: {known}", "algorithm") from None
+        names = ", ".join([*ALGORITHMS, *SYNONYMS])
+        raise LimitError(f"Unknown algorithm {name!r}; choose one of: {names}", "algorithm") from None

@@ -94,14 +94,14 @@ class Command(BaseCommand):
             self.stdout.write(f"exempt: {explanation.exempt}")
         if explanation.block is not None:
             self.stdout.write(f"blocked, with or without rules: override {explanation.block.pk} ({explanation.block})")
-        for met in explanation.met:
-            self.stdout.write(f"{met.name} ({met.source}): {met.reading}")
-            if met.override is not None:
-                effect = met.override.get_effect_display()
-                skipped = "; skipped, as it does not fit this limit" if met.is_skipped else ""
-                self.stdout.write(f"    override {met.override.pk} ({met.override}): {effect}{skipped}")
-            if met.state is not None:
-                self.stdout.write(f"    {_words(met.state)}")
+        for limit in explanation.met:
+            self.stdout.write(f"{limit.name} ({limit.source}): {limit.reading}")
+            if limit.override is not None:
+                effect = limit.override.get_effect_display()
+                skipped = "; skipped, as it does not fit this limit" if limit.is_skipped else ""
+                self.stdout.write(f"    override {limit.override.pk} ({limit.override}): {effect}{skipped}")
+            if limit.state is not None:
+                self.stdout.write(f"    {_words(limit.state)}")
         for problem in explanation.problems:
             self.stderr.write(self.style.ERROR(f"cannot be applied to this request: {problem}"))
         if not explanation.met and explanation.exempt is None and explanation.block is None:
