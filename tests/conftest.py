@@ -73,8 +73,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Coverage does not follow what measures time, as it makes Python dear and leaves C cheap; nor examples that are made
-    up by dice: what they reach, the next ones may not, and to follow them takes as long as to run them."""
+    """Coverage does not follow what measures time, as it makes Python dear and leaves C cheap; nor examples made up by
+    dice: what they reach, the next ones may not, and to follow them takes as long as to run them."""
     tracer = sys.gettrace()
     if item.get_closest_marker("alone") or getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         sys.settrace(None)
