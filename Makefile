@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+PEERS := .tox/peers
 # Most tests wait for something, so there are more workers than processors. A file stays in one of them, for its fixtures.
 WORKERS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 # The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint bench faults docs format
+.PHONY: demo test lint bench bench-peers faults docs format
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
@@ -26,6 +27,10 @@ lint: $(VENV)/lint
 bench: $(VENV)/test
 	$(RUN)/python -m tests.bench
 
+# Other limiters do the same work in the same run, which takes some ten minutes. Some of them want an older redis-py.
+bench-peers: $(PEERS)/bench
+	$(PEERS)/bin/python -m tests.bench.peers --write $(ARGS)
+
 faults: $(VENV)/test
 	$(RUN)/python -m tests.faults
 
@@ -40,6 +45,11 @@ format: $(VENV)/lint
 
 $(RUN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(PEERS)/bench: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[bench]'
+	@touch $@
 
 # What each of these needs is an extra of the package of the same name.
 $(VENV)/demo $(VENV)/test: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python

@@ -25,7 +25,7 @@ def crowd(caches: dict[str, Any], count: int = PROCESSES, **job: Any) -> list[di
     """What so many processes report that do a job at the same time."""
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.bench_scale", json.dumps({"caches": caches, "seed": number, **job})],
+            [sys.executable, "-m", "tests.bench.scale", json.dumps({"caches": caches, "seed": number, **job})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
         for number in range(count)

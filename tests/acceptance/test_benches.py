@@ -1,0 +1,52 @@
+"""The benches tell what they did: one that is missing, and one that refuses, is no number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.bench.peers import rounds
+from tests.bench.peers.limiters import Limiter, ours
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_profile_of_a_hit_is_one_command_away() -> None:
+    """It names the functions that took most, of a hit, of a request and of coroutines."""
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.profile_hit", "200"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.bench.settings"},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    tables = told.stdout.strip().split("\n\n")
+    assert [table.partition(":")[0] for table in tables] == [
+        "RateLimiter.hit", "a view under @ratelimit", "RateLimiter.ahit, 100 coroutines",
+    ]  # fmt: skip
+    for table in tables:
+        assert "django_ratelimit_lua/engine/decide.py" in table
+
+
+def missing(limits: int) -> Any:
+    import no_such_package  # type: ignore[import-not-found]
+
+    return no_such_package
+
+
+def test_who_is_not_installed_or_refuses_is_said_to() -> None:
+    """Its row says why, and the others are measured."""
+    limiters = [
+        ours("fixed_window"),
+        Limiter("missing", missing),
+        Limiter("refuses", lambda limits: lambda identity: False),
+    ]
+    found = rounds.measure_hits(limiters, 1, rounds=1, calls=10)
+    assert found["missing"] == "ModuleNotFoundError: No module named 'no_such_package'"
+    assert found["refuses"] == "Refused: 10.0.0.0"
+    measured = found["RateLimiter, fixed_window"]
+    assert isinstance(measured, rounds.Cost)
+    assert measured.trips == 1
+    assert all(number > 0 for number in measured)

@@ -1,0 +1,47 @@
+"""`make bench`: what a decision costs, as ratios to a bare redis-py EVALSHA of a one-line INCR script, in one run."""
+
+from __future__ import annotations
+
+import os
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.bench.settings")
+django.setup()
+
+from django.core.management import call_command  # noqa: E402
+
+from django_ratelimit_lua import RateLimiter  # noqa: E402
+from django_ratelimit_lua.limits.program import GENERAL  # noqa: E402
+from tests.bench.alone import deny_cache, outage  # noqa: E402
+from tests.bench.client import client_cost  # noqa: E402
+from tests.bench.faces import faces  # noqa: E402
+from tests.bench.measure import DIRECT  # noqa: E402
+from tests.bench.memory import crowd_memory, memory  # noqa: E402
+from tests.bench.rules import bench_rules  # noqa: E402
+from tests.bench.scale import bench_scale  # noqa: E402
+from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
+from tests.server import server  # noqa: E402
+
+
+def main() -> None:
+    call_command("migrate", verbosity=0)
+    DIRECT.script_load(GENERAL.source)
+    RateLimiter("warm", "1/s").hit("up")
+    print("medians of rounds taken in turns; Valkey on loopback\n")
+    client_cost()
+    server_cost()
+    backlog()
+    faces()
+    memory()
+    crowd_memory()
+    deny_cache()
+    outage()
+    heartbeats()
+    bench_rules()
+    bench_scale()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What a decision costs the client, with hiredis and without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import django
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from redis import utils
+
+from django_ratelimit_lua import ratelimit
+from tests.bench.measure import BARE, DIRECT, interleaved, limiter
+
+
+def client_cost() -> None:
+    """A hit, and a decorated request, against the bare call: as redis-py makes it with hiredis, then without."""
+    if utils.HIREDIS_AVAILABLE:
+        compare("hiredis")
+    blocked = "import sys; sys.modules['hiredis'] = None; from tests.bench import client; client.main()"
+    subprocess.run([sys.executable, "-c", blocked], check=True)
+    print("aim, with hiredis: RateLimiter.hit wall at most 1.0, CPU 0.8; @ratelimit beyond the view, CPU 1.1\n")
+
+
+def main() -> None:
+    """Without hiredis."""
+    django.setup()
+    compare("no hiredis")
+
+
+def compare(parser: str) -> None:
+    """The table of one of both."""
+    sha = DIRECT.script_load(BARE)
+    one = limiter("bench", "10000000/h", "sliding_window")
+    bucket = limiter("bench", "10000000/h", "token_bucket")
+    three = limiter("bench3", ["10000000/h", "20000000/h", "30000000/h"], "token_bucket")
+
+    def plain(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    decorated = ratelimit(key="ip", rate="10000000/h")(plain)
+    request = RequestFactory().get("/")
+
+    def ask(view: Callable[[HttpRequest], HttpResponse]) -> None:
+        vars(request).pop("ratelimit", None)
+        view(request)
+
+    costs = interleaved(
+        {
+            "bare EVALSHA by redis-py": lambda: DIRECT.evalsha(sha, 1, "bench"),
+            "RateLimiter.hit, sliding_window": lambda: one.hit("someone"),
+            "RateLimiter.hit, token_bucket": lambda: bucket.hit("someone"),
+            "RateLimiter.hit, 3 token buckets": lambda: three.hit("someone"),
+            "view, undecorated": lambda: ask(plain),
+            "view, @ratelimit": lambda: ask(decorated),
+        }
+    )
+    bare_wall, bare_cpu = costs["bare EVALSHA by redis-py"]
+    print(f"{'per call, ' + parser:34}{'wall µs':>9}{'x bare':>8}{'CPU µs':>9}{'x bare':>8}")
+    for name, (wall, cpu) in costs.items():
+        print(f"{name:34}{wall:9.1f}{wall / bare_wall:8.2f}{cpu:9.1f}{cpu / bare_cpu:8.2f}")
+    more_wall, more_cpu = (costs["view, @ratelimit"][i] - costs["view, undecorated"][i] for i in range(2))
+    print(
+        f"{'@ratelimit beyond the view':34}{more_wall:9.1f}{more_wall / bare_wall:8.2f}"
+        f"{more_cpu:9.1f}{more_cpu / bare_cpu:8.2f}"
+    )
+    print(flush=True)

@@ -1,0 +1,99 @@
+"""What a decision costs the server: the time of its script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_ratelimit_lua.engine.decide import build_call
+from django_ratelimit_lua.engine.heartbeat import BEAT_SECONDS, Heartbeat
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.call import Call, Charge, Revision
+from django_ratelimit_lua.limits.program import GENERAL, Program
+from django_ratelimit_lua.store import exchange
+from tests.bench.measure import BARE, DIRECT, limiter, script_time
+
+
+def asked(call: Call, program: Program | None = None) -> bytes:
+    """The command that decides a call, by that program or by its own, which the server knows."""
+    question = exchange.to_decide(call)
+    assert question.program is not None
+    program = program or question.program
+    DIRECT.script_load(program.source)
+    return question.command.replace(question.program.sha, program.sha, 1)
+
+
+def server_cost() -> None:
+    """Script time of a hit of 1, 3 and 8 limits of each algorithm: for one identity alone, for 250 in turn, where
+    the rules' revision is compared, and by the general program."""
+    batches = {"bare": [exchange.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]}
+    revision = Revision.of(7, "0123456789abcdef")
+    DIRECT.hset("benchrules", "revision", revision.text)
+    rules = {"revision": revision, "fence": b"benchrules"}
+    ways: dict[str, tuple[int, dict[str, Any], Program | None]] = {
+        "one": (1, {}, None),
+        "one, rules": (1, rules, None),
+        "one, general": (1, {}, GENERAL),
+        "250": (250, {}, None),
+        "250, rules": (250, rules, None),
+        "250, general": (250, {}, GENERAL),
+    }
+    for algorithm in ALGORITHMS:
+        for count in (1, 3, 8):
+            most = 90_000 if algorithm == "sliding_log" else 10**7
+            rates = [f"{most + number}/h" for number in range(count)]
+            for way, (identities, options, program) in ways.items():
+                limits = limiter(f"{way} {count}", rates, algorithm).limits
+                batches[f"{algorithm} {count} {way}"] = [
+                    asked(build_call([Charge(limit, b"%032d" % who) for limit in limits])._replace(**options), program)
+                    for who in range(identities)
+                ]
+    times = script_time(batches)
+    print(f"script time, µs and times a bare INCR script ({times['bare']:.2f} µs)")
+    print(f"{'':29}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}")
+    for algorithm in ALGORITHMS:
+        for way in ways:
+            columns = [times[f"{algorithm} {count} {way}"] for count in (1, 3, 8)]
+            print(f"{algorithm + ', ' + way:29}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
+    print("aim: 1 limit at most 4.5x, 3 at most 9x; 1 sliding log at most 9x\n")
+
+
+def backlog() -> None:
+    """Script time of a hit that reserves its turn where nobody waits, and where ten thousand do."""
+    batches = {}
+    for algorithm in ALGORITHMS:
+        for waiting in (0, 10_000):
+            limit = limiter(f"waiting{waiting}", "10/s", algorithm).limits[0]
+            # A cost of 1 each at the very same moment, so that the backlog stays what it is.
+            call = build_call([Charge(limit, b"w" * 32)], max_wait_us=-1, now=1_750_000_000_000_000)
+            with DIRECT.pipeline(transaction=False) as pipeline:
+                for _ in range(waiting):
+                    pipeline.execute_command(*with_time(call, call.now))
+                pipeline.execute()
+            peek = build_call([Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000)
+            batches[f"{algorithm} {waiting}"] = [asked(peek)]
+    times = script_time(batches)
+    print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
+    for algorithm in ALGORITHMS:
+        empty, full = times[f"{algorithm} 0"], times[f"{algorithm} 10000"]
+        print(f"{algorithm:18}{empty:14.1f}{full:14.1f}{full / empty:7.1f}x")
+    print("aim: at most 3x\n")
+
+
+def with_time(call: Call, now: int) -> list[Any]:
+    call = call._replace(now=now)
+    return ["EVALSHA", GENERAL.sha, len(call.keys()), *call.keys(), *call.args()]
+
+
+def heartbeats() -> None:
+    """Script time of a heartbeat of ten processes and of a thousand, which beat every two seconds."""
+    processes, taken = [Heartbeat() for _ in range(1000)], []
+    for count in (10, 1000):
+        for process in processes[:count]:
+            process.beat()
+        DIRECT.config_resetstat()
+        for number in range(500):
+            processes[number % count].beat()
+        taken.append(DIRECT.info("commandstats")["cmdstat_eval"]["usec_per_call"])
+    share = taken[1] * 1000 / BEAT_SECONDS / 1e6
+    print(f"a heartbeat of 10 processes: {taken[0]:.1f} µs of script time; of 1,000: {taken[1]:.1f} µs,", end=" ")
+    print(f"{share:.1%} of a core in all\naim: at most twice as much, and 5 %\n")
