@@ -248,8 +248,11 @@ class Leases:
         lease = self._leases.get(key)
         if lease is None or (lease.limit is not charge.limit and lease.limit != charge.limit):
             heartbeat.start()
-            lease = Lease(call, charge)
-            self._leases.put(key, lease)  # One that goes for it and holds something goes on until that has expired.
+            with self._lock:  # Who comes in the same moment shares it.
+                lease = self._leases.get(key)
+                if lease is None or lease.limit != charge.limit:
+                    lease = Lease(call, charge)
+                    self._leases.put(key, lease)  # One that goes for it goes on until what it holds has expired.
         return lease
 
     def hold(self, lease: Lease) -> None:

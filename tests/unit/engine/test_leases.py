@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -202,3 +204,13 @@ def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
     assert (mine.take(1), others.take(1) is None) == (None, False)
     assert leases.of(calls[0], calls[0].charges[0]) is not mine
     assert leases.of(calls[1], calls[1].charges[0]) is others
+
+
+def test_who_comes_in_the_same_moment_shares_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one thread has taken ahead, the others spend: nobody is refused for units that nobody else may spend."""
+    all_came = threading.Barrier(4)
+    monkeypatch.setattr(heartbeat, "start", lambda: all_came.wait(20))
+    call = Call([Charge(WINDOW, WHO)])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: leases.of(call, call.charges[0]), range(4)))
+    assert {id(lease) for lease in found} == {id(leases.of(call, call.charges[0]))}
