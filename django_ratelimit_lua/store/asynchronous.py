@@ -21,7 +21,7 @@ from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import has_news
 from .connection_params import ConnectionParams
 from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet, to_find_master
-from .patience import Patience, Pulse
+from .patience import GRACE, Patience, Pulse
 from .redis_py import AsyncDial
 
 TICK = 0.005
@@ -92,9 +92,7 @@ class Watch:
             raise RedisTimeoutError("no answer within the deadline") from None
         finally:
             self._waits.discard(wait)
-            now = self.clock()
-            wait.listen(now)
-            patience.left = wait.due - now
+            patience.left = wait.due - self.clock()  # An answer to this one is no sign of life that it has waited for.
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -129,9 +127,13 @@ class Link(asyncio.Protocol):
     one of them is told so. `pulse` is of the server; each complete reply is a sign of life.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse, watch: Watch) -> None:
         self._loop = loop
         self._server = pulse
+        self._watch = watch
+        self._silent_since = 0.0
+        self._exchanges = 0
+        self._loads: set[bytes] = set()
         self._pulse = Pulse()
         self._transport: asyncio.Transport | None = None
         self._asked: deque[_Asked] = deque()
@@ -151,6 +153,11 @@ class Link(asyncio.Protocol):
         for us."""
         is_busy = self._asked or self._to_ask
         return self.is_open and not self._is_retired and (bool(is_busy) or not self._has_news())
+
+    @property
+    def silence(self) -> float:
+        """For how long (seconds that the loop has listened) it has owed a reply without one."""
+        return self._watch.clock() - self._silent_since if self._asked else 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -175,14 +182,12 @@ class Link(asyncio.Protocol):
                 if rest is None:
                     return
                 data, answered = rest, self._asked.popleft().answered
+                self._silent_since = self._watch.clock()
                 self._pulse.heard_at = self._server.heard_at = time.monotonic()
                 if not answered.done():
                     answered.set_result(None)
         except Exception as error:
             self._fail(error)
-        else:
-            if self._is_retired:
-                self.retire()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -195,14 +200,15 @@ class Link(asyncio.Protocol):
         waiting = [entry.answered for entry in (*self._asked, *self._to_ask) if not entry.answered.done()]
         self._asked.clear()
         self._to_ask.clear()
+        behind = f"the connection was closed before this was answered: {error}"
         for answered in waiting:
             answered.set_exception(error)
-            error = RedisConnectionError(f"the connection was closed before this was answered: {error}")
+            error = RedisConnectionError(behind)
 
     def retire(self) -> None:
-        """Let nobody else ask; it is closed as soon as nobody waits any more."""
+        """Let nobody else ask; it is closed with the last exchange."""
         self._is_retired = True
-        if all(entry.answered.done() for entry in (*self._asked, *self._to_ask)):
+        if not self._exchanges:
             self.close()
 
     def close(self) -> None:
@@ -212,24 +218,35 @@ class Link(asyncio.Protocol):
             with suppress(RuntimeError):  # The loop is closed, and its transports with it.
                 transport.abort()
 
-    async def perform(self, exchange: Exchange, patience: Patience, watch: Watch) -> Any:
-        """The answer of an exchange; see `blocking.Link.ask`."""
+    async def ask(self, question: Question, patience: Patience) -> Any:
+        """The answer to a question; see `blocking.Link.ask`."""
+        return await self.perform(question.exchange(self._loads), patience)
+
+    async def perform(self, exchange: Exchange, patience: Patience) -> Any:
+        """The answer of an exchange."""
+        self._exchanges += 1
         try:
             to_send, owed = next(exchange)
             while True:
-                await self._replied(to_send, owed, patience, watch)
+                await self._replied(to_send, owed, patience)
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
             return finished.value
         except (asyncio.CancelledError, GeneratorExit, RedisTimeoutError):
-            if self._is_retired:
-                self.retire()
             raise
         except BaseException as error:
             raise ended_by(error, self.retire if isinstance(error, ReadOnlyError) else self.close)  # noqa: B904
+        finally:
+            exchange.close()
+            self._exchanges -= 1
+            if self._is_retired and not self._exchanges:
+                self.close()
 
-    async def _replied(self, to_send: bytes, owed: Replies, patience: Patience, watch: Watch) -> None:
+    async def _replied(self, to_send: bytes, owed: Replies, patience: Patience) -> None:
         if self._transport is None:
+            early, self._early = self._early, b""
+            if early and owed.take(early) is not None:
+                return  # What it has said before it hung up, as one does that has too many clients.
             raise RedisConnectionError("the server hung up")
         if patience.is_over:
             raise RedisTimeoutError("no time is left to ask")
@@ -243,13 +260,14 @@ class Link(asyncio.Protocol):
             self._to_ask.append(entry)
             self._ask()
         try:
-            await watch.wait(entry.answered, patience, pulse)
+            await self._watch.wait(entry.answered, patience, pulse)
         except RedisTimeoutError:
             self._is_retired = True
             raise
         finally:
-            entry.answered.cancel()
-            if not entry.answered.cancelled():
+            with suppress(RuntimeError):  # The loop is closed.
+                entry.answered.cancel()
+            if entry.answered.done() and not entry.answered.cancelled():
                 entry.answered.exception()  # Whoever waited has heard of it, or waits no more.
 
     def _ask(self) -> None:
@@ -258,6 +276,8 @@ class Link(asyncio.Protocol):
         entries = [entry for entry in self._to_ask if not entry.answered.done()]
         self._to_ask.clear()
         if entries:
+            if not self._asked:
+                self._silent_since = self._watch.clock()
             self._asked += entries
             self._was_used, early, self._early = True, self._early, b""
             self._transport.write(b"".join([entry.to_send for entry in entries]))
@@ -279,6 +299,7 @@ class LoopConnections:
         self._dial = params.async_dial()
         self._link: Link | None = None
         self._retired: list[Link] = []
+        self._is_closed = False
         self._connecting: asyncio.Task[Link] | None = None
         self._waiting: list[asyncio.Future[Link]] = []
         self._closer = self._close_with_loop()
@@ -298,7 +319,8 @@ class LoopConnections:
                 await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Close the connection, and stop making one."""
+        """Close the connection, and make no other."""
+        self._is_closed = True
         for link in (*self._retired, *([] if self._link is None else [self._link])):
             link.close()
         if self._connecting is not None and not self._loop.is_closed():
@@ -308,13 +330,17 @@ class LoopConnections:
         """See `Connections.exchange`; what `check` raises, where others have made the connection. All who ask at once
         share one."""
         link = self._link
-        if link is None or not link.is_ready:
+        if link is None or not link.is_ready or link.silence >= patience.whole:
             link = await self._connected(patience, check)
-        return await link.perform(question.exchange(), patience, self._watch)
+            # Where this loop came late, there is time for an answer still.
+            patience.left = max(patience.left, min(GRACE, patience.whole / 5))
+        return await link.ask(question, patience)
 
     async def _connected(self, patience: Patience, check: Callable[[], None]) -> Link:
         self._retire()
         while True:
+            if self._is_closed:
+                raise Unreachable("the event loop ends")
             is_first = self._connecting is None
             if self._connecting is None:
                 self._connecting = self._loop.create_task(self._connect(patience.share(1)))
@@ -330,7 +356,8 @@ class LoopConnections:
             else:
                 return link
             finally:
-                future.cancel()
+                with suppress(RuntimeError):  # The loop is closed.
+                    future.cancel()
 
     def _retire(self) -> None:
         """Another connection takes the place of this one; who waits there still may wait, as long as there is room."""
@@ -367,21 +394,21 @@ class LoopConnections:
                 link = await self._dialled(sentinel.async_dial(), sentinel, share)
                 with closing(link):
                     question = to_find_master(self._params.service)
-                    master: Address | None = await link.perform(question.exchange(), share, self._watch)
+                    master: Address | None = await link.ask(question, share)
                     if master is not None:
                         return master
         raise Unreachable(f"no sentinel knows the master of {self._params.service!r}")
 
     async def _dialled(self, dial: AsyncDial, params: ConnectionParams, patience: Patience, **address: Any) -> Link:
         """A new connection, which was greeted; to an address other than its own, as a master."""
-        link = Link(self._loop, self._pulse)
+        link = Link(self._loop, self._pulse, self._watch)
         try:
             if patience.is_over:
                 raise RedisTimeoutError("no time is left to connect")
             await self._watch.wait(self._loop.create_task(dial.connect(lambda: link, **address)), patience)
-            credentials = await params.acredentials()
+            credentials = await self._watch.wait(self._loop.create_task(params.acredentials()), patience)
             greeting = greet(credentials, params.database, params.client_name, needs_master=bool(params.sentinels))
-            await link.perform(greeting, patience, self._watch)
+            await link.perform(greeting, patience)
             link.begin()
         except BaseException as error:
             raise ended_by(error, link.close, connecting=True)  # noqa: B904 - it knows its cause

@@ -49,7 +49,7 @@ class Link:
         if self._sock is None or self._has_news():
             self._connect(patience)
         if question.ahead:
-            return self._perform(question.exchange(), patience)
+            return self._perform(question.exchange(set()), patience)
         data = None
         try:
             # Nearly every question is sent at once, and answered by one string that comes at once.
@@ -62,7 +62,7 @@ class Link:
                     return question.read(first[0])
         except BaseException as error:
             raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
-        return self._perform(question.exchange(), patience, sent, data)
+        return self._perform(question.exchange(set()), patience, sent, data)
 
     @property
     def sock(self) -> Any:

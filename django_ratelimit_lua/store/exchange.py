@@ -32,8 +32,8 @@ DEEPEST = 8
 
 TOKEN_SIZE = 8
 DIGEST_SIZE = 32
-FORMS = 256
-"""Commands that are kept but for whom they are about: those used last."""
+FORMS, MOST_LIMITS, MOST_UNITS = 256, 8, 10
+"""Commands that are kept but for whom they are about: those used last, of so many limits and units at most."""
 
 _PART = b"$%d\r\n%b\r\n".__mod__
 
@@ -213,28 +213,39 @@ class Question(NamedTuple):
     ahead: bytes = b""
     most: int = LARGEST_USUAL
 
-    def exchange(self) -> Exchange:
+    def exchange(self, loading: set[bytes]) -> Exchange:
         """Ask. Where the program is unknown, load it and ask again: it has not run; and where it is unknown even then,
-        send it. Where it has counted nothing and says so, ask the general one."""
+        send it. Where it has counted nothing and says so, ask the general one.
+
+        `loading`: the digests of the programs that are being loaded by what was sent before on the same connection.
+        """
         ahead, message = (1 if self.ahead else 0), self.command
         replies = yield self.ahead + message, Replies(ahead + 1, self.most)
         if self.program is not None and isinstance(replies[-1], ResponseError):
             if _is_unknown(replies[-1]):
-                replies = yield from self._loading(self.program, message)
+                replies = yield from self._load(self.program, message, loading)
             if str(replies[-1]) == f"AGAIN {message[-10:-2].hex()}":  # It tells the token, by which the command ends.
                 message = message.replace(self.program.sha, GENERAL.sha, 1)
                 replies = yield self.ahead + message, Replies(ahead + 1, self.most)
                 if _is_unknown(replies[-1]):
-                    replies = yield from self._loading(GENERAL, message)
+                    replies = yield from self._load(GENERAL, message, loading)
         if ahead and _checked(replies[0]) != b"OK":
             raise InvalidResponse("no reply to what was sent ahead")
         reply = replies[-1]
         return self.read(_checked(reply) if isinstance(reply, ResponseError) else reply)
 
-    def _loading(self, program: Program, message: bytes) -> Exchange:
+    def _load(self, program: Program, message: bytes, loading: set[bytes]) -> Exchange:
         ahead = 1 if self.ahead else 0
-        load = command(b"SCRIPT", b"LOAD", program.source)
-        replies = yield load + self.ahead + message, Replies(ahead + 2, self.most)
+        if program.sha in loading:  # By somebody else, whose turn comes before this one's.
+            replies = yield self.ahead + message, Replies(ahead + 1, self.most)
+            if not _is_unknown(replies[-1]):
+                return replies
+        loading.add(program.sha)
+        try:
+            load = command(b"SCRIPT", b"LOAD", program.source)
+            replies = yield load + self.ahead + message, Replies(ahead + 2, self.most)
+        finally:
+            loading.discard(program.sha)
         if _checked(replies.pop(0)) != program.sha:
             raise InvalidResponse("another script than ours was loaded")
         if _is_unknown(replies[-1]):  # Somebody removed it in between.
@@ -253,10 +264,11 @@ return count"""
 def to_decide(call: Call) -> Question:
     """Decide a call: the answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
-    if call.subjects or call.hit_at is not None or call.now is not None:
+    limits = tuple([(limit, cost) for limit, _, cost in call.charges])
+    is_usual = len(limits) <= MOST_LIMITS and max([cost for _, cost in limits], default=0) <= MOST_UNITS
+    if not is_usual or call.subjects or call.hit_at is not None or call.now is not None:
         program, form = program_for(call), b""
     else:
-        limits = tuple([(limit, cost) for limit, _, cost in call.charges])
         program, form = _form(
             call.operation, call.prefix, call.max_wait_us, call.partial, call.revision, call.fence,
             call.longest_hold_us, limits,

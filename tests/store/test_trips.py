@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.program import program_for
+from django_ratelimit_lua.signals import store_down
 from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store.exchange import _evalsha, to_decide
 from django_ratelimit_lua.store.server import Store
 from tests.store.scripted import Scripted, late, usual
 from tests.store.test_replies import call, is_own, store_of
@@ -152,3 +160,162 @@ def test_who_waits_behind_others_waits_as_long_as_there_are_answers(settings: An
         store = store_of(settings, server.port, "single", 0.1)
         assert own(range(20), asyncio.run(asked(store, range(20))))
         store.close()
+
+
+def test_who_waits_behind_a_broken_connection_is_told_so_in_a_line(settings: Any) -> None:
+    """However many they are."""
+
+    def hang_up(*_: object) -> None:
+        time.sleep(0.05)  # So that all have asked.
+        raise OSError
+
+    def script(command: list[bytes]) -> Any:
+        return hang_up if command[0] == b"EVALSHA" else usual(lambda: server, command)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", 5)
+        found = asyncio.run(asked(store, range(300)))
+        assert all(isinstance(decided, StoreError) for decided in found)
+        assert max(len(str(decided)) for decided in found) < 300
+        store.close()
+
+
+def test_callers_that_leave_early_do_not_keep_a_silent_connection(settings: Any) -> None:
+    """Each waits for less than the deadline, and is cancelled: what has been silent for a deadline is asked no more."""
+    silent = threading.Event()
+
+    def script(command: list[bytes]) -> Any:
+        if silent.is_set() and server.connected == 1:
+            return lambda *_: time.sleep(10)
+        return usual(lambda: server, command)
+
+    async def hasty() -> list[Any]:
+        assert own([0], await asked(store, [0]))
+        silent.set()
+        found = []
+        for number in range(12):
+            try:
+                async with asyncio.timeout(0.05):
+                    found.append(await store.adecide(call(number)))
+            except (TimeoutError, StoreError) as error:
+                found.append(error)
+        return found
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", 0.1)
+        found = asyncio.run(hasty())
+        assert server.connected >= 2
+        assert is_own(call(11), found[11])
+        store.close()
+
+
+def test_who_has_more_to_ask_is_not_left_behind_by_who_gave_up(settings: Any) -> None:
+    """The connection is closed with the last exchange, not with the last reply."""
+    may_go = threading.Event()
+
+    def script(command: list[bytes]) -> Any:
+        if command[0] == b"EVALSHA" and command[3] == patient.keys()[0] and command[1] == program_for(patient).sha:
+            may_go.wait(10)
+            return b"-AGAIN %b\r\n" % command[-1].hex().encode()
+        return usual(lambda: server, command)
+
+    patient = call(1)
+
+    async def both() -> Any:
+        assert own([0], await asked(store, [0]))
+        deep = asyncio.ensure_future(store.adecide(patient, Patience(8)))
+        await asyncio.sleep(0.01)
+        (hasty,) = await asyncio.gather(store.adecide(call(2), Patience(0.05)), return_exceptions=True)
+        assert isinstance(hasty, StoreError)
+        may_go.set()
+        return await deep
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", 5)
+        assert is_own(patient, asyncio.run(both()))
+        store.close()
+
+
+def test_a_program_that_is_unknown_is_loaded_once_for_all(settings: Any) -> None:
+    """By the first of those who ask at once; the others ask again behind that."""
+    loaded: list[bytes] = []
+
+    def script(command: list[bytes]) -> Any:
+        if command[0] == b"SCRIPT":
+            loaded.append(command[2])
+        if command[0] == b"EVALSHA" and not loaded:
+            return b"-NOSCRIPT No matching script.\r\n"
+        return usual(lambda: server, command)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", 5)
+        assert own(range(300), asyncio.run(asked(store, range(300))))
+        assert len(loaded) <= 2
+        store.close()
+
+
+def test_what_a_server_says_before_it_hangs_up_is_the_answer(settings: Any) -> None:
+    """As one does that has too many clients."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                connection.sendall(b"-ERR max number of clients reached\r\n")
+                connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        store = store_of(settings, listener.getsockname()[1], "single", 2)
+        (found,) = asyncio.run(asked(store, [1]))
+        assert "max number of clients" in str(found)
+        store.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Of what the loop has left open.
+def test_a_loop_that_is_closed_in_the_middle_is_no_outage(held: Holding, settings: Any) -> None:
+    """Its coroutines are thrown away; nobody is told that Redis is down."""
+    settings.RATELIMIT_TIMEOUT = 5
+    store = Store(store_of(settings, held.server.port, "single", 5)._params, 5, background=False)
+    told: list[str] = []
+    went_on: list[Any] = []
+
+    def hear(**kwargs: Any) -> None:
+        told.append(kwargs["alias"])
+
+    async def ask() -> None:
+        try:
+            await store.adecide(call(1))
+        except Exception as error:
+            went_on.append(error)
+
+    store_down.connect(hear)
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(store.adecide(call(0)))
+        held.free.clear()
+        tasks = [loop.create_task(ask()) for _ in range(4)]
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+        del tasks
+        held.free.set()
+        asyncio.run(ask())  # Another loop lets go of what the first one left.
+        gc.collect()
+    finally:
+        store_down.disconnect(hear)
+    assert (told, went_on, store.is_paused) == ([], [], False)
+    store.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 36, 37, 123, 256])
+def test_what_is_kept_of_a_command_is_the_command(count: int) -> None:
+    """For any number of limits, with any cost."""
+    limits = [Limit(f"limit % {number}", f"{number + 1}/m", algorithm="token_bucket") for number in range(count)]
+    for cost in (1, 2, 10, 11):
+        asking = Call([Charge(limit, b"%032x" % 7, cost) for limit in limits], prefix=b"100%s:")
+        for _ in range(2):
+            command = to_decide(asking).command
+            token = command[-10:-2]
+            assert command == _evalsha(program_for(asking), asking, token)
