@@ -165,7 +165,8 @@ class Link(asyncio.Protocol):
 
     def begin(self) -> None:
         """It is connected."""
-        assert self._transport is not None
+        if self._transport is None:
+            return  # It was hung up on meanwhile; who asks is told what was said before.
         sock = self._transport.get_extra_info("socket")
         self._has_news = (lambda: False) if sock is None else has_news(sock)  # What the loop has not seen yet.
 
