@@ -57,6 +57,7 @@ def burst(browser: Any, target: str, count: int) -> str:
     raise AssertionError(summary)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("size", [(1280, 1000), (390, 844)], ids=["desktop", "phone"])
 def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, demo: str) -> None:
     """Every target, at desktop and phone width, without an error in the console and without scrolling sideways."""
