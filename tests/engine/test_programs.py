@@ -129,6 +129,18 @@ def test_usual_states_need_no_second_question(shape: tuple[str, ...], direct: re
     assert both.again == 0
 
 
+@pytest.mark.parametrize("algorithm", STRAIGHT)
+def test_an_edit_needs_no_second_question(algorithm: str, direct: redis.Redis) -> None:
+    """Also where all that comes after it is refused, and so writes nothing."""
+    for rates in itertools.permutations(["10/d", "5/d", "0/d", "7/12h", "100/h"], 3):
+        both, now = Both(direct), START
+        for rate in rates:
+            for _ in range(12):
+                now += 1_000_003
+                both(Call([Charge(Limit("e", rate, algorithm=algorithm), both.who)], now=now))
+        assert both.again == 0, rates
+
+
 def garbage(chance: random.Random, state: bytes | None) -> bytes:
     """What is no state of ours, or nearly one."""
     numbers = [0.0, -1.0, 0.5, 1e300, -1e300, 2.0**53, float("nan"), float("inf"), START + 7e7]
@@ -160,9 +172,10 @@ def test_foreign_states_are_left_to_the_general_program(algorithm: str, direct: 
         kind = chance.choice(["bytes", "bytes", "bytes", "list", "other"])
         state = direct.get(keys[0]) if algorithm != "sliding_log" else None
         foreign = garbage(chance, state)
+        gone = now - current[0].rate.period_us
         member, score = (
             chance.randbytes(chance.choice([1, 6, 12, 13])),
-            chance.choice([0, -5, START, START + 10**12, 2**60]),
+            chance.choice([0, -5, START, START + 0.5, gone + 0.5, START + 10**12, 2**60]),
         )
         for key in keys:
             if kind == "list":

@@ -173,7 +173,7 @@ if newest[1] then
   if #first[1] == 12 then return again end
   has_gone = first[2] + period <= time
   if has_gone then
-    total = rcall('ZCOUNT', key, time - period + 1, '+inf')
+    total = rcall('ZCOUNT', key, string.format('(%.0f', time - period), '+inf')
   else
     total = rcall('ZCOUNT', key, '-inf', '+inf')
   end

@@ -38,6 +38,21 @@ local function run_at(offset)
   return first, from, units
 end
 
+-- The limit was edited: the tokens owed at the last write are owed under the new numbers, up to a full burst.
+local function owe_anew(clock, due, rest, old_tokens, old_micros)
+  local owed, span, parts = 0, due - clock, rest - 1
+  if parts < 0 then span, parts = span - 1, old_tokens - 1 end
+  if span >= 0 then
+    owed = whole_tokens(span, parts, old_tokens, old_micros)
+    owed = owed + 1
+  end
+  owed = owed < limit and owed or limit
+  us, part = clock, 0
+  move(owed)
+  local first = runs == '' and pack('<d', clock) or string.sub(runs, 1, 8)
+  return us, part, more == '' and first .. pack('<dd', clock, owed) or ''
+end
+
 local state = checked(redis.pcall('GET', key), key)
 -- A run is looked at where it is read: nearly every call needs the last one only.
 if state and (#state == 64 or (#state >= 48 and #state <= 432 and #state % 24 == 0))
@@ -58,16 +73,7 @@ if state and (#state == 64 or (#state >= 48 and #state <= 432 and #state % 24 ==
   end
   if clock > time then time = clock end
   if (old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit) and old_tokens > 0 and old_micros > 0 then
-    -- The limit was edited: the tokens owed at the last write are owed under the new numbers, up to a full burst.
-    local owed, span, parts = 0, due - clock, rest - 1
-    if parts < 0 then span, parts = span - 1, old_tokens - 1 end
-    if span >= 0 then owed = whole_tokens(span, parts, old_tokens, old_micros) + 1 end
-    owed = owed < limit and owed or limit
-    us = clock
-    move(owed)
-    due, rest = us, part
-    local first = runs == '' and pack('<d', clock) or string.sub(runs, 1, 8)
-    runs = more == '' and first .. pack('<dd', clock, owed) or ''
+    due, rest, runs = owe_anew(clock, due, rest, old_tokens, old_micros)
   end
   us, part = due, rest
   if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
@@ -238,15 +244,18 @@ if state then
   local clock, due, rest, old_tokens, old_micros, old_burst, first, from = unpack(
     size > 48 and '<dddddddd' or '<dddddd', state)
   from = from or 0
-  if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit
-      or not (clock >= 0 and clock - now <= 60000000 and due >= 0 and due < most and rest >= 0 and rest < tokens
+  if not (clock >= 0 and clock - now <= 60000000 and due >= 0 and due < most and rest >= 0 and rest < old_tokens
       and first >= 0 and first < most and from >= 0 and from < most
       and clock % 1 + due % 1 + rest % 1 + first % 1 + from % 1 == 0) then return again end
-  if clock > time then time = clock end
-  us = time
-  if due > time or (due == time and rest > 0) then
-    us, part, runs = due, rest, string.sub(state, 49)
-    if size == 64 then runs = string.sub(runs, 1, 8) .. runs end
+  runs = string.sub(state, 49)
+  if size == 64 then runs = string.sub(runs, 1, 8) .. runs end
+  if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit then
+    if not (old_tokens < most and old_micros > 0 and old_micros < most and old_burst > -most and old_burst < most
+        and old_tokens % 1 + old_micros % 1 + old_burst % 1 == 0) then return again end
+    due, rest, runs = owe_anew(clock, due, rest, old_tokens, old_micros)
   end
+  if clock > time then time = clock end
+  us, part = due, rest
+  if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
 end
 ]==]
