@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 MOST_LIMITS = 3
 """Of a program in a straight line. Servers keep each program for good, and this bounds how many shapes there are."""
 
+_COMMENT = re.compile(r"\n? *--(?:\[(=*)\[.*?\]\1\]|[^\n]*)", re.DOTALL)
 _FUNCTION = re.compile(
     r"^local function (\w+)\(([^\n]*)\)\n(.*?)(?:  return ([^\n]*)\n)?^end\n", re.MULTILINE | re.DOTALL
 )
+_NESTED = re.compile(r"^( *)local function .*?^\1end$", re.MULTILINE | re.DOTALL)
 _HIT = re.compile(r"^--\[==\[ hit\n(.*?)^\]==\]$", re.MULTILINE | re.DOTALL)
 _NUMBERS = re.compile(r"^local (.*) = a(?:, [b-f])*$", re.MULTILINE)
 _ANSWERS = ("allowed", "used", "room", "retry", "reset", "wait", "counted")
@@ -51,13 +53,22 @@ def source(name: str) -> str:
     return files("django_ratelimit_lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub("", text)
+
+
+_BODIES = {name: source(f"limits/algorithms/{name}") for name in ALGORITHMS}
+_HITS = {name: _without_comments(hit[1]) for name, body in _BODIES.items() if (hit := _HIT.search(body))}
+_STATE = source("limits/algorithms/state")
+_HEAD, _LIMIT = map(_without_comments, re.split(r"^-{20,}\n", source("limits/hit"), flags=re.MULTILINE))
+
+
 def _general() -> Program:
     # An algorithm's file is the body of a function: it reads a limit's state into locals and returns the functions
     # that work on them. Behind a branch, so that a call only pays for the algorithms it uses.
-    bodies = {name: source(f"limits/algorithms/{name}") for name in ALGORITHMS}
-    branches = "else".join(f"if name == '{name}' then\n{body}\n" for name, body in bodies.items())
+    branches = "else".join(f"if name == '{name}' then\n{body}\n" for name, body in _BODIES.items())
     opening = f"local open\nfunction open(name, key, limit, period, a, b, c, d, e, f, more)\n{branches}end\nend\n"
-    shared = [source("limits/begin"), source("limits/algorithms/state")]
+    shared = [source("limits/begin"), _STATE]
     return Program.of("\n".join([*shared, opening, source("limits/program")]))
 
 
@@ -74,64 +85,91 @@ def _functions(text: str) -> dict[str, _Function]:
 
 
 def _inlined(text: str, functions: dict[str, _Function]) -> str:
-    """A text with the functions written out that it calls: on a line of their own, or, of one that only returns an
-    expression, anywhere."""
-    for name, (parameter, body, result) in functions.items():
-        while not body and (call := re.search(rf"\b{name}\(", text)):
-            start = end = call.end()
-            while text.count("(", start, end) >= text.count(")", start, end):
-                end = text.index(")", end) + 1
-            argument = text[start : end - 1]
-            expression = re.sub(rf"\b{parameter}\b", f"({argument})", result) if parameter else result
-            text = f"{text[: call.start()]}({expression}){text[end:]}"
+    """A text with the functions written out that it calls; both without comments.
+
+    A function stands at the edge of its file and returns once, in its last line, or never. It is called on a line
+    of its own, `name(...)` or `targets = name(...)`. One that only returns an expression has at most one parameter, and
+    may be called anywhere. What breaks this is an `AssertionError`.
+    """
 
     def write_out(call: re.Match[str]) -> str:
         indent, targets, name, arguments = call.groups()
         parameters, body, results = functions[name]
+        assert not re.search(r"\breturn\b", _NESTED.sub("", body)), f"{name} returns before its end"
         lines = [f"  local {parameters} = {arguments}"] if parameters else []
         lines += _inlined(body, functions).splitlines()
         if not targets:
             lines = ["do", *lines, "end"]
         else:
             names = ", ".join(f"{name}_{place}" for place in range(1, targets.count(",") + 2))
-            result = f"  {names} = {_inlined(results, functions)}"
+            result = f"  {names} = {_with_expressions(results, functions)}"
             lines = [f"local {names}", "do", *lines, result, "end", f"{targets} = {names}"]
         return "\n".join(indent + line for line in lines)
 
-    calls = rf"^( *)(?:([^\n=]+) = )?({'|'.join(functions)})\((.*)\)$"
-    return re.sub(calls, write_out, text, flags=re.MULTILINE)
+    any_name = "|".join(functions)
+    calls = rf"^( *)(?:((?:local )?[\w.]+(?:, [\w.]+)*) = )?({any_name})\((.*)\)$"
+    text = re.sub(calls, write_out, _with_expressions(text, functions), flags=re.MULTILINE)
+    left = re.search(rf"(?<![.\w])(?:{any_name})\(.*", text)
+    assert not left, f"called within a line: {left[0]}"
+    return text
+
+
+def _with_expressions(text: str, functions: dict[str, _Function]) -> str:
+    """A text with those of the functions written out that only return an expression."""
+    for name, (parameter, body, result) in functions.items():
+        while not body and (call := re.search(rf"(?<![.\w]){name}\(", text)):
+            assert "," not in parameter, f"{name} has several parameters"
+            start = end = call.end()
+            while text.count("(", start, end) >= text.count(")", start, end):
+                end = text.index(")", end) + 1
+            argument = f"({text[start : end - 1]})"
+            expression = argument.join(re.split(rf"\b{parameter}\b", result)) if parameter else result
+            text = f"{text[: call.start()]}({expression}){text[end:]}"
+    return text
 
 
 @cache
 def straight(shape: tuple[str, ...]) -> Program:
     """The program for hits of limits of these algorithms."""
-    _, head, limit = re.split(r"^\]\]\n|^-{20,}\n", source("limits/hit"), flags=re.MULTILINE)
-    shared = _functions(source("limits/algorithms/state"))
     limits = ""
     strings: list[int] = []
-    answers: list[str] = []
     for number in range(len(shape), 0, -1):
-        text = source(f"limits/algorithms/{shape[number - 1]}")
-        hit, numbers = _HIT.search(text), _NUMBERS.search(text)
-        assert hit is not None
-        code = _FUNCTION.sub("", hit[1]).strip()
-        functions = {**shared, **_functions(text), **_functions(hit[1])}
-        written = _inlined(Template(limit).safe_substitute(hit=code), functions)
-        names = numbers[1].split(", ") if numbers else []
-        while names and not re.search(rf"\b{names[-1]}\b", written):
-            names.pop()
-        state = "nil"
-        if re.search(r"\bstate\b", code):
-            state = f"state{number}"
+        limits = _limit(number, shape[number - 1], limits)
+        if _reads_a_string(shape[number - 1]):
             strings.insert(0, number)
-        own = ", ".join(f"{word}{number}" for word in _ANSWERS)
-        answers.insert(0, own)
-        filled = {"number": number, "record": 4 + 2 * number, "state": state, "form": "d" * (6 + len(names))}
-        names = ["limit", "period", *names]
-        limits = Template(written).substitute(filled, names=", ".join(names), answers=own, others=limits)
+    answers = ", ".join(_answers(number) for number in range(1, len(shape) + 1))
     form = "<" + "d" * (5 + len(_ANSWERS) * len(shape))
-    text = Template(head).substitute(answers=", ".join(answers), states=_reading(strings), limits=limits, form=form)
+    text = Template(_HEAD).substitute(answers=answers, states=_reading(strings), limits=limits, form=form)
     return Program.of(f"{source('limits/begin')}\n{text}".replace("return again", _AGAIN))
+
+
+def _limit(number: int, name: str, others: str) -> str:
+    """What decides the limit of that number, by the algorithm of that name, and the others behind it."""
+    text, hit = _without_comments(_BODIES[name]), _HITS[name]
+    functions = _functions("\n".join([_without_comments(_STATE), text, hit]))
+    code = _FUNCTION.sub("", hit).strip()
+    written = _inlined(Template(_LIMIT).safe_substitute(hit=code), functions)
+    numbers = _NUMBERS.search(text)
+    names = numbers[1].split(", ") if numbers else []
+    while names and not re.search(rf"\b{names[-1]}\b", written):
+        names.pop()
+    return Template(written).substitute(
+        number=number,
+        record=4 + 2 * number,
+        state=f"state{number}" if _reads_a_string(name) else "nil",
+        form="d" * (6 + len(names)),
+        names=", ".join(["limit", "period", *names]),
+        answers=_answers(number),
+        others=others,
+    )
+
+
+def _answers(number: int) -> str:
+    return ", ".join(f"{word}{number}" for word in _ANSWERS)
+
+
+def _reads_a_string(name: str) -> bool:
+    return bool(re.search(r"\bstate\b", _FUNCTION.sub("", _HITS[name])))
 
 
 def _reading(numbers: list[int]) -> str:
@@ -157,7 +195,7 @@ def program_for(call: Call) -> Program:
         return GENERAL
     shape: tuple[str, ...] = ()
     for charge in charges:
-        if not charge.cost or not charge.limit.hit_by:
+        if not charge.cost or charge.limit.hit_by not in _HITS:
             return GENERAL
         shape += (charge.limit.hit_by,)
     return straight(shape)

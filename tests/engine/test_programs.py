@@ -10,9 +10,20 @@ from typing import Any
 import pytest
 import redis
 
+from django_ratelimit_lua.limits.algorithms.leaky_bucket import LeakyBucket
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules, Subject
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.program import ALGORITHMS, GENERAL, MOST_LIMITS, Program, program_for, straight
+from django_ratelimit_lua.limits.program import (
+    ALGORITHMS,
+    GENERAL,
+    MOST_LIMITS,
+    Program,
+    _functions,
+    _inlined,
+    _without_comments,
+    program_for,
+    straight,
+)
 from django_ratelimit_lua.store import get_store
 
 pytestmark = pytest.mark.engine
@@ -224,6 +235,77 @@ def test_what_is_no_plain_hit_is_decided_by_the_general_program() -> None:
     others += [Call([charge, Charge(limit, b"w")]) for limit in unusual]
     assert {program_for(call) for call in others} == {GENERAL}
     assert len(SHAPES) == 84
+
+
+def test_an_algorithm_needs_no_block_for_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes one that holds nobody, and leaves it out, has the general program."""
+    monkeypatch.setattr(LeakyBucket, "waits_anyway", False)
+    limit = Limit("a", "5/m", algorithm="leaky_bucket", queue=3)
+    assert limit.hit_by == "leaky_bucket"
+    assert program_for(Call([Charge(limit, b"w")])) is GENERAL
+    assert program_for(Call([Charge(Limit("b", "5/m"), b"w"), Charge(limit, b"w")])) is GENERAL
+
+
+WRITTEN_OUT = """\
+local function floor(number)
+  return number - number % 1
+end
+
+local function sum(first, second)
+  return first + second
+end
+
+local function early(number)
+  if number > 1 then return 1 end
+  number = number + 1
+  return number
+end
+
+local function nested(number)
+  local function inner(other)
+    if other then return other end
+    return 1
+  end
+  number = floor(inner(number))
+  return number
+end
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("local a = early(2)", "early returns before its end"),
+        ("early(2)", "early returns before its end"),
+        ("local a = sum(1, 2)", "sum has several parameters"),
+        ("local a = 1 + nested(2)", "called within a line"),
+        ("if b then a = nested(2)\nend", "called within a line"),
+        ("a, b = 1, nested(2)", "called within a line"),
+    ],
+)
+def test_what_cannot_be_written_out_is_told(text: str, complaint: str) -> None:
+    """And is not sent to a server to mean something else."""
+    with pytest.raises(AssertionError, match=complaint):
+        _inlined(text, _functions(WRITTEN_OUT))
+
+
+def test_what_is_written_out() -> None:
+    """Statements on lines of their own, expressions anywhere; what is only named alike stays."""
+    functions = _functions(WRITTEN_OUT)
+    text = r"a = floor(find(b, '\1')) + math.floor(c)"
+    assert _inlined(text, functions) == r"a = ((find(b, '\1')) - (find(b, '\1')) % 1) + math.floor(c)"
+    written = _inlined("  local a, b = nested(c)", functions)
+    assert written.startswith("  local nested_1, nested_2\n  do\n    local number = c\n")
+    assert "number = ((inner(number)) - (inner(number)) % 1)\n    nested_1, nested_2 = number\n" in written
+    assert written.endswith("  end\n  local a, b = nested_1, nested_2")
+
+
+def test_comments_are_not_read() -> None:
+    """Neither calls in them, nor a `return`, nor the name of what would have to be asked for."""
+    text = "--[[ state\n]]\na = 1 -- of the state\n  -- early(2) of the state\nb = 2\n--[==[\nx\n]==]\n"
+    assert _without_comments(text) == "\na = 1\nb = 2\n"
+    for shape in SHAPES:
+        assert "--" not in straight(shape).source.decode().partition("local denied")[2]
 
 
 def test_programs_in_a_straight_line_call_no_functions_of_their_own() -> None:
