@@ -143,13 +143,17 @@ def test_usual_states_need_no_second_question(shape: tuple[str, ...], direct: re
 @pytest.mark.parametrize("algorithm", STRAIGHT)
 def test_an_edit_needs_no_second_question(algorithm: str, direct: redis.Redis) -> None:
     """Also where all that comes after it is refused, and so writes nothing."""
-    for rates in itertools.permutations(["10/d", "5/d", "0/d", "7/12h", "100/h"], 3):
+    edits: list[tuple[str, dict[str, Any]]] = [(rate, {}) for rate in ("10/d", "5/d", "0/d", "7/12h", "100/h")]
+    takes = ALGORITHMS[algorithm].options
+    edits += [("5/d", options) for options in ({"burst": 3}, {"segments": 1}, {"segments": 7}) if takes >= set(options)]
+    for edited, step in itertools.product(itertools.permutations(edits, 2), (1_000_003, 3_600_000_001)):
         both, now = Both(direct), START
-        for rate in rates:
+        for rate, options in edited:
+            limit = Limit("e", rate, algorithm=algorithm, **options)
             for _ in range(12):
-                now += 1_000_003
-                both(Call([Charge(Limit("e", rate, algorithm=algorithm), both.who)], now=now))
-        assert both.again == 0, rates
+                now += step
+                both(Call([Charge(limit, both.who)], now=now))
+        assert both.again == 0, edited
 
 
 def garbage(chance: random.Random, state: bytes | None) -> bytes:

@@ -143,7 +143,8 @@ if state then
   end
   if clock > time then time = clock end
   from = since
-  for offset = 17, size, 16 do
+  local offset = 17
+  while offset < size do
     local moment, count = unpack('<dd', state, offset)
     if not (moment >= 0 and moment < most and count >= 0 and count < most and moment % 1 + count % 1 == 0) then
       return again
@@ -153,9 +154,17 @@ if state then
       from = ends
       if live then return again end
     else
-      if live and ends <= finish then return again end
-      live, last, finish, units, total = live or offset, moment, ends, count, total + count
+      total = total + count
+      if live and ends <= finish then
+        if ends < finish then return again end
+        -- An edit made them one.
+        count = units + count
+        state = string.sub(state, 1, offset - 17) .. pack('<dd', moment, count) .. string.sub(state, offset + 16)
+        offset, size = offset - 16, size - 16
+      end
+      live, last, finish, units = live or offset, moment, ends, count
     end
+    offset = offset + 16
   end
 end
 
