@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..process.tasks import tasks
+from ..process.tasks import all_tasks
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
@@ -43,7 +43,7 @@ class TaskState:
 def background_tasks() -> list[TaskState]:
     """What this process does beside its requests. A breaker is shown for each server that has failed."""
     now, states = time.monotonic(), []
-    for task in sorted(tasks, key=lambda task: list(TASKS).index(task.name)):
+    for task in sorted(all_tasks(), key=lambda task: list(TASKS).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
         if task.is_running or task.name != "breaker":

@@ -24,10 +24,19 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """After so long a step that failed is done again, and a thread that could not be started is tried to be started."""
+STEP_SECONDS = 20.0
+"""For how long the thread of a task that is started anew waits for the one before it, which may be in a step."""
 LAST_SECONDS = 0.25
 """For how long a process that ends waits for what its tasks are doing."""
 
 tasks: WeakSet[Task] = WeakSet()
+
+
+def all_tasks() -> list[Task]:
+    """The tasks of this process, also while another thread makes one."""
+    while True:
+        with suppress(RuntimeError):  # The set has changed its size meanwhile.
+            return list(tasks)
 
 
 class Task:
@@ -67,7 +76,8 @@ class Task:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_over = threading.Event()
+        self._stopped: threading.Thread | None = None
+        self._is_over = self._at_work = threading.Event()
         self.is_running = self._is_wanted = False
         self._refused_at = self.done_at = float("-inf")
         self.error: BaseException | None = None
@@ -79,7 +89,8 @@ class Task:
         with self._lock:
             if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
                 self.is_running, self._is_over, self.error = True, threading.Event(), None
-                self._thread = _start_thread(self._run, f"ratelimit-{self.name}", self._is_over)
+                before = self._thread or self._stopped
+                self._thread = _start_thread(self._run, f"ratelimit-{self.name}", self._is_over, before)
                 self.is_running = self._thread is not None
                 self._refused_at = float("-inf") if self.is_running else time.monotonic()
             self._is_wanted = self.is_running
@@ -90,14 +101,18 @@ class Task:
         comes to its end."""
         with self._lock:
             thread, self._thread = self._thread, None
+            self._stopped = thread or self._stopped
             self._is_over.set()
             self.is_running = self._is_wanted = False
         if self._wake is not None:
             self._wake()
         return thread
 
-    def _run(self, is_over: threading.Event) -> None:
+    def _run(self, is_over: threading.Event, before: threading.Thread | None) -> None:
         try:
+            if before is not None:
+                before.join(STEP_SECONDS)
+            self._at_work = is_over
             pause = self._first_pause()
             while not is_over.wait(pause):
                 # Who starts it from now on may have more to do than this step sees.
@@ -110,7 +125,7 @@ class Task:
                             return
                     next_pause = self._first_pause()
                 pause = next_pause
-            if self._at_stop is not None:
+            if self._at_stop is not None and self._at_work is is_over:  # Else it took too long, and another has begun.
                 self._at_stop()
         except BaseException:  # Not otherwise: another thread may run by now.
             if not is_over.is_set():
@@ -158,12 +173,14 @@ class Errand(Task):
         """Have something done. Returns what comes of it; None where no thread can be started for it."""
         future: Future[T] = Future()
         given = (work, future)
-        self._given.append(given)
+        with self._lock:
+            self._given.append(given)
+            self._latest = future
         if not self.start():
             with suppress(ValueError):  # Another one may have come to it meanwhile.
                 self._given.remove(given)
+                future.cancel()
                 return None
-        self._latest = future
         return future
 
     def wait(self, seconds: float) -> bool:
@@ -176,10 +193,11 @@ class Errand(Task):
 
     def stop(self) -> threading.Thread | None:
         """Do nothing more of what was given; who waits for it is told so."""
+        thread = super().stop()  # First: whoever gives something from now on has it done by another thread.
         while self._given:
             with suppress(IndexError):
                 self._given.popleft()[1].cancel()
-        return super().stop()
+        return thread
 
     def _do(self) -> float | None:
         with suppress(IndexError):  # Nothing is left for who started it twice.
@@ -198,7 +216,7 @@ def stop(seconds: float) -> None:
     needs it."""
     end = time.monotonic() + seconds
     # Again, as the last step of one may have started another.
-    while threads := [thread for task in list(tasks) if (thread := task.stop()) is not None]:
+    while threads := [thread for task in all_tasks() if (thread := task.stop()) is not None]:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
@@ -221,8 +239,9 @@ def _start_thread(work: Callable[..., object], name: str, *arguments: object) ->
 
 @atexit.register
 def _at_exit() -> None:
-    stop(LAST_SECONDS)
-    for task in list(tasks):
+    with suppress(Exception):
+        stop(LAST_SECONDS)
+    for task in all_tasks():
         with suppress(Exception):
             if task.at_exit is not None:
                 task.at_exit()

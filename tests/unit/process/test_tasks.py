@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 
 import pytest
 
@@ -139,3 +140,117 @@ def test_an_errand_that_will_not_be_done_keeps_nobody_waiting(
     assert errand.give(lambda: None) is None
     assert not errand._given
     assert errand.wait(SOON)
+
+
+@pytest.mark.parametrize("errs", [False, True], ids=["stops", "cannot be stopped"])
+def test_a_process_says_its_last_whatever_happens(errs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a task is made while the others are looked at, or where one cannot be stopped."""
+    said = []
+
+    class Growing(set[Task]):
+        def __iter__(self) -> Iterator[Task]:
+            for number, task in enumerate(super().__iter__()):
+                if number == 0 and len(self) < 5:
+                    self.add(Task("leases", lambda: None))
+                yield task
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "tasks", Growing())
+        Task("heartbeat", lambda: None, wake=lambda: errs and 1 / 0, at_exit=lambda: said.append("goodbye"))
+        tasks._at_exit()
+        assert len(tasks.all_tasks()) == 5
+    assert said == ["goodbye"]
+
+
+def test_what_is_given_while_an_errand_is_stopped_is_cancelled_or_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it for good."""
+    errand, begun, may_go = Errand("settling"), threading.Event(), threading.Event()
+    errand.give(lambda: (begun.set(), may_go.wait(SOON)))
+    assert begun.wait(SOON)
+    given: list[Future[None]] = []
+    stop_it = Task.stop
+
+    def give_and_stop(task: Task) -> threading.Thread | None:
+        futures = [errand.give(lambda: None)]
+        thread = stop_it(task)
+        futures.append(errand.give(lambda: None))
+        given.extend(future for future in futures if future is not None)
+        return thread
+
+    monkeypatch.setattr(Task, "stop", give_and_stop)
+    errand.stop()
+    monkeypatch.undo()
+    may_go.set()
+    for future in given:
+        with suppress(CancelledError):
+            future.result(SOON)
+    assert len(given) == 2
+    assert not errand.is_busy
+
+
+def test_the_latest_is_what_was_given_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the one who gave something earlier goes on."""
+    errand, may_go = Errand("settling"), threading.Event()
+    start, later = Task.start, []
+
+    def overtaken(task: Task) -> bool:
+        monkeypatch.setattr(Task, "start", start)
+        later.append(errand.give(lambda: may_go.wait(SOON)))
+        return start(task)
+
+    monkeypatch.setattr(Task, "start", overtaken)
+    first = errand.give(lambda: None)
+    assert first is not None
+    first.result(SOON)
+    assert errand.is_busy
+    may_go.set()
+    assert errand.wait(SOON)
+    assert later[0].done()
+
+
+def test_a_task_that_is_started_again_waits_for_the_step_before() -> None:
+    """What its old thread does last is done before the new one begins; and an errand does nothing twice at a time."""
+    begun, may_go, said = threading.Semaphore(0), threading.Event(), []
+
+    def step() -> float:
+        said.append("step")
+        begun.release()
+        assert may_go.wait(SOON)
+        return 3600.0
+
+    task = Task("listener", step, at_stop=lambda: said.append("end"))
+    task.start()
+    assert begun.acquire(timeout=SOON)
+    threads = [task.stop()]
+    task.start()
+    threads.append(task.stop())  # Also where one that has not begun is stopped.
+    task.start()
+    assert not begun.acquire(timeout=0.05)
+    may_go.set()
+    assert begun.acquire(timeout=SOON)
+    assert said == ["step", "end", "end", "step"]
+    for thread in threads:
+        assert thread is not None
+        thread.join(SOON)
+
+
+def test_a_step_that_hangs_holds_up_no_other_thread_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends nothing that the other one has begun."""
+    monkeypatch.setattr(tasks, "STEP_SECONDS", 0.01)
+    begun, may_go, ended = threading.Semaphore(0), threading.Event(), []
+
+    def step() -> float:
+        begun.release()
+        assert may_go.wait(SOON)
+        return 3600.0
+
+    task = Task("listener", step, at_stop=lambda: ended.append(threading.current_thread()))
+    task.start()
+    assert begun.acquire(timeout=SOON)
+    hung = task.stop()
+    task.start()
+    assert begun.acquire(timeout=SOON)
+    may_go.set()
+    assert hung is not None
+    hung.join(SOON)
+    assert not ended
