@@ -19,13 +19,14 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
         "comparison": "compares what is published with the database, every ten seconds of one of the processes",
         "publishing": "publishes what could not be published when it was saved, after half a second to thirty",
-        "healing": "publishes the rules where a request finds that they are not there, or a transaction is not over",
+        "healing": "publishes the rules where a request finds that they are not there",
+        "committed": "publishes what is committed, where that is asked for in the middle of a transaction",
         "reading": "reads the rules of the database, where a request finds them nowhere else",
         "loading": "reads more than a thousand rules, where a request finds that there are newer ones",
         "settling": "settles what a coroutine owes that was closed in the middle of its work",
     }
 )
-"""By name, in the order in which they matter. The last four are done once each time, while somebody waits for that."""
+"""By name, in the order in which they matter. The last five are done once each time, while somebody waits for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,12 @@ class TaskState:
 
 
 def background_tasks() -> list[TaskState]:
-    """What this process does beside its requests. A breaker is shown for each server that has failed."""
+    """What this process does beside its requests. A breaker is shown for each server that has failed, and each
+    coroutine that is being settled."""
     now, states = time.monotonic(), []
     for task in sorted(all_tasks(), key=lambda task: list(TASKS).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
-        if task.is_running or task.name != "breaker":
+        if task.is_running or task.name not in ("breaker", "settling"):
             states.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
     return states

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..process.tasks import Errand
+from ..store import PATIENCE
 from .decide import Outcome, refunding
 from .run import arun, run
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
-settling = Errand("settling")
 
 
 def hold(outcome: Outcome) -> None:
@@ -65,12 +65,16 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def in_thread(function: Callable[[], object]) -> None:
-    """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in."""
-    done = settling.give(function)
+    """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in. Raises
+    `TimeoutError` where it takes too long; it goes on all the same.
+
+    Each in a thread of its own: a coroutine may be closed anywhere, also where another one is being settled.
+    """
+    done = Errand("settling").give(function)
     if done is None:
         function()  # As well as can be.
     else:
-        done.result()
+        done.result(PATIENCE)
 
 
 @contextmanager

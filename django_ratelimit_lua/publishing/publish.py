@@ -43,7 +43,7 @@ from ..store import PATIENCE, get_store
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
-healing = Errand("healing")
+healing, committed = Errand("healing"), Errand("committed")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 MOST_SUBJECTS = 5000
@@ -202,7 +202,7 @@ def _in_a_thread(using: str, **options: bool) -> int:
         finally:
             connections[using].close()
 
-    published = healing.give(run)
+    published = committed.give(run)
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:

@@ -137,7 +137,7 @@ def _look() -> None:
                 get_store(background=True).execute(
                     b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS
                 )
-        _mended()
+            _mended()
     except Exception as error:
         _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 import threading
 import time
 from typing import Any
@@ -23,11 +24,13 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import acting
+from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats.refusals import refusal_counts
+from django_ratelimit_lua.store import get_store
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -718,3 +721,33 @@ def test_two_who_save_at_once_both_are_heard() -> None:
     assert RateLimitRevision.read("default")[0] == 22
     assert get("/0") == get("/1") == [200] or known
     assert {one.name: one.given["rate"] for one in provider.load().rules} == {"rule 0": "9/h", "rule 1": "9/h"}
+
+
+def test_who_only_lost_the_turn_has_published_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """One of all processes compares what is published with the database: the others have not seen that it is there."""
+    caplog.set_level(logging.INFO, "django_ratelimit_lua")
+    rule()
+    provider.load()
+    triggers._look()
+    caplog.clear()
+    triggers._warn("%s", OSError("the database is away"))
+    triggers.unpublished = "the database is away"
+    triggers._look()
+    assert triggers.unpublished
+    assert "published again" not in caplog.text
+    get_store().execute(b"DEL", provider.beside_key(provider.database or "") + b":looked")
+    triggers._look()
+    assert not triggers.unpublished
+    assert "published again" in caplog.text
+
+
+def test_who_publishes_in_a_transaction_waits_for_no_request() -> None:
+    """Nor for the database that one waits for."""
+    rule()
+    may_end = threading.Event()
+    assert triggers.healing.give(lambda: may_end.wait(60))
+    try:
+        with transaction.atomic():
+            assert publish() == provider.reload().revision.number
+    finally:
+        may_end.set()
