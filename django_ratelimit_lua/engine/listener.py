@@ -81,7 +81,10 @@ class Listener:
 
     def renew(self) -> None:
         """Other settings name another server, or another channel."""
+        subscription = self._subscription  # Before it is told: what it connects then is of the other settings.
         self._is_told_to_renew = True
+        if subscription is not None:
+            subscription.hang_up()
 
     def _hang_up(self) -> None:
         subscription = self._subscription
@@ -94,11 +97,11 @@ class Listener:
         self._begin()
 
     def _step(self) -> float:
+        is_told_to_renew, self._is_told_to_renew = self._is_told_to_renew, False  # Before the settings are read.
         channel = get_store(background=True).channel(conf.CACHE_PREFIX)
-        if self._subscription is not None and (self._is_told_to_renew or self._subscription.channel != channel):
+        if self._subscription is not None and (is_told_to_renew or self._subscription.channel != channel):
             self._subscription.close()
             self._subscription, self._connect_at = None, float("-inf")
-        self._is_told_to_renew = False
         if self._subscription is None and time.monotonic() >= self._connect_at:
             self._connect(channel)
         if time.monotonic() >= self._ask_at:
@@ -109,7 +112,8 @@ class Listener:
         try:
             self._hear(self._subscription, self._subscription.receive(seconds))
         except StoreError as error:
-            self._lost(error)
+            if not self._is_told_to_renew:  # Else it is not lost, but to be let go of.
+                self._lost(error)
         return 0.0
 
     def _connect(self, channel: bytes) -> None:

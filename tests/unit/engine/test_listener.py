@@ -1,0 +1,54 @@
+"""The listener, with a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.engine import listener as module
+from django_ratelimit_lua.engine.listener import Listener
+from django_ratelimit_lua.exceptions import StoreError
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    """One that makes its steps here; and asks nobody whether rules are current, which takes a database."""
+    monkeypatch.setattr(module.provider, "compare_with_published", lambda loads: True)
+    listener = Listener()
+    yield listener
+    listener._end()
+
+
+def test_settings_that_change_while_they_are_read_are_read_again(
+    stepping: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was connected by the ones before is let go of with the next step."""
+    get_store = module.get_store
+
+    def changing(*, background: bool) -> Any:
+        monkeypatch.setattr(module, "get_store", get_store)
+        store = get_store(background=background)
+        stepping.renew()
+        return store
+
+    monkeypatch.setattr(module, "get_store", changing)
+    stepping._step()
+    first = stepping._subscription
+    stepping._step()
+    assert stepping._subscription not in (None, first)
+
+
+def test_other_settings_are_gone_by_at_once(stepping: Listener) -> None:
+    """What waits for a message is woken, and nothing is said to be lost."""
+    stepping._step()
+    first = stepping._subscription
+    assert first is not None
+    stepping.renew()
+    with pytest.raises(StoreError):
+        first.receive(20)
+    stepping._step()
+    assert not stepping.error
+    stepping._step()
+    assert stepping._subscription not in (None, first)
