@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -26,6 +26,7 @@ from ..store import PATIENCE, Patience, get_store
 from .freshness import freshness
 from .overrides import override_cache
 from .problems import problems
+from .rule import Rule
 from .ruleset import Ruleset, settings_rules
 from .snapshot import UnreadableError, parse_snapshot
 
@@ -78,9 +79,12 @@ is_answered = True
 
 _ruleset: Ruleset | None = None
 _blind: Ruleset | None = None
-"""The rules of the settings alone, where Redis was away and the database has not answered yet."""
+"""The rules to begin with, where the database has not answered yet: those of the settings alone, where Redis was away;
+or the last that were known, as of the revision of newer ones that cannot be read."""
 
 _snapshot: Mapping[str, Any] | None = None
+_changes = 0
+"""How often the settings have changed: rules that were read by others are not gone by."""
 _lock = Lock()
 _loading = Errand("loading")
 _unread: tuple[bytes, bytes | None] | None = None
@@ -150,7 +154,7 @@ def current() -> Ruleset | None:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
-        _go_by(Ruleset(settings_rules(), _snapshot, own_key() if apps.is_installed(APP) else None))
+        _go_by(Ruleset(settings_rules(), _snapshot, own_key() if apps.is_installed(APP) else None), _changes)
     return _ruleset
 
 
@@ -160,7 +164,7 @@ def _compare_now_and_then() -> None:
     if compare is not None and not is_first and _ruleset is not None and _ruleset.fence is not None:
         compare()
     if _blind is not None and _ruleset is _blind and read_database is not None:
-        read_database(0.0, _begin_with)
+        read_database(0.0, partial(_begin_with, _blind.revision))
 
 
 def in_force() -> Ruleset | None:
@@ -177,8 +181,8 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     if ruleset is None or len(ruleset.rules) <= MANY:
         return _load(stale, patience)
     # So many take a while to be read: a thread does that, and who asks waits as long as leaves time to decide.
-    if not _loading.is_busy:
-        _loading.give(partial(_load_beside, stale))
+    if not _loading.is_busy and _loading.give(partial(_load_beside, stale)) is None:
+        return _load(stale, patience)  # There is no thread for it.
     turn = patience.share(2)
     if not turn.wait(_loading.wait):
         patience.take_back(turn)
@@ -187,51 +191,56 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
 
 def _load_beside(stale: StaleRules | None) -> None:
     try:
-        _load(stale, Patience(PATIENCE))
+        _load(stale, Patience(PATIENCE), PATIENCE)  # Nobody waits for the lock.
     except Exception:  # Nobody else would hear of it; who goes by the old rules asks again.
         logger.exception("The rules cannot be loaded")
         raise
 
 
-def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
+def _load(stale: StaleRules | None, patience: Patience, most: float | None = None) -> Ruleset:
+    """`most`: for how long the database may be asked, by default no longer than a request may take, as others may wait
+    for their turn."""
     global _unanswered_at, is_answered
+    most = conf.TIMEOUT if most is None else most
     lock = _lock
     if not (lock.acquire(blocking=False) or _waited_for(lock, patience)):
         return _ruleset if _ruleset is not None else Ruleset(settings_rules())
     try:
-        older, is_of = _ruleset, database
+        older, is_of, changes = _ruleset, database, _changes
         if older is not None and (stale is None or older.published == stale.current):
             return older  # Another thread was faster.
         declared = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
-            return _go_by(Ruleset(declared))
+            return _go_by(Ruleset(declared), changes)
         try:
-            fence, snapshot = _published_or_best(older, patience)
+            fence, snapshot, is_blind = _published_or_best(older, patience, most)
             is_answered = True
         except StoreError:
             _unanswered_at, is_answered = time.monotonic(), False
-            if older is not None and older.fence is not None and older is not _blind:
+            if older is not None and older.fence is not None and (older is not _blind or older.snapshot):
                 return older
-            fence, snapshot = own_key(), _from_database(patience)
-        before = older if older is not None and older.snapshot.get("database") == snapshot.get("database") else None
-        ruleset = Ruleset(declared, snapshot, fence, before)
+            fence, snapshot = own_key(), _from_database(patience, most)
+            is_blind = not snapshot
+        ruleset = _after(older, declared, snapshot, fence)
         if is_answered and older is not None and snapshot is older.snapshot:
             ruleset.published = NO_RULES
-        _go_by(ruleset, is_blind=not (is_answered or snapshot))
+        _go_by(ruleset, changes, is_blind=is_blind)
         if is_answered and database != is_of and is_others(snapshot.get("database", "")):
             # Which database is ours became known meanwhile, see `note_database`.
             with suppress(StoreError):  # The next comparison finds it, too.
-                fence, snapshot = _published_or_best(None, patience)
-                ruleset = _go_by(Ruleset(declared, snapshot, fence))
+                fence, snapshot, is_blind = _published_or_best(None, patience, most)
+                ruleset = _go_by(Ruleset(declared, snapshot, fence), changes, is_blind=is_blind)
         return ruleset
     finally:
         lock.release()
 
 
-def _go_by(ruleset: Ruleset, *, is_blind: bool = False) -> Ruleset:
-    """Go by these rules from now on; say what is wrong with them, and let those know who remember what followed from
-    others."""
+def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
+    """Go by these rules from now on, unless settings have changed since there were so many changes of them; say what is
+    wrong with them, and let those know who remember what followed from others."""
     global _ruleset, _blind
+    if changes != _changes:
+        return ruleset
     _ruleset, _blind = ruleset, ruleset if is_blind else None
     if ruleset.snapshot:
         problems.in_force({name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems)
@@ -250,49 +259,66 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
     return is_got
 
 
-def _within_half(patience: Patience, ask: Callable[..., T], *arguments: object) -> T:
-    """The answer to a question that is told how many seconds it may take: half of what is left, so that some is left to
-    decide by what is known; and never longer than a request may take, as others may wait for their turn."""
-    began, most = time.monotonic(), max(0.0, min(patience.left, conf.TIMEOUT) / 2)
+def _within_half(patience: Patience, most: float, ask: Callable[..., T], *arguments: object) -> T:
+    """The answer to a question that is told how many seconds it may take: half of what is left, or of `most`, so that
+    some is left to decide by what is known."""
+    began, most = time.monotonic(), max(0.0, min(patience.left, most) / 2)
     answer = ask(most, *arguments)
     patience.spend(began, most)
     return answer
 
 
-def _from_database(patience: Patience) -> Mapping[str, Any]:
+def _from_database(patience: Patience, most: float) -> Mapping[str, Any]:
     """What a process begins with while Redis is away: what the database has; nothing where that takes too long."""
     if read_database is None:
         return {}
-    return _within_half(patience, read_database, _begin_with) or {}
+    return _within_half(patience, most, read_database, partial(_begin_with, NO_RULES)) or {}
 
 
-def _begin_with(snapshot: Mapping[str, Any]) -> None:
-    """Go by what the database has, where until now this process could go by the settings alone."""
+def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
+    """Go by what the database has, where it has not answered until now; unless it was asked before the revision that it
+    is to stand for."""
     with _lock:
-        if _blind is not None and _ruleset is _blind:
-            _go_by(Ruleset(_blind.declared, snapshot, _blind.fence))
+        before, changes = _blind, _changes
+        if before is not None and _ruleset is before and before.revision == as_of:
+            if before.snapshot:  # As of the revision that cannot be read.
+                snapshot = {**snapshot, "revision": as_of}
+            _go_by(_after(before, before.declared, snapshot, before.fence), changes)
 
 
-def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[bytes, Mapping[str, Any]]:
-    """The key that tells whether rules are the current ones, and the snapshot to go by: that of `ruleset` where
-    nothing is published, and it cannot be put back now. Raises `StoreError`."""
+def _after(
+    older: Ruleset | None, declared: Sequence[Rule], snapshot: Mapping[str, Any], fence: bytes | None
+) -> Ruleset:
+    """The rules of a snapshot that comes after those; after none where they are of another database."""
+    before = older if older is not None and older.snapshot.get("database") == snapshot.get("database") else None
+    return Ruleset(declared, snapshot, fence, before)
+
+
+def _published_or_best(
+    ruleset: Ruleset | None, patience: Patience, most: float
+) -> tuple[bytes, Mapping[str, Any], bool]:
+    """The key that tells whether rules are the current ones; the snapshot to go by, that of `ruleset` where nothing is
+    published, and it cannot be put back now; and whether the database has still to answer what it is. Raises
+    `StoreError`."""
     key, snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_newer
     if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot["revision"], ruleset))):
-        is_right = _within_half(patience, republish, is_garbage)
+        is_right = _within_half(patience, most, republish, is_garbage)
         key, snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
         if not is_right and is_missing and ruleset is not None and ruleset.fence is not None:
-            return key, ruleset.snapshot  # No time, or no database: go by what is known.
+            return key, ruleset.snapshot, False  # No time, or no database: go by what is known.
     if unread is None:
-        return key, snapshot
+        return key, snapshot, False
     best: Mapping[str, Any] | None = None
+    is_late = False
     if unread.is_newer and read_database is not None:
-        best = _within_half(patience, read_database, None)
+        best = _within_half(patience, most, read_database, partial(_begin_with, snapshot["revision"]))
+        is_late = best is None
     if best is None:
         best = ruleset.snapshot if ruleset is not None and ruleset.fence == key else {}
     # As of that revision: it is not asked for again until something is published that may be understood.
-    return key, {**best, "revision": snapshot["revision"]}
+    return key, {**best, "revision": snapshot["revision"]}, is_late
 
 
 def reload() -> Ruleset:
@@ -342,8 +368,9 @@ def _owner(patience: Patience) -> str:
 
 def start_fresh() -> None:
     """Go by the settings alone, until Redis says that there are other rules; for tests, whose keys are new."""
-    global _ruleset, _snapshot, _compare_at
+    global _ruleset, _snapshot, _compare_at, _changes
     _ruleset, _snapshot, _compare_at = None, {}, float("-inf")
+    _changes += 1
     freshness.expire()
     problems.clear()
     override_cache.clear()
@@ -412,13 +439,15 @@ def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
 
 
 def _reread_settings() -> None:
-    global _ruleset, _snapshot
+    global _ruleset, _snapshot, _changes
+    _changes += 1
     _snapshot = _snapshot if _ruleset is None else _ruleset.snapshot
     _ruleset = None
 
 
 def _go_elsewhere() -> None:
-    global _ruleset, _snapshot, other
+    global _ruleset, _snapshot, other, _changes
+    _changes += 1
     _ruleset = _snapshot = other = None
 
 

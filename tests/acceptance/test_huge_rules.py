@@ -121,3 +121,33 @@ def test_a_process_that_is_forked_while_it_loads_loads_itself(direct: redis.Redi
 
     assert ended([child_of(child)]) == [0]
     may_end.set()
+
+
+def test_where_no_thread_can_be_started_who_asks_reads_itself(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old rules do not go on for good."""
+    rule("first", limit=1)
+    put(direct, prefix, declared(provider.MANY + 1, 1000))
+    another_process()
+    assert get() == [200]
+    put(direct, prefix, declared(provider.MANY + 1, 0))
+    monkeypatch.setattr(provider._loading, "start", lambda: False)
+    assert get() == [429]
+
+
+@pytest.mark.parametrize("change", ["_reread_settings", "_go_elsewhere", "start_fresh"])
+def test_rules_that_other_settings_were_read_by_are_not_gone_by(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a thread was reading when settings changed."""
+    rule("first", limit=1)
+    another_process()
+    fetch = provider._fetch
+
+    def meanwhile(patience: Patience) -> Any:
+        fetched = fetch(patience)
+        getattr(provider, change)()
+        return fetched
+
+    monkeypatch.setattr(provider, "_fetch", meanwhile)
+    assert "first" in provider.load().by_name
+    assert provider.in_force() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import threading
 import time
 from typing import Any
 
@@ -18,14 +19,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.limits.call import Revision
+from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
+from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from tests.acceptance.test_rules import another_process, rule
+from tests.clusters import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ODD = ("country", "host", "weight", "mode", "audience", "algorithm", "windows", "on_store_error", "align")
@@ -247,6 +250,69 @@ def test_an_older_version_never_overwrites_what_a_newer_has_published(published:
     assert published.direct.hget(published.key, "format") == b"1"
     assert get("/good", 1, "203.0.113.9") == [429]
     assert get("/good", 2, "203.0.113.8") == [200, 429]
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["has just started", "knows the rules"])
+def test_an_edit_that_a_newer_version_published_holds_as_soon_as_the_database_has_answered(
+    is_new: bool, published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late. What was asked before another edit is not taken for what is there after it."""
+    settings.RATELIMIT_TIMEOUT = 0.05
+    rule("good", path="/good", limit=2)
+    assert get("/good", 1) == [200]
+    answers, read = threading.Event(), triggers.snapshot_of
+    reads = []
+
+    def slowly(using: str) -> Any:
+        snapshot = read(using)
+        reads.append(snapshot)
+        assert answers.wait(30)
+        return snapshot
+
+    def edit(limit: int) -> None:
+        RateLimitRule.objects.update(limit=limit)
+        published.put('{"format": 2}')
+        published.direct.hset(published.key, "format", 2)
+
+    monkeypatch.setattr(triggers, "snapshot_of", slowly)
+    edit(0)
+    if is_new:
+        another_process()
+    assert get("/good", 1, "203.0.113.2") == [200]
+    until(lambda: len(reads) == 1, "the database is asked")
+    edit(1)
+    provider.reload()
+    gap = provider.in_force()
+    answers.set()
+    assert triggers.reading.wait(30)
+    assert provider.in_force() is gap
+    provider._compare_at = 0.0  # Every few seconds.
+    provider.current()
+    until(lambda: provider.in_force() is not gap, "what the database has holds")
+    assert get("/good", 2, "203.0.113.3") == [200, 429]
+    assert provider.load(StaleRules(gap.published)) is provider.in_force()
+
+
+def test_a_late_answer_of_the_database_is_gone_by(
+    published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, by a process that has just started as well: who is blocked gets in for no longer than that takes."""
+    settings.RATELIMIT_TIMEOUT = 0.05
+    rule("good", path="/good", limit=2)
+    RateLimitOverride.objects.create(network=FIRST, effect="block")
+    published.put('{"format": 2}')
+    published.direct.hset(published.key, "format", 2)
+    answers, read = threading.Event(), triggers.snapshot_of
+    monkeypatch.setattr(triggers, "snapshot_of", lambda using: answers.wait(30) and read(using))
+    another_process()
+    gap = provider.load()
+    assert not gap.rules
+    answers.set()
+    until(lambda: provider.in_force() is not gap, "what the database has holds")
+    assert provider.in_force().published == gap.published
+    settings.RATELIMIT_TIMEOUT = 10
+    assert get("/good", 1) == [429]
+    assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
 
 
 def junk() -> st.SearchStrategy[Any]:
