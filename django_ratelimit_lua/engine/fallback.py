@@ -88,7 +88,7 @@ class FallbackLimiter:
     def clear(self) -> None:
         """Begin with nothing."""
         counters.clear()
-        self._back_at = float("-inf")
+        self.is_recovering, self._back_at = False, float("-inf")
 
     def _wait_for_others(self) -> None:
         with self._lock:
