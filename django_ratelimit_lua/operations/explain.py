@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -24,7 +25,7 @@ from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
 from ..models import RateLimitOverride
-from ..rules.callsite import group_of
+from ..rules.callsite import group_of, stacks_on
 from ..rules.describe import reading
 from ..rules.exempt import is_exempt
 from ..rules.overrides import KnownOverrides, Override, override_cache
@@ -95,10 +96,9 @@ def find_user(name: str) -> Any:
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """What a request meets in the middleware, and then at its view's `@ratelimit`: two decisions. Counts nothing."""
+    """What a request meets in the middleware, and then at each `@ratelimit` of its view: each decides by itself. Counts
+    nothing."""
     match = resolved(request)
-    stack = getattr(match.func if match is not None else None, "_ratelimits", None)
-    group = group_of(stack.view) if stack is not None else ""
     exempt: list[str] = []
     problems: dict[str, str] = {}
 
@@ -108,16 +108,18 @@ def explain(request: HttpRequest) -> Explanation:
         exempt.extend(rule.name for rule in matching if rule.template is None)
         return None if exempt else matching
 
-    def of_view(ruleset: Ruleset) -> list[Rule]:
-        counted = {name for _limit, name in limits}
-        rules = ruleset.for_call_sites(stack.rules, group, request) if stack is not None else ()
+    def of_stack(stack: Any, group: str, ruleset: Ruleset) -> list[Rule]:
+        counted = {name for limit, name in limits if limit.rule is not None}
+        rules = ruleset.for_call_sites(stack.rules, group, request)
         return [rule for rule in rules if rule.name_at(group) not in counted]
 
     limits: list[tuple[ExplainedLimit, str]] = []
     decision, block = _decide(request, of_rules, "", limits, problems, has_blocks=True)
-    decision_of_view, _block = _decide(request, of_view, group, limits, problems)
-    if decision.allowed and decision_of_view.limits:
-        decision = decision_of_view
+    for stack in stacks_on(match.func, request.method or "") if match is not None else ():
+        group = group_of(stack.view)
+        of_view, _block = _decide(request, partial(of_stack, stack, group), group, limits, problems)
+        if decision.allowed and of_view.limits:
+            decision = of_view
     return Explanation(
         decision,
         tuple(limit for limit, _name in limits),
