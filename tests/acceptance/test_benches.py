@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.bench.peers import rounds
 from tests.bench.peers.limiters import Limiter, ours
 
@@ -36,6 +38,7 @@ def missing(limits: int) -> Any:
     return no_such_package
 
 
+@pytest.mark.usefixtures("quiet")  # Round trips are counted by the server: nobody else may make any.
 def test_who_is_not_installed_or_refuses_is_said_to() -> None:
     """Its row says why, and the others are measured."""
     limiters = [
