@@ -151,8 +151,8 @@ def beyond_views(found: dict[str, Cost | Failed]) -> dict[str, Cost | Failed]:
 
 def _asked(decide: Decide) -> tuple[float, frozenset[str]]:
     """The round trips of a hit, and the names of its commands, but for those that scripts call."""
-    idle = DIRECT.info("stats")["total_reads_processed"]
-    idle = DIRECT.info("stats")["total_reads_processed"] - idle
+    reads = [DIRECT.info("stats")["total_reads_processed"] for _ in range(4)]
+    idle = min(after - before for before, after in itertools.pairwise(reads))
     trips = []
     for _ in range(3):  # A heartbeat may come between.
         before = DIRECT.info("stats")["total_reads_processed"]
