@@ -39,12 +39,18 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="subcommand", required=True, parser_class=argparse.ArgumentParser)
         commands.add_parser("list", help="list the rules that apply, in their order, and where each is defined")
-        explained = commands.add_parser("explain", help="why a request is allowed or refused; counts nothing")
+        explained = commands.add_parser(
+            "explain", help="why a request is allowed or refused; counts nothing",
+            description="Why a request without a body is allowed or refused. Counts nothing.",
+        )  # fmt: skip
         explained.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
         explained.add_argument("--method", default="GET", type=str.upper)
         explained.add_argument("--user", help="name or primary key; without it, not logged in")
         explained.add_argument("--ip", help="client address (127.0.0.1)")
-        explained.add_argument("--header", action="append", default=[], metavar="NAME:VALUE")
+        explained.add_argument(
+            "--header", action="append", default=[], metavar="NAME:VALUE",
+            help='may be repeated; a cookie is "Cookie: NAME=VALUE"',
+        )  # fmt: skip
         switched = commands.add_parser("mode", help="change the mode of a rule, when the admin cannot be reached")
         switched.add_argument("name")
         switched.add_argument("mode", choices=MODES)
