@@ -23,6 +23,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def await_port(port: int) -> None:
+    """Wait until somebody listens there, at most half a minute."""
+    for _ in range(600):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+
+
 def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
     """The demo, the site's address, and its Redis."""
     port = free_port()
@@ -34,11 +43,7 @@ def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
         text=True,
     )
     said = [process.stdout.readline() for _ in range(3)]
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
+    await_port(port)
     return process, f"http://127.0.0.1:{port}/", said[1].split()[-1]
 
 

@@ -7,11 +7,9 @@ import http.client
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from django_ratelimit_lua.identity.body import UNREAD, data_field, form_field, j
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.models import RateLimitOverride
 from tests.bodies_site import TAKES
-from tests.demo import free_port
+from tests.demo import await_port, free_port
 
 ROOT = Path(__file__).parents[2]
 FORM = "application/x-www-form-urlencoded"
@@ -281,11 +279,7 @@ def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen([sys.executable, "-m", *COMMANDS[request.param], where], cwd=ROOT, env=environment)
     try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+        await_port(port)
         yield request.param, port
     finally:
         process.terminate()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.demo import free_port
+from tests.demo import await_port, free_port
 
 ROOT = Path(__file__).parents[2]
 EXEMPT = [
@@ -61,11 +59,7 @@ def server(kind: str, prefix: str, rules: list[dict[str, object]]) -> Iterator[i
     where = f"127.0.0.1:{port}" if kind == "wsgi" else str(port)
     process = subprocess.Popen([sys.executable, "-m", *COMMANDS[kind], where], cwd=ROOT, env=environment(prefix, rules))
     try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+        await_port(port)
         yield port
     finally:
         process.terminate()

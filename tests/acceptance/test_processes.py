@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from django.test import override_settings
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from tests.clusters import until
-from tests.demo import free_port
+from tests.demo import await_port, free_port
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
@@ -44,11 +43,7 @@ def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen([sys.executable, "-m", *command, where], cwd=ROOT, env=environment)
     try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+        await_port(port)
         yield port, "/tell" if request.param == "wsgi" else "/atell"
     finally:
         process.terminate()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -16,7 +14,7 @@ from tests.bench.measure import DIRECT
 from tests.bench.peers.limiters import ASYNC_VIEWS, VIEW, VIEWS, slug, undecorated_name
 from tests.bench.peers.load import Load, load
 from tests.bench.peers.rounds import IDENTITIES, Failed, failure
-from tests.demo import free_port
+from tests.demo import await_port, free_port
 
 CONNECTIONS, SECONDS, MOST = 8, 1.0, 4000
 SERVERS = {
@@ -55,11 +53,7 @@ def _serving(command: tuple[str, ...]) -> Iterator[int]:
     at = f"127.0.0.1:{port}" if command[-1] == "--bind" else str(port)
     with subprocess.Popen([sys.executable, "-m", *command, at, "--log-level=error"]) as process:
         try:
-            for _ in range(300):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.1)
+            await_port(port)
             yield port
         finally:
             process.terminate()
