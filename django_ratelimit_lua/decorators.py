@@ -17,7 +17,7 @@ from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
 from .identity.keys import KeyLike
 from .limits.options import Options
 from .limits.rate import LimitError
-from .rules.callsite import call_site, group_of, known_call_sites
+from .rules.callsite import CallSite, call_site, group_of, known_call_sites
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.template import CostLike, RateLike
@@ -134,7 +134,10 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     if isinstance(below, _Stack) and below.checker is view:
         checked, rules = below.view, (rule, *below.rules)
     group = group_of(checked)
-    known_call_sites.add(group)
+    template = rule.template
+    # `method_decorator` tries a decorator out on a function of its own.
+    if template is not None and template.key is not None and not group.startswith("django.utils.decorators."):
+        known_call_sites.add(rule.group or group, CallSite("@ratelimit", group, template.rates, template.key.name))
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
@@ -19,7 +20,7 @@ from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import LimitError, Rate
-from .rules.callsite import known_call_sites
+from .rules.callsite import CallSite, known_call_sites
 from .rules.provider import current
 from .rules.ruleset import Ruleset
 from .stats.refusals import refusal_counter
@@ -54,13 +55,15 @@ class RateLimiter:
 
     def __init__(self, name: str, rate: RateConstant | list[RateConstant], **options: Unpack[Options]) -> None:
         self.name = name
-        known_call_sites.add(name)
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
+        caller = sys._getframe(1)
+        place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
+        known_call_sites.add(name, CallSite("RateLimiter", place, tuple(limit.rate for limit in self.limits)))
 
     @property
     def limits(self) -> tuple[Limit, ...]:

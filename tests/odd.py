@@ -107,6 +107,10 @@ LIKELY: dict[str, Any] = {
     ),
     "limit": mostly(st.integers(0, 5), numbers),
     "period": mostly(st.sampled_from([1, 7, 30]), numbers),
+    "more_rates": mostly(
+        st.lists(st.sampled_from(["5/d", "9/7m", "3/w"]), max_size=2, unique=True),
+        st.sampled_from([None, "5/h", 5, [5], ["5/moon"], {}, ["5/d"] * 2, [[]]]),
+    ),
     "burst": mostly(st.integers(1, 9), numbers),
     "cost": mostly(st.integers(0, 3), numbers),
 }

@@ -10,11 +10,14 @@ from django import forms
 from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.utils import timezone
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ..identity.address import client_address
 from ..identity.forwarded import parse_address, parse_network
+from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
+from ..models.rate_fields import written
 from ..models.rule import METHODS
 from .warnings import surprises
 
@@ -36,12 +39,51 @@ def _names(given: Any) -> list[str]:
     return list(dict.fromkeys(name for name in given if isinstance(name, str))) if isinstance(given, list) else []
 
 
+class RatesField(forms.CharField):
+    """Further rates, one per line."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(required=False, widget=forms.Textarea(attrs={"rows": 2, "cols": 20}), **kwargs)
+
+    def prepare_value(self, value: Any) -> Any:
+        """Lines for a list; what a browser sent, and what somebody has written into a row by hand, as it is."""
+        return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        lines = (self.prepare_value(initial) or "").split() if isinstance(initial, (list, str)) else initial
+        return bool(lines != (data or "").split())
+
+    def to_python(self, value: Any) -> Any:
+        """A list of rates as rules write them. Raises `ValidationError` that names the line."""
+        rates = []
+        for line in (super().to_python(value) or "").splitlines():
+            if line.strip():
+                try:
+                    rates.append(written(line.strip()))
+                except LimitError:
+                    problem = _("“%(line)s” is no limit: write for example 500/h, or 10/15m. Units: s, m, h, d, w.")
+                    raise ValidationError(problem % {"line": line.strip()}) from None
+        return rates
+
+    def validate(self, value: Any) -> None:
+        """Whether they fit together is for the rule to say."""
+
+    def run_validators(self, value: Any) -> None:
+        """The same."""
+
+
+def _further() -> RatesField:
+    field = RateLimitRule._meta.get_field("more_rates")
+    return RatesField(label=capfirst(field.verbose_name), help_text=field.help_text)
+
+
 class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     """A rule. What would surprise has to be confirmed."""
 
     has_tiers = False
     """Whether its tiers are edited beside it."""
 
+    more_rates = _further()
     methods = forms.MultipleChoiceField(
         label=_("Methods"), required=False, choices=methods,
         widget=forms.CheckboxSelectMultiple, help_text=_("None selected: all methods. GET includes HEAD."),
@@ -95,9 +137,15 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         if given.get("limit") is None and not given.get("exempt"):
             self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
         if not given.get("confirm"):
-            for field, problem in surprises(given):
+            for field, problem in surprises({**given, "rates": self._rates(given)}):
                 self.add_error(field, ValidationError([problem, _("If this is intended, tick “Confirm” below.")]))
         return given
+
+    def _rates(self, given: dict[str, Any]) -> list[str]:
+        if given.get("limit") is None or not given.get("period") or not given.get("unit"):
+            return []
+        row = RateLimitRule(limit=given["limit"], period=given["period"], unit=given["unit"])
+        return [str(row.rate), *given.get("more_rates", ())]
 
 
 def _lines(text: str) -> str:
@@ -140,9 +188,11 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
 class TierForm(forms.ModelForm):  # type: ignore[type-arg]
     """A tier of a rule."""
 
+    more_rates = _further()
+
     class Meta:
         model = RateLimitTier
-        fields = ("group", "limit", "period", "unit", "burst")
+        fields = ("group", "limit", "period", "unit", "more_rates", "burst")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

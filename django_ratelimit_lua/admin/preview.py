@@ -16,7 +16,7 @@ from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm, RuleForm
 
 FIELDS = (
-    *("limit", "period", "unit", "cost", "exempt"),
+    *("limit", "period", "unit", "more_rates", "cost", "exempt"),
     *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
 )
 """The fields of a rule that a preview goes by."""
@@ -44,22 +44,25 @@ def previewed(posted: Any) -> dict[str, Any]:
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
-        assert isinstance(template.rates[0], Rate)
-        limit = template.limit("preview", template.rates[0])
+        limits = [template.limit("preview", rate) for rate in template.rates if isinstance(rate, Rate)]
+        first = limits[0].rate
         burst = sent.cleaned_data["preview_burst"]
         flow = sent.cleaned_data["preview_flow"]
         unit = sent.cleaned_data["preview_unit"] or "m"
         simulation = simulate(
-            limit,
-            min(2 * limit.rate.limit, 1000) if burst is None else burst,
-            limit.rate if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None,
+            limits,
+            min(2 * first.limit, 1000) if burst is None else burst,
+            first if flow is None else Rate.parse(f"{flow}/{unit}") if flow else None,
             1 if rule.cost is None else rule.cost,
         )
     except RuleError as error:
         return {"problems": [error.problem]}
     except StoreError as error:
         return {"problems": [_("Redis is unavailable: %s") % error]}
-    return {"plot": plot(simulation), "words": words(simulation), "notes": notes(given)}
+    left_out = notes(given)
+    if simulation.seconds < max(limit.rate.period for limit in limits):
+        left_out.append(_("The preview ends before the longest period does."))
+    return {"plot": plot(simulation), "words": words(simulation), "notes": left_out}
 
 
 def notes(given: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
+from ..operations.call_sites import call_sites_of, meant_by
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.rule import RuleError
@@ -88,7 +89,7 @@ class RuleAdmin(ActingAdmin):
                 "description": gettext_lazy(
                     "For example 100 requests per 1 minute. If a request costs more than 1, the limit is in units."
                 ),
-                "fields": (("limit", "period", "unit"), "key", ("algorithm", "burst"), "cost"),
+                "fields": (("limit", "period", "unit"), "more_rates", "key", ("algorithm", "burst"), "cost"),
             },
         ),
         (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
@@ -106,12 +107,13 @@ class RuleAdmin(ActingAdmin):
     )  # fmt: skip
 
     class Media:
-        js = ("django_ratelimit_lua/preview.js",)
+        js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def get_urls(self) -> list[Any]:
         """The preview, and going back to an earlier version, beside Django's pages."""
         view = self.admin_site.admin_view
         return [
+            path("call-site/", view(self.call_site_view), name="django_ratelimit_lua_call_site"),
             path("preview/", view(self.preview_view), name="django_ratelimit_lua_preview"),
             path("<int:pk>/mode/<str:mode>/", view(self.mode_view), name="django_ratelimit_lua_mode"),
             path("restore/<int:pk>/", view(self.restore_view), name="django_ratelimit_lua_restore"),
@@ -191,6 +193,9 @@ class RuleAdmin(ActingAdmin):
         """With the numbers for the preview."""
         context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
         context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
+        context["call_site_url"] = reverse("admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name)
+        rule = kwargs.get("obj")
+        context |= _in_place_of("" if rule is None else rule.name)
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
 
@@ -202,6 +207,15 @@ class RuleAdmin(ActingAdmin):
         with acting(request.user):
             self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))
+
+    def call_site_view(self, request: HttpRequest) -> HttpResponse:
+        """What a rule of the name that is being typed takes the place of, as a part of a page."""
+        if not self.has_view_or_change_permission(request) and not self.has_add_permission(request):
+            raise PermissionDenied
+        return TemplateResponse(
+            request, "admin/django_ratelimit_lua/ratelimitrule/call_site.html",
+            _in_place_of(request.GET.get("name", "").strip()),
+        )  # fmt: skip
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """What the rule of the form would do to a burst and a steady flow: a plot, as a part of a page."""
@@ -244,3 +258,9 @@ class RuleAdmin(ActingAdmin):
         self.log_change(request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision})
         messages.success(request, _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()})
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
+
+
+def _in_place_of(name: str) -> dict[str, Any]:
+    """The call sites of a name, or the one that may be meant, for a template."""
+    sites = [site.words() for site in call_sites_of(name)]
+    return {"call_sites": sites, "meant": "" if sites else meant_by(name)}

@@ -72,6 +72,11 @@ class Rate:
         """The period in seconds."""
         return self.period_us / SECOND
 
+    @property
+    def per(self) -> str:
+        """The period as a rate writes it: "h", "15m"."""
+        return str(self).partition("/")[2]
+
     @classmethod
     def parse(cls, value: str | tuple[int, float | timedelta] | Rate) -> Rate:
         """Read `"N/[k]unit"` or `(count, seconds)`; the whole string must match. Raises `LimitError`."""

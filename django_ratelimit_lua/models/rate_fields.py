@@ -40,6 +40,21 @@ def column(option: str) -> dict[str, Any]:
     return arguments
 
 
+class ListField(models.JSONField):
+    """A list of texts. JSON that Python does not read, which somebody has put there by hand, reads as a value that no
+    rule can have: the row can be shown and switched off, and the rule is left out."""
+
+    def from_db_value(self, value: Any, *args: Any) -> Any:
+        try:
+            return super().from_db_value(value, *args)
+        except (ValueError, RecursionError):
+            return {"unreadable": value}
+
+    def deconstruct(self) -> Any:
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django.db.models.JSONField", args, kwargs
+
+
 class RateFields(models.Model):
     """So many units per period, and what a bucket holds."""
 
@@ -81,21 +96,61 @@ class RateFields(models.Model):
             raise ValidationError(problems)
 
     @property
-    def rate(self) -> str | None:
-        """The rate as rules write it: "100/m"."""
-        if self.limit is None:
-            return None
-        return f"{self.limit}/{self.period if self.period != 1 else ''}{self.unit}"
+    def rate(self) -> Any:
+        """The rate as rules write it: "100/m"; None where there is no limit."""
+        return None if self.limit is None else _text(self.limit, self.period, self.unit)
 
     @rate.setter
     def rate(self, value: Any) -> None:
-        rate = Rate.parse(value)
-        text = str(value) if isinstance(value, str) else str(rate)
-        count, _, rest = text.partition("/")
-        times = rest.rstrip("abcdefghijklmnopqrstuvwxyz")
-        unit = str(Rate(1, rate.period_us // int(times or 1))).removeprefix("1/")
-        if unit not in self.Unit.values:
-            raise LimitError(
-                f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days or weeks"
-            )
-        self.limit, self.period, self.unit = int(count), int(times or 1), unit
+        self.limit, self.period, self.unit = _parts(value)
+
+
+class RatesFields(RateFields):
+    """So many units per period, and further limits that hold beside."""
+
+    more_rates = ListField(
+        _("further limits"), default=list, blank=True,
+        help_text=_("One per line, for example 500/h. A request has to keep all of them, and the one above."),
+    )  # fmt: skip
+
+    class Meta:
+        abstract = True
+
+    @property
+    def rate(self) -> Any:
+        """The rate as rules write it, "100/m"; a list where there are several; None where there is no limit."""
+        first = RateFields.rate.fget(self)  # type: ignore[attr-defined]
+        if first is None or self.more_rates == []:
+            return first
+        return [first, *self.more_rates] if isinstance(self.more_rates, list) else [first, self.more_rates]
+
+    @rate.setter
+    def rate(self, value: Any) -> None:
+        first, *others = value if isinstance(value, list) else [value]
+        RateFields.rate.fset(self, first)  # type: ignore[attr-defined]
+        self.more_rates = [written(rate) for rate in others]
+
+
+def written(rate: Any) -> str:
+    """A rate as rules write it, in the unit that was meant. Raises `LimitError`.
+
+    >>> written("500/hour"), written("5/60s")
+    ('500/h', '5/60s')
+    """
+    return _text(*_parts(rate))
+
+
+def _text(limit: int, period: int, unit: str) -> str:
+    return f"{limit}/{period if period != 1 else ''}{unit}"
+
+
+def _parts(value: Any) -> tuple[int, int, str]:
+    """Limit, how many units of time, and which."""
+    rate = Rate.parse(value)
+    text = str(value) if isinstance(value, str) else str(rate)
+    count, _, rest = text.partition("/")
+    times = int(rest.rstrip("abcdefghijklmnopqrstuvwxyz") or 1)
+    unit = Rate(1, rate.period_us // times).per
+    if unit not in RateFields.Unit.values:
+        raise LimitError(f"Rate {value!r}: a rule's period is a whole number of seconds, minutes, hours, days or weeks")
+    return int(count), times, unit

@@ -15,27 +15,12 @@ from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .rate_fields import RateFields, column, named
+from .rate_fields import ListField, RatesFields, column, named
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-class _NamesField(models.JSONField):
-    """A list of names. JSON that Python does not read, which somebody has put there by hand, reads as a value that no
-    rule can have: the row can be shown and switched off, and the rule is left out."""
-
-    def from_db_value(self, value: Any, *args: Any) -> Any:
-        try:
-            return super().from_db_value(value, *args)
-        except (ValueError, RecursionError):
-            return {"unreadable": value}
-
-    def deconstruct(self) -> Any:
-        name, _path, args, kwargs = super().deconstruct()
-        return name, "django.db.models.JSONField", args, kwargs
-
-
-class RateLimitRule(RateFields, AuditedModel):
+class RateLimitRule(RatesFields, AuditedModel):
     """A limit and when it applies."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
@@ -73,11 +58,11 @@ class RateLimitRule(RateFields, AuditedModel):
             " the code."
         ),
     )  # fmt: skip
-    methods = _NamesField(
+    methods = ListField(
         _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
-    groups = _NamesField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    groups = ListField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     key = models.CharField(
         _("count by"), max_length=300, blank=True,
         help_text=_(
@@ -202,6 +187,8 @@ class RateLimitRule(RateFields, AuditedModel):
             self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
             field = _FORM_FIELDS.get(error.field, error.field)
+            if field == "limit" and self.more_rates:
+                field = "more_rates"
             is_field = field in {column.name for column in self._meta.get_fields()}
             raise ValidationError({field: error.problem} if is_field else error.problem) from None
 

@@ -12,11 +12,11 @@ from django.utils.translation import gettext_lazy as _
 from ..rules.rule import TIER_FIELDS, RuleError
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declare
 from .change import RateLimitChange
-from .rate_fields import RateFields
+from .rate_fields import RatesFields
 from .rule import RateLimitRule
 
 
-class RateLimitTier(RateFields, AuditedModel):
+class RateLimitTier(RatesFields, AuditedModel):
     """Other numbers of a rule for the members of a Django group."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
@@ -68,4 +68,4 @@ class RateLimitTier(RateFields, AuditedModel):
             pass  # Which is said already.
         except RuleError as error:
             if error.field == "tiers":  # Else it is the rule that is wrong.
-                raise ValidationError({"limit": error.problem}) from None
+                raise ValidationError({"more_rates" if self.more_rates else "limit": error.problem}) from None

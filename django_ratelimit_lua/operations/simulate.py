@@ -1,8 +1,9 @@
-"""What a limit would do to a burst and to a steady flow: asked of the program that decides, on a clock of its own."""
+"""What limits would do to a burst and to a steady flow: asked of the program that decides, on a clock of its own."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.decide import build_call
@@ -41,13 +42,16 @@ class Simulation:
     seconds: float
 
 
-def simulate(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
-    """Send a burst at once and then a steady flow, for three of the limit's periods.
+def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
+    """Send a burst at once and then a steady flow to limits that are decided together, for three of their longest
+    period, or for as long as so many requests can be decided about one by one, but for three of the shortest at least.
 
     `cost`: units of one request. Where there are more than some hundred requests, several are decided about at once.
     What is counted is deleted again. Raises `StoreError`.
     """
-    seconds = limit.rate.period * PERIODS
+    shortest, longest = (by(limit.rate.period for limit in limits) * PERIODS for by in (min, max))
+    one_by_one = MOST_CALLS * flow.period / flow.limit if flow is not None and flow.limit else 0.0
+    seconds = max(shortest, min(longest, one_by_one)) if one_by_one else longest
     step = max(1, -(-burst // (MOST_CALLS // 3)))
     moments = [(0.0, min(step, burst - done)) for done in range(0, burst, step)]
     in_burst = len(moments)
@@ -55,9 +59,10 @@ def simulate(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Simu
         total = int(seconds * flow.limit / flow.period)
         step = max(1, -(-total // MOST_CALLS))
         moments += [(number * flow.period / flow.limit, step) for number in range(1, total + 1, step)]
-    limit = limit.renamed(f"preview:{uuid.uuid4().hex}")
-    sent = [_send(limit, at, count, cost) for at, count in moments]
-    get_store().delete(build_call([Charge(limit, digest("preview"))], "refund"))
+    name = uuid.uuid4().hex
+    limits = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
+    sent = [_send(limits, at, count, cost) for at, count in moments]
+    get_store().delete(build_call([Charge(limit, digest("preview")) for limit in limits], "refund"))
     first, rest = sent[:in_burst], sent[in_burst:]
     return Simulation(
         tuple(sent),
@@ -69,15 +74,18 @@ def simulate(limit: Limit, burst: int, flow: Rate | None, cost: int = 1) -> Simu
     )
 
 
-def _send(limit: Limit, at: float, count: int, cost: int) -> SimulatedHit:
+def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> SimulatedHit:
     now = START_US + round(at * SECOND)
     identity = digest("preview")
     # No limit holds as many units as a call can ask for, so more would be granted no more.
-    charge = Charge(limit, identity, min(count * cost, MOST_COST))
-    decision = get_store().decide(build_call([charge], partial=count > 1, now=now))
+    units = min(count * cost, MOST_COST)
+    decision = get_store().decide(
+        build_call([Charge(limit, identity, units) for limit in limits], partial=count > 1, now=now)
+    )
     # Decided about together, those who do not fit are not counted: here they are, as when they come one by one.
     refused = count * cost - max(decision.granted, 1)
-    if limit.count_denied and count > 1 and refused > 0:
-        get_store().decide(build_call([Charge(limit, identity, min(refused, MOST_COST))], now=now))
+    if limits[0].count_denied and count > 1 and refused > 0:
+        more = [Charge(limit, identity, min(refused, MOST_COST)) for limit in limits]
+        get_store().decide(build_call(more, now=now))
     granted = decision.granted // cost if cost else count * decision.allowed
     return SimulatedHit(at, count, granted, decision.wait)

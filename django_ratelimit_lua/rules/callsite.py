@@ -1,16 +1,20 @@
-"""Limits written at a call site: what `@ratelimit` and `is_ratelimited` are told."""
+"""Limits written at a call site: what `@ratelimit` and `is_ratelimited` are told; and which call sites there are."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
 
 from ..identity.keys import KeyLike
 from ..limits.options import OPTIONS, Options, refuse_unknown
-from ..limits.rate import LimitError
+from ..limits.rate import LimitError, Rate
+from .describe import rate_words, whom
 from .methods import methods_label, parse_methods
 from .rule import Outcome, Rule
 from .template import CostLike, LimitTemplate
@@ -19,32 +23,100 @@ _ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "re
 """What `@ratelimit` takes beside the options of a limit."""
 
 
-class KnownNames:
-    """What call sites are called by, as far as they are imported: rules of these names take their place.
+class CallSite(NamedTuple):
+    """A place in the code that has limits: its `kind` (what it is written with), its `place` there, its `rates` as far
+    as they are constant (else functions, or None for no limit) and its `key` (empty: each call says whom it counts)."""
+
+    kind: str
+    place: str
+    rates: tuple[Any, ...]
+    key: str = ""
+
+    def words(self) -> str:
+        """What it limits, and where it stands."""
+        return _("%(rates)s per %(whom)s, in %(place)s") % {
+            "rates": rate_words([rate_text(rate) for rate in self.rates]),
+            "whom": whom(self.key.split("+")),
+            "place": self.place,
+        }
+
+
+def rate_text(rate: Any) -> str:
+    """A rate of a call site, as rules write it."""
+    if isinstance(rate, Rate):
+        return str(rate)
+    return _("no limit") if rate is None else _("what a function says")
+
+
+class KnownCallSites:
+    """The call sites, as far as they are imported, by name: rules of these names take their place.
 
     Names that are made up at run time may be any number, so only the first are kept. Where there were more, nobody
     knows: then any name may be one.
     """
 
-    MOST, LONGEST = 10_000, 200
+    MOST, LONGEST, MOST_OF_A_NAME = 10_000, 200, 50
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self._by_name: dict[str, tuple[CallSite, ...]] = {}
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names or len(name) > self.LONGEST or len(self._names) >= self.MOST
+        return name in self._by_name or len(name) > self.LONGEST or len(self._by_name) >= self.MOST
 
-    def add(self, *names: str) -> None:
-        """There are call sites of these names."""
-        for name in names:
-            if len(name) <= self.LONGEST and len(self._names) < self.MOST:
-                self._names.add(name)
+    def names(self) -> list[str]:
+        """The names, in the order of the alphabet."""
+        return sorted(self._by_name)
+
+    def add(self, name: str, site: CallSite | None = None) -> None:
+        """There is a call site of that name."""
+        present = self._by_name.get(name)
+        if present is None:
+            if len(name) > self.LONGEST or len(self._by_name) >= self.MOST:
+                return
+            present = self._by_name[name] = ()
+        if site is not None and site not in present and len(present) < self.MOST_OF_A_NAME:
+            self._by_name[name] = (*present, site)
+
+    def of(self, name: str) -> tuple[CallSite, ...]:
+        """The call sites of a name."""
+        return self._by_name.get(name, ())
 
 
-known_call_sites = KnownNames()
+known_call_sites = KnownCallSites()
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a rule in the place of a call site does not have of it: a rate that is `dropped`, or one that is `looser`
+    in the rule. `is_uncounted`: the rule counts somebody else."""
+
+    site: CallSite
+    rate: Rate
+    looser: Rate | None = None
+    is_uncounted: bool = False
+
+
+def losses(sites: Sequence[CallSite], key: str, rates: Sequence[Rate]) -> list[Loss]:
+    """What a rule with that key (empty: that of the first call site) and these rates does not have of the call sites
+    in whose place it stands.
+
+    A rate is kept where the rule has one for the same period, or one that implies it: 3 a minute are never more than
+    500 an hour.
+    """
+    found = []
+    for site in sites:
+        is_uncounted = site.key != (key or sites[0].key) and bool(site.key)
+        for rate in site.rates:
+            if not isinstance(rate, Rate):
+                continue
+            same = next((each for each in rates if each.period_us == rate.period_us), None)
+            is_implied = any(each.limit * -(-rate.period_us // each.period_us) <= rate.limit for each in rates)
+            if is_uncounted or not is_implied:
+                found.append(Loss(site, rate, None if is_uncounted else same, is_uncounted))
+    return found
 
 
 def call_site(

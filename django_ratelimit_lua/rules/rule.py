@@ -19,7 +19,7 @@ from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from .methods import ALL, parse_methods
 from .paths import path_pattern
-from .template import LimitTemplate
+from .template import LimitTemplate, compile_rate
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
@@ -30,6 +30,7 @@ TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 LONGEST_PATTERN = 1000
 MOST_PATTERNS = 50
+MOST_RATES = 10
 UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """What no database takes."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -168,7 +169,14 @@ class Rule:
         """The names of the limits that its constant rates become."""
         if self.template is None:
             return []
-        return [self.template.limit(self.name, rate).name for rate in self.template.rates if isinstance(rate, Rate)]
+        templates = [self.template, *(template for _, template in self.template.tiers)]
+        names = [
+            template.limit(self.name, rate).name
+            for template in templates
+            for rate in template.rates
+            if isinstance(rate, Rate)
+        ]
+        return list(dict.fromkeys(names))
 
 
 def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:
@@ -255,9 +263,9 @@ class _Reader:
                 self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
         if not key and group != name:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
-        if self.plain:
-            if not isinstance(rate, str):
-                self.refuse("rate", "; write one rate, such as '100/m'")
+        if not isinstance(rate, str) and (self.plain or isinstance(rate, list)):
+            rate = self.rates(rate)
+        elif self.plain:
             rate = Rate.parse(rate)
         options: Any = {option: given[option] for option in OPTIONS if option in given}
         if given.get("mode") == "off":
@@ -269,12 +277,28 @@ class _Reader:
         if given.get("tiers") is None:
             return template
 
-        def tier(rate: Rate, burst: Any) -> LimitTemplate:
-            return LimitTemplate.compiled(name, key, rate, cost, options | burst)
+        def tier(rates: list[Any], burst: Any) -> LimitTemplate:
+            return LimitTemplate.compiled(name, key, rates, cost, options | burst)
 
         return replace(template, tiers=self.tiers(tier))
 
-    def tiers(self, compiled: Callable[[Rate, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
+    def rates(self, value: Any) -> list[Any]:
+        """One rate, or several that hold together: each for a period of its own, as of two for one the smaller decides
+        alone. Raises also `LimitError`."""
+        rates = value if isinstance(value, list) else [value]
+        if self.plain and not (rates and all(isinstance(rate, str) for rate in rates)):
+            self.fail("rate", f"rate is {value!r}; write a rate, such as '100/m', or a list of rates")
+        if len(rates) > MOST_RATES:
+            self.fail("rate", f"rate: at most {MOST_RATES} rates")
+        compiled = [Rate.parse(rate) for rate in rates] if self.plain else [compile_rate(rate) for rate in rates]
+        periods: dict[int, Rate] = {}
+        for rate in compiled:
+            if isinstance(rate, Rate) and periods.setdefault(rate.period_us, rate) is not rate:
+                both = f"'{periods[rate.period_us]}' and '{rate}'"
+                self.fail("rate", f"rate: {both} are for one period, of which the smaller decides alone; write one")
+        return compiled
+
+    def tiers(self, compiled: Callable[[Any, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:
         """The same rule with other numbers for Django groups, the most favourable first."""
         value = self.given["tiers"]
         if not isinstance(value, (list, tuple)):
@@ -292,16 +316,21 @@ class _Reader:
                 self.left_out.append(f"{error} (a tier, which is left out; its group has the numbers of the rule)")
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def _tier(self, tier: Any, compiled: Callable[[Rate, Any], LimitTemplate]) -> tuple[str, LimitTemplate]:
+    def _tier(self, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> tuple[str, LimitTemplate]:
         named = isinstance(tier, Mapping) and isinstance(tier.get("group"), str) and tier["group"]
         if not named or "rate" not in tier or set(tier) - set(TIER_FIELDS):
             self.fail("tiers", f"tier {tier!r}; write {{'group': NAME, 'rate': '1000/m'}}, if need be with 'burst'")
         try:
-            rate = Rate.parse(tier["rate"])
+            rates = self.rates(tier["rate"])
+            if not all(isinstance(rate, Rate) for rate in rates) or not rates:
+                raise ValueError(f"rate is {tier['rate']!r}")
         except WRONG as error:
-            self.fail("tiers", f"tier of {tier['group']!r}: a tier has one constant rate: {error}")
+            self.fail("tiers", f"tier of {tier['group']!r}: a tier has constant rates: {error}")
+        except RuleError as error:
+            self.fail("tiers", f"tier of {tier['group']!r}: {error.problem}")
+        burst = {"burst": tier["burst"]} if tier.get("burst") is not None else {}
         try:
-            return str(tier["group"]), compiled(rate, {"burst": tier["burst"]} if tier.get("burst") is not None else {})
+            return str(tier["group"]), compiled(rates, burst)
         except WRONG as error:  # Nothing but its numbers can be wrong.
             self.fail("tiers", str(error))
 
@@ -311,9 +340,9 @@ def _is_audience(name: Any) -> bool:
 
 
 def _favour(template: LimitTemplate) -> tuple[float, int]:
-    rate = template.rates[0]
-    assert isinstance(rate, Rate)
-    return rate.limit / rate.period_us, template.options.get("burst") or rate.limit
+    rates = [rate for rate in template.rates if isinstance(rate, Rate)]
+    slowest = min(rates, key=lambda rate: rate.limit / rate.period_us)
+    return slowest.limit / slowest.period_us, template.options.get("burst") or slowest.limit
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -382,7 +411,7 @@ def compile_rule(
             if "audience" in given:
                 reader.audience()
             if given.get("tiers") is not None:
-                reader.tiers(lambda rate, burst: LimitTemplate(None, (rate,)))
+                reader.tiers(lambda rates, burst: LimitTemplate(None, tuple(rates)))
     elif given.get("rate") is None:
         reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
     else:

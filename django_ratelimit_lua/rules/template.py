@@ -53,8 +53,9 @@ class LimitTemplate:
       stands (if it says nothing of the cost, 1);
     - `rates`: units per time, or functions that are called for them; `options`: of each limit;
     - `tiers`: what stands in its place for the members of Django groups, the most favourable first;
-    - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and the rate
-      is no part of the name, so that a changed rate keeps the count.
+    - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and a rate is
+      told by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that another
+      is put beside.
     """
 
     key: Key | None
@@ -95,9 +96,14 @@ class LimitTemplate:
                 self._limits.clear()
             if self.label:
                 name = f"{name}:{self.label}:{rate}"
-            elif len(self.rates) > 1:
-                name = f"{name}:{rate}"
+            elif len(self.rates) > 1 and rate.period_us != self._longest:
+                name = f"{name}:{rate.per}"
             options: Options = {**self.options, "algorithm": algorithm}
             limit = Limit(f"{name}*{ordinal}" if ordinal > 1 else name, rate, **options)
             self._limits[limit_key] = limit
         return limit
+
+    @property
+    def _longest(self) -> int:
+        """The longest of the periods that are known, in microseconds."""
+        return max((rate.period_us for rate in self.rates if isinstance(rate, Rate)), default=0)

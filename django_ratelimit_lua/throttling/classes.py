@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import known_call_sites
+from ..rules.callsite import CallSite, known_call_sites
 from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -37,6 +38,15 @@ from ..web.headers import add_headers
 from ..web.plan import Place
 from ..web.responses import refusal_message
 from .batch import decision_for
+
+
+def _constant(rate: Any) -> tuple[Rate, ...]:
+    """The rates in what a throttle may have for one, as far as they can be understood: else the throttle says so."""
+    rates = []
+    for each in rate.values() if isinstance(rate, Mapping) else (rate,):
+        with suppress(LimitError):
+            rates += [Rate.parse(each)] if each else []
+    return tuple(rates)
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
@@ -70,7 +80,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         super().__init_subclass__(**kwargs)
         refuse_unknown(f"Throttle {cls.__name__}", cls.options)
         if isinstance(cls.scope, str):
-            known_call_sites.add(cls.scope)
+            # Where it has no rate of its own, that is in the settings.
+            site = CallSite("throttle", f"{cls.__module__}.{cls.__qualname__}", _constant(cls.rate))
+            known_call_sites.add(cls.scope, site if cls.rate else None)
 
     def __init__(self) -> None:
         if not self.rate:
@@ -305,7 +317,8 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     return response
 
 
-known_call_sites.add(*api_settings.DEFAULT_THROTTLE_RATES)
+for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():
+    known_call_sites.add(_scope, CallSite("throttle", "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _constant(_rate)))
 
 
 @lru_cache(maxsize=4096)

@@ -305,9 +305,9 @@ def test_the_preview_counts_who_is_refused_where_the_rule_does(operator: Client,
 def test_a_preview_of_many_at_once_is_that_of_one_by_one(monkeypatch: Any, algorithm: Any, cost: int) -> None:
     """Where several are asked about together, as many are refused and counted as if each had come by itself."""
     limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
-    one_by_one = simulate(limit, 30, Rate.parse("60/m"), cost)
+    one_by_one = simulate([limit], 30, Rate.parse("60/m"), cost)
     monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MOST_CALLS", 15)
-    assert simulate(limit, 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
+    assert simulate([limit], 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
 
 
 def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> None:

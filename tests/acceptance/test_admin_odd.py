@@ -485,7 +485,7 @@ def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, r
     assert operator.get(f"{RULES}{RateLimitRule.objects.get(name='broken').pk}/change/").status_code == 200
 
 
-@pytest.mark.parametrize("column", ["methods", "groups"])
+@pytest.mark.parametrize("column", ["methods", "groups", "more_rates"])
 @pytest.mark.parametrize("way", ["list", "action", "button", "command"])
 def test_a_row_whose_json_is_unreadable_is_shown_and_switched_off(column: str, way: str, operator: Client) -> None:
     """In every way in which a rule is switched; it is never applied as if nothing had been said there."""

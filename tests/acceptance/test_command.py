@@ -141,7 +141,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
         ("- 5", "is no rule"),
         ("- {name: x}", "needs a rate"),
         ("- {name: x, key: os.system, rate: 1/m, path: /}", "callables can only be named in the settings"),
-        ("- {name: x, key: ip, rate: [1/s, 2/m], path: /}", "write one rate"),
+        ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
         (
             "- {name: x, key: ip, rate: 1/s, path: /}\n- {name: x, key: ip, rate: 1/s, path: /}",
             "two rules are called x",

@@ -29,7 +29,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import TAG_SIZE, Call, Revision, Subject
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
-from django_ratelimit_lua.rules.callsite import KnownNames, known_call_sites
+from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import start_fresh
@@ -52,7 +52,7 @@ limiters: list[RateLimiter] = []
 def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered before and after, and this process has all of what is split."""
     monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
-    names = set(known_call_sites._names)
+    names = dict(known_call_sites._by_name)
 
     def forget() -> None:
         deny_cache.clear()
@@ -64,7 +64,7 @@ def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
     yield
     forget()
-    known_call_sites._names.intersection_update(names)
+    known_call_sites._by_name = names
 
 
 def odd(number: int) -> str:
@@ -83,7 +83,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
-    monkeypatch.setattr(KnownNames, "MOST", max(BOUND, len(known_call_sites)))
+    monkeypatch.setattr(KnownCallSites, "MOST", max(BOUND, len(known_call_sites)))
 
 
 def limiter(name: str, rate: str, **options: Any) -> RateLimiter:

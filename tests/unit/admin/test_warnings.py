@@ -8,8 +8,10 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
-from django_ratelimit_lua.admin.warnings import route_names, surprises
-from django_ratelimit_lua.rules.callsite import known_call_sites
+from django_ratelimit_lua.admin.warnings import surprises
+from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.operations.call_sites import meant_by, route_names
+from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
 
 
 def view(request: HttpRequest) -> HttpResponse:
@@ -18,13 +20,14 @@ def view(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [path("api/", include(([path("things/", view, name="things")], "api"), namespace="v1")), path("", view)]
 RULE: dict[str, Any] = {"name": "api", "path": "/api/", "key": "ip", "limit": 5, "audience": "everyone"}
+SEARCH = CallSite("@ratelimit", "app.search", (Rate.parse("10/s"), Rate.parse("500/h")), "ip")
 
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the code has one limit."""
     settings.ROOT_URLCONF = __name__
-    monkeypatch.setattr(known_call_sites, "_names", {"search"})
+    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (SEARCH,)})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,13 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"route": "things"}, ["route"]),
         ({"path": ""}, ["name"]),
         ({"path": "", "group": "search"}, []),
-        ({"path": "", "name": "search"}, []),
+        ({"path": "", "name": "search", "rates": ["5/s", "500/h"]}, []),
+        ({"path": "", "name": "search", "rates": ["5/s"]}, ["more_rates"]),
+        ({"path": "", "name": "search", "rates": ["11/s", "500/h"]}, ["limit"]),
+        ({"path": "", "name": "search", "rates": ["5/s", "900/h"]}, ["more_rates"]),
+        ({"path": "", "name": "search", "rates": ["5/s", "5/h"], "key": "path"}, ["key", "key"]),
+        ({"path": "", "name": "search", "rates": ["5/s", "5/h"], "mode": "off"}, ["more_rates", "more_rates"]),
+        ({"path": "", "name": "slow", "group": "search", "rates": ["5/s"]}, []),
     ],
 )
 def test_what_is_surprising_is_said_of_its_field(words: dict[str, Any], fields: list[str]) -> None:
@@ -56,3 +65,8 @@ def test_what_is_surprising_is_said_of_its_field(words: dict[str, Any], fields: 
 def test_routes_are_known_by_their_names_with_namespaces() -> None:
     """Those without a name are none."""
     assert route_names() == {"v1:things"}
+
+
+def test_a_name_that_is_nearly_one_of_the_code_is_told() -> None:
+    """What may be meant; nothing where it is one, or like none."""
+    assert [meant_by(name) for name in ("serach", "search", "orders", "")] == ["search", "", "", ""]

@@ -30,6 +30,19 @@ def test_a_rate_is_kept_as_it_was_written(written: Any, columns: tuple[int, int,
     assert ((rule.limit, rule.period, rule.unit), rule.rate) == (columns, read)
 
 
+def test_a_rule_has_one_rate_or_a_list() -> None:
+    """Each in the unit that was meant; without a limit there is none."""
+    rule = RateLimitRule()
+    rule.rate = ["10/second", "5/60s", "500/h"]
+    assert ((rule.limit, rule.unit, rule.more_rates), rule.rate) == (
+        (10, "s", ["5/60s", "500/h"]), ["10/s", "5/60s", "500/h"],
+    )  # fmt: skip
+    rule.rate = "3/m"
+    assert (rule.more_rates, rule.rate) == ([], "3/m")
+    rule.limit = None
+    assert rule.rate is None
+
+
 @pytest.mark.parametrize("written", ["5/moon", "m", (1, 0.5), None])
 def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
     """Parts of a second, and whatever is no rate."""

@@ -7,18 +7,19 @@ from typing import Any
 
 from django.views import View
 
-from django_ratelimit_lua.rules.callsite import KnownNames, call_site, group_of
+from django_ratelimit_lua.rules.callsite import KnownCallSites, call_site, group_of
 from tests.unit.rules.test_rule import limit_name
 
 
 def test_a_name_may_be_one_where_not_all_are_known() -> None:
     """Names in the code are known; where names are made up without end, or are too long to keep, any may be one."""
-    names = KnownNames()
-    names.add("login", "y" * 300)
+    names = KnownCallSites()
+    names.add("login")
+    names.add("y" * 300)
     assert ("login" in names, "logout" in names, "y" * 300 in names, len(names)) == (True, False, True, 1)
-    for number in range(KnownNames.MOST):
+    for number in range(KnownCallSites.MOST):
         names.add(f"made up {number}")
-    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownNames.MOST)
+    assert ("login" in names, "logout" in names, len(names)) == (True, True, KnownCallSites.MOST)
 
 
 def view(request: Any) -> None:

@@ -83,9 +83,12 @@ def test_a_call_site_is_a_rule_without_a_name() -> None:
 
 
 def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
-    """It is named by itself, unless it has several rates."""
+    """It is named by itself; of several rates, the shorter periods are in the names."""
     assert limit_name(declared()) == limit_name(declared(rate="7/h")) == "api"
-    assert declared(rate=["10/s", "500/h"]).limit_names() == ["api:10/s", "api:500/h"]
+    assert declared(rate=["10/s", "500/h"]).limit_names() == ["api:s", "api"]
+    assert declared(rate=["5/15m", "3/s", "9/h"]).limit_names() == ["api:15m", "api:s", "api"]
+    tiers = [{"group": "pro", "rate": ["20/s", "900/h"]}]
+    assert declared(tiers=tiers).limit_names() == ["api", "api:s"]
 
 
 def test_a_rule_in_the_place_of_call_sites_asks_them_for_what_only_they_can_know() -> None:

@@ -1,0 +1,210 @@
+"""A rule holds several rates, as a call site does; and what it takes the place of is not lost unasked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
+from django_ratelimit_lua.rules.rule import RuleError
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import NO_TIERS, RULES, errors, given
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator = test_admin.operator
+
+
+@ratelimit("finds", "ip", ["10/s", "500/h"])
+def finds(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(" ".join(f"{state.name}={state.limit}" for state in request.ratelimit.limits))
+
+
+@method_decorator(ratelimit(key=("ip", "post:name"), rate="5/15m"), name="dispatch")
+class Entrance(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("in")
+
+
+urlpatterns = [*test_admin.urlpatterns, path("finds", finds), path("entrance", Entrance.as_view())]
+post = RateLimiter("several.post", ["2/s", "3/h"])
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    test_admin.site.__wrapped__(settings)  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = __name__
+
+
+def asked(times: int = 1, where: str = "/finds", **extra: Any) -> list[int]:
+    client = Client(REMOTE_ADDR="203.0.113.9")
+    return [client.get(where, **extra).status_code for _ in range(times)]
+
+
+def test_all_rates_of_a_rule_hold_in_the_place_of_a_call_site(operator: Client) -> None:
+    """The one that is full refuses, whichever it is."""
+    operator.post(f"{RULES}add/", given(name="finds", limit=100, unit="s", more_rates="500/h\n3/d"))
+    rule = RateLimitRule.objects.get()
+    assert rule.rate == ["100/s", "500/h", "3/d"]
+    assert Client(REMOTE_ADDR="198.51.100.7").get("/finds").content == b"finds:s=100 finds:h=500 finds=3"
+    assert asked(4) == [200, 200, 200, 429]
+    assert "100 per second and 500 per hour and 3 per day" in operator.get(RULES).content.decode()
+    assert "500/h\n3/d</textarea>" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+
+
+def test_a_rule_of_several_rates_takes_the_place_of_a_limiter() -> None:
+    """All of them."""
+    RateLimitRule.objects.create(name="several.post", limit=5, unit="m", more_rates=["2/d"])
+    assert [post.hit("ada").allowed for _ in range(3)] == [True, True, False]
+
+
+def test_counts_stay_whichever_rate_is_changed() -> None:
+    """A rate is told from the others by its period alone: a lower number, or one more rate, forgets nothing."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=3, unit="h")
+    assert asked(2, "/ok") == [200, 200]
+    rule.limit, rule.unit, rule.more_rates = 50, "s", ["3/h"]
+    rule.save()
+    assert asked(2, "/ok") == [200, 429]
+    rule.more_rates = ["5/h"]
+    rule.save()
+    assert asked(3, "/ok") == [200, 200, 429]
+
+
+def test_tiers_have_several_rates_too(operator: Client) -> None:
+    """In the form, in the database and for who is in the group."""
+    Group.objects.create(name="pro")
+    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-limit": 50, "tiers-0-period": 1}
+    tier |= {"tiers-0-unit": "s", "tiers-0-more_rates": "2/h"}
+    operator.post(f"{RULES}add/", {**given(path="/ok", key="ip", limit=1), **tier})
+    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": ["50/s", "2/h"]}]
+    ada = User.objects.create(username="ada")
+    ada.groups.add(Group.objects.get())
+    client = Client(REMOTE_ADDR="203.0.113.9")
+    client.force_login(ada)
+    assert [client.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_several_rates_go_through_files_and_history() -> None:
+    """What is exported is what is imported; an earlier version comes back with all its rates."""
+    text = '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, rate: ["20/s", "9/m"]}]}'
+    apply(text)
+    assert "rate:\n  - 10/s\n  - 500/h\n" in export()
+    assert plan(export()) == []
+    (change,) = plan(text.replace('"10/s", "500/hour"', "10/s"))
+    assert change.words() == ["~ site", "    rate: 10/s, 500/h → 10/s"]
+    RateLimitRule.objects.update(more_rates=[])
+    latest = RateLimitChange.objects.first()
+    assert latest is not None
+    assert (latest.before or {})["rate"] == ["10/s", "500/h"]
+    assert (latest.after or {})["rate"] == "10/s"
+
+
+@pytest.mark.parametrize(
+    ("rates", "problem"),
+    [
+        (["5/h"], "are for one period"),
+        (["60/60m"], "are for one period"),
+        (["5/moon"], "unknown unit"),
+        ([5], "or a list of rates"),
+        ({"a": 1}, "or a list of rates"),
+        ([f"{number}/{number}d" for number in range(1, 11)], "at most 10 rates"),
+    ],
+)
+def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str) -> None:
+    """At their field, by the model; and what somebody wrote by hand leaves the site as it is."""
+    rule = RateLimitRule(name="site", path="/ok", key="ip", limit=1, unit="h", more_rates=rates)
+    with pytest.raises(ValidationError) as raised:
+        rule.clean()
+    assert problem in str(raised.value.message_dict["more_rates"])
+    rule.save()
+    assert asked(2, "/ok") == [200, 200]
+    with pytest.raises(RuleError):
+        rule.compiled()
+    whole = RateLimitRule.objects.create(name="whole", path="/ok", key="ip", limit=1, unit="h")
+    with pytest.raises(ValidationError) as raised:
+        RateLimitTier(rule=whole, group="pro", limit=5, unit="h", more_rates=rates).clean()
+    assert "more_rates" in raised.value.message_dict
+
+
+def test_a_line_that_is_no_rate_is_said_in_the_words_of_the_form(operator: Client) -> None:
+    """Which line, and what would be right; the lines stay as they were typed."""
+    answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany"))
+    assert "“many” is no limit: write for example 500/h" in errors(answer)
+    assert "500/h\nmany</textarea>" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"limit": 3, "unit": "s"}, "The code also has 500 per hour per address"),
+        ({"limit": 300}, "The code also has 10 per second per address"),
+        ({"limit": 3, "unit": "s", "mode": "off"}, "The code also has 10 per second per address"),
+        ({"limit": 20, "unit": "s", "more_rates": "500/h"}, "Looser than the code, which has 10 per second"),
+        ({"limit": 10, "unit": "s", "more_rates": "501/h"}, "Looser than the code, which has 500 per hour"),
+        ({"limit": 3, "unit": "s", "more_rates": "500/h", "key": "user_or_ip"}, "The code also has 10 per second"),
+    ],
+)
+def test_what_the_code_limits_is_dropped_only_if_that_is_confirmed(
+    fields: dict[str, Any], problem: str, operator: Client
+) -> None:
+    """Said with its place; a tick is enough."""
+    form = given(name="finds", **fields)
+    answer = operator.post(f"{RULES}add/", form)
+    assert problem in errors(answer)
+    assert f"{__name__}.finds" in errors(answer) or "Looser" in problem
+    assert not RateLimitRule.objects.exists()
+    assert operator.post(f"{RULES}add/", {**form, "confirm": "on"}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"limit": 3, "unit": "s", "more_rates": "500/h"},
+        {"limit": 3, "unit": "s", "more_rates": "100/h", "key": "ip"},
+        {"limit": 2, "unit": "h"},
+        {"limit": 3, "unit": "s", "group": "finds", "name": "slower", "key": "ip"},
+        {"limit": 3, "unit": "s", "path": "/ok", "name": "elsewhere", "key": "ip"},
+    ],
+)
+def test_what_keeps_the_limits_of_the_code_needs_no_confirmation(fields: dict[str, Any], operator: Client) -> None:
+    """All rates are there, or implied, or the rule stands beside."""
+    answer = operator.post(f"{RULES}add/", given(**{"name": "finds", **fields}))
+    assert answer.status_code == 302, errors(answer)
+
+
+def test_while_a_name_is_typed_the_form_says_what_it_takes_the_place_of(operator: Client) -> None:
+    """The rates, who is counted and where that stands; a slip of the finger is asked about."""
+    url = f"{RULES}call-site/"
+    page = operator.get(url, {"name": "finds"}).content.decode()
+    assert "Takes the place of what the code says" in page
+    assert f"10 per second and 500 per hour per address, in {__name__}.finds" in page
+    page = operator.get(url, {"name": f"{__name__}.Entrance.dispatch"}).content.decode()
+    assert "5 per 15 minutes per address and post:name" in page
+    assert "Did you mean “finds”?" in operator.get(url, {"name": "find"}).content.decode()
+    assert operator.get(url, {"name": ""}).content.decode().strip() == ""
+    answer = operator.post(f"{RULES}add/", given(name="findz", limit=3))
+    assert "Did you mean “finds”?" in errors(answer)
+    rule = RateLimitRule.objects.create(name="finds", limit=3, unit="s", more_rates=["500/h"])
+    assert "Takes the place of" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+    stranger = Client()
+    stranger.force_login(User.objects.create_user("nobody", is_staff=True))
+    assert stranger.get(url, {"name": "finds"}).status_code == 403
+
+
+def test_the_preview_plays_all_rates_through(operator: Client) -> None:
+    """The smaller of a burst decides, and the preview says where it ends too early to show the other."""
+    form = given(path="/ok", key="ip", limit=4, unit="s", more_rates="9/m")
+    page = operator.post(f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 1, "preview_unit": "s"})
+    text = page.content.decode()
+    assert "Of 20 at once, 4 are allowed. Of 180 that follow steadily, 23 are allowed." in text
+    fast = operator.post(f"{RULES}preview/", {**form, "preview_burst": 20, "preview_flow": 60, "preview_unit": "s"})
+    assert "ends before the longest period" in fast.content.decode()
