@@ -9,18 +9,19 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError
+from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..limits.call import StaleRules
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import has_news
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet, to_find_master
+from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet, string_at, to_find_master
 from .patience import GRACE, Patience, Pulse
 from .redis_py import AsyncDial
 
@@ -32,17 +33,22 @@ within 0.1 s it has listened ten times at least."""
 
 
 class _Wait:
-    """Somebody waits for something, until `due`; each sign of life that `pulse` tells of is worth all the `seconds`."""
+    """Somebody waits for something, as long as the `patience` lasts."""
 
-    __slots__ = ("_heard_at", "_pulse", "_seconds", "due", "future", "is_over")
+    __slots__ = ("_heard_at", "_pulse", "_seconds", "due", "future", "is_over", "patience")
 
-    def __init__(self, future: asyncio.Future[Any], now: float, seconds: float, pulse: Pulse | None) -> None:
+    def __init__(self, future: asyncio.Future[Any], patience: Patience) -> None:
         self.future = future
-        self.due = now + seconds
+        self.patience = patience
         self.is_over = False
-        self._seconds = seconds
-        self._pulse = pulse
-        self._heard_at = pulse.heard_at if pulse is not None else 0.0
+        self.due = 0.0
+        self._seconds = patience.left
+        self._pulse: Pulse | None = None
+        self._heard_at = 0.0
+
+    def listen_to(self, pulse: Pulse) -> None:
+        """Have each of its signs of life give the patience back."""
+        self._pulse, self._heard_at = pulse, pulse.heard_at
 
     def listen(self, now: float) -> None:
         """Begin anew where there was a sign of life."""
@@ -51,37 +57,47 @@ class _Wait:
             self.due = max(self.due, now + self._seconds)
 
     def end(self) -> None:
-        """Its time is over, unless it has come to something already."""
+        """Its time is over."""
         self.is_over = True
+        self.patience.left = 0.0
         if isinstance(self.future, asyncio.Task):
             self.future.cancel()
-        elif not self.future.done():
+        else:
             self.future.set_exception(RedisTimeoutError("no answer within the deadline"))
 
 
 class Watch:
-    """The deadlines of one event loop, by a clock that stands still while the loop is busy with something else."""
+    """The deadlines of one event loop, by a clock that stands still while the loop is busy with something else.
+
+    `seen`: what it showed when it was looked at last.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.seen = 0.0
         self._loop = loop
-        self._waits: set[_Wait] = set()
-        self._clock, self._looked_at = 0.0, time.monotonic()
+        self._waits: list[_Wait] = []
+        self._looked_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
     def clock(self) -> float:
         """Seconds, of no meaning but to each other."""
-        return self._clock + min(time.monotonic() - self._looked_at, LONGEST_STEP)
+        return self.seen + min(time.monotonic() - self._looked_at, LONGEST_STEP)
 
-    async def wait(self, future: asyncio.Future[Any], patience: Patience, pulse: Pulse | None = None) -> Any:
-        """What a future comes to. Raises `redis.exceptions.TimeoutError` where the patience ends before.
-
-        `pulse`: each sign of life that it tells of gives the patience back.
-        """
+    def begin(self, waits: Sequence[_Wait]) -> None:
+        """End those, from now on, that have come to nothing when their patience ends."""
         if self._timer is None:
             self._looked_at = time.monotonic()
-            self._timer = self._loop.call_later(min(TICK, max(patience.left, 0.001)), self._look)
-        wait = _Wait(future, self.clock(), patience.left, pulse)
-        self._waits.add(wait)
+            soonest = min([wait.patience.left for wait in waits])
+            self._timer = self._loop.call_later(min(TICK, max(soonest, 0.001)), self._look)
+        now = self.clock()
+        for wait in waits:
+            wait.due = now + wait.patience.left
+        self._waits += waits
+
+    async def wait(self, future: asyncio.Future[Any], patience: Patience) -> Any:
+        """What a future comes to. Raises `redis.exceptions.TimeoutError` where the patience ends before."""
+        wait = _Wait(future, patience)
+        self.begin([wait])
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
@@ -91,31 +107,62 @@ class Watch:
                 raise  # It is whoever asked that was cancelled.
             raise RedisTimeoutError("no answer within the deadline") from None
         finally:
-            self._waits.discard(wait)
-            patience.left = wait.due - self.clock()  # An answer to this one is no sign of life that it has waited for.
+            wait.is_over = True
+            patience.left = wait.due - self.clock()
 
     def _look(self) -> None:
         now = time.monotonic()
-        self._clock += min(now - self._looked_at, LONGEST_STEP)
+        self.seen += min(now - self._looked_at, LONGEST_STEP)
         self._looked_at = now
+        self._waits = [wait for wait in self._waits if not (wait.is_over or wait.future.done())]
         nearest = TICK
         for wait in self._waits:
-            wait.listen(self._clock)
-            nearest = min(nearest, wait.due - self._clock)
-            if wait.due <= self._clock and not wait.is_over:
+            wait.listen(self.seen)
+            nearest = min(nearest, wait.due - self.seen)
+            if wait.due <= self.seen:
                 wait.end()
         self._timer = self._loop.call_later(max(nearest, 0.001), self._look) if self._waits else None
 
 
-class _Asked:
-    """What somebody asks: what to send, the replies that are owed for it, and what tells that they have come."""
+class _Asked(_Wait):
+    """What somebody asks: what to send, and the replies that are owed for it: without any, one of at most so many
+    bytes. If that is a string, the future comes to what `read` makes of it; else it tells that `replies` have come."""
 
-    __slots__ = ("answered", "replies", "to_send")
+    __slots__ = ("most", "read", "replies", "to_send")
 
-    def __init__(self, to_send: bytes, replies: Replies, answered: asyncio.Future[None]) -> None:
+    def __init__(
+        self,
+        to_send: bytes,
+        patience: Patience,
+        future: asyncio.Future[Any],
+        replies: Replies | None = None,
+        read: Callable[[Any], Any] = lambda reply: reply,
+        most: int = 0,
+    ) -> None:
+        super().__init__(future, patience)
         self.to_send = to_send
         self.replies = replies
-        self.answered = answered
+        self.read = read
+        self.most = most
+
+    def take(self, data: bytes, at: int) -> int | None:
+        """Read on from a place; the place behind what is owed, or None while there is more to come. Raises whatever
+        tells that this is no reply."""
+        future = self.future
+        if self.replies is None:
+            whole = string_at(data, at)
+            if whole is not None:
+                if not future.done():
+                    try:
+                        future.set_result(self.read(whole[0]))
+                    except (ResponseError, StaleRules) as error:
+                        future.set_exception(error)
+                return whole[1]
+            self.replies = Replies(1, self.most)
+        after = self.replies.take(data, at)
+        if after is not None and not future.done():
+            future.set_result(None)
+        return after
 
 
 class Link(asyncio.Protocol):
@@ -157,7 +204,7 @@ class Link(asyncio.Protocol):
     @property
     def silence(self) -> float:
         """For how long (seconds that the loop has listened) it has owed a reply without one."""
-        return self._watch.clock() - self._silent_since if self._asked else 0.0
+        return self._watch.seen - self._silent_since if self._asked else 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -175,18 +222,18 @@ class Link(asyncio.Protocol):
         if not self._was_used:
             self._early += data  # What it says of itself, before anything was asked, is about the first question.
             return
+        at, now, heard_at = 0, self._watch.clock(), time.monotonic()
         try:
-            while data:
+            while at < len(data):
                 if not self._asked:
                     raise InvalidResponse("more than was asked for")
-                rest = self._asked[0].replies.take(data)
-                if rest is None:
+                asked = self._asked[0]
+                after = asked.take(data, at)
+                if after is None:
                     return
-                data, answered = rest, self._asked.popleft().answered
-                self._silent_since = self._watch.clock()
-                self._pulse.heard_at = self._server.heard_at = time.monotonic()
-                if not answered.done():
-                    answered.set_result(None)
+                self._asked.popleft()
+                at, asked.patience.left = after, asked.due - now
+                self._silent_since, self._pulse.heard_at, self._server.heard_at = now, heard_at, heard_at
         except Exception as error:
             self._fail(error)
 
@@ -198,12 +245,15 @@ class Link(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         """Close it; the first that waits is told why, and those behind that they were not answered."""
         self.close()
-        waiting = [entry.answered for entry in (*self._asked, *self._to_ask) if not entry.answered.done()]
+        now = self._watch.clock()
+        for asked in self._asked:
+            asked.patience.left = asked.due - now
+        waiting = [asked.future for asked in (*self._asked, *self._to_ask) if not asked.future.done()]
         self._asked.clear()
         self._to_ask.clear()
         behind = f"the connection was closed before this was answered: {error}"
-        for answered in waiting:
-            answered.set_exception(error)
+        for future in waiting:
+            future.set_exception(error)
             error = RedisConnectionError(behind)
 
     def retire(self) -> None:
@@ -221,69 +271,92 @@ class Link(asyncio.Protocol):
 
     async def ask(self, question: Question, patience: Patience) -> Any:
         """The answer to a question; see `blocking.Link.ask`."""
-        return await self.perform(question.exchange(self._loads), patience)
+        if question.ahead:
+            return await self.perform(question.exchange(self._loads), patience)
+        future = self._loop.create_future()
+        asked = _Asked(question.command, patience, future, read=question.read, most=question.most)
+        self._exchanges += 1
+        try:
+            self._send(asked)
+            answer = await future
+        except BaseException as error:
+            raise self._ended(error, future)  # noqa: B904 - it knows its cause
+        else:
+            if asked.replies is None:  # Nearly every reply is one string that comes at once.
+                return answer
+            return await self.perform(question.exchange(self._loads), patience, asked.replies)
+        finally:
+            self._leave()
 
-    async def perform(self, exchange: Exchange, patience: Patience) -> Any:
-        """The answer of an exchange."""
+    async def perform(self, exchange: Exchange, patience: Patience, replies: Replies | None = None) -> Any:
+        """The answer of an exchange, of which the first replies may have come already."""
+        future = self._loop.create_future()
         self._exchanges += 1
         try:
             to_send, owed = next(exchange)
             while True:
-                await self._replied(to_send, owed, patience)
-                to_send, owed = exchange.send(owed.found)
+                if replies is None:
+                    future, replies = self._loop.create_future(), owed
+                    self._send(_Asked(to_send, patience, future, owed))
+                    await future
+                to_send, owed = exchange.send(replies.found)
+                replies = None
         except StopIteration as finished:
             return finished.value
-        except (asyncio.CancelledError, GeneratorExit, RedisTimeoutError):
-            raise
         except BaseException as error:
-            raise ended_by(error, self.retire if isinstance(error, ReadOnlyError) else self.close)  # noqa: B904
+            raise self._ended(error, future)  # noqa: B904 - it knows its cause
         finally:
             exchange.close()
-            self._exchanges -= 1
-            if self._is_retired and not self._exchanges:
-                self.close()
+            self._leave()
 
-    async def _replied(self, to_send: bytes, owed: Replies, patience: Patience) -> None:
+    def _send(self, asked: _Asked) -> None:
         if self._transport is None:
             early, self._early = self._early, b""
-            if early and owed.take(early) is not None:
+            if early and asked.take(early, 0) is not None:
                 return  # What it has said before it hung up, as one does that has too many clients.
             raise RedisConnectionError("the server hung up")
-        if patience.is_over:
+        if asked.patience.is_over:
             raise RedisTimeoutError("no time is left to ask")
-        entry, pulse = _Asked(to_send, owed, self._loop.create_future()), None
         if self._asked or self._to_ask:
-            pulse = self._pulse  # A reply to others before this one shows that the server is at it.
+            asked.listen_to(self._pulse)  # A reply to others before this one shows that the server is at it.
             if not self._to_ask:
-                self._loop.call_soon(self._ask)
-            self._to_ask.append(entry)
+                self._loop.call_soon(self._send_all)
+            self._to_ask.append(asked)
         else:
-            self._to_ask.append(entry)
-            self._ask()
-        try:
-            await self._watch.wait(entry.answered, patience, pulse)
-        except RedisTimeoutError:
-            self._is_retired = True
-            raise
-        finally:
-            with suppress(RuntimeError):  # The loop is closed.
-                entry.answered.cancel()
-            if entry.answered.done() and not entry.answered.cancelled():
-                entry.answered.exception()  # Whoever waited has heard of it, or waits no more.
+            self._to_ask.append(asked)
+            self._send_all()
 
-    def _ask(self) -> None:
+    def _send_all(self) -> None:
         if self._transport is None:
             return  # Whoever waits will be told.
-        entries = [entry for entry in self._to_ask if not entry.answered.done()]
+        sent = [asked for asked in self._to_ask if not asked.future.done()]
         self._to_ask.clear()
-        if entries:
+        if sent:
             if not self._asked:
                 self._silent_since = self._watch.clock()
-            self._asked += entries
+            self._watch.begin(sent)
+            self._asked += sent
             self._was_used, early, self._early = True, self._early, b""
-            self._transport.write(b"".join([entry.to_send for entry in entries]))
+            self._transport.write(b"".join([asked.to_send for asked in sent]))
             if early:
                 self.data_received(early)
+
+    def _ended(self, error: BaseException, future: asyncio.Future[Any]) -> BaseException:
+        """What to raise where an error ended an exchange, which waits for this future no more."""
+        with suppress(RuntimeError):  # The loop is closed.
+            future.cancel()
+        if future.done() and not future.cancelled():
+            future.exception()  # Whoever waited has heard of it, or waits no more.
+        if isinstance(error, RedisTimeoutError):
+            self._is_retired = True
+        elif not isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            return ended_by(error, self.retire if isinstance(error, ReadOnlyError) else self.close)
+        return error
+
+    def _leave(self) -> None:
+        self._exchanges -= 1
+        if self._is_retired and not self._exchanges:
+            self.close()
 
 
 class LoopConnections:
@@ -327,14 +400,20 @@ class LoopConnections:
         if self._connecting is not None and not self._loop.is_closed():
             self._connecting.cancel()
 
-    async def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
+    def exchange(
+        self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
+    ) -> Awaitable[Any]:
         """See `Connections.exchange`; what `check` raises, where others have made the connection. All who ask at once
         share one."""
         link = self._link
         if link is None or not link.is_ready or link.silence >= patience.whole:
-            link = await self._connected(patience, check)
-            # Where this loop came late, there is time for an answer still.
-            patience.left = max(patience.left, min(GRACE, patience.whole / 5))
+            return self._exchange_anew(question, patience, check)
+        return link.ask(question, patience)
+
+    async def _exchange_anew(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
+        link = await self._connected(patience, check)
+        # Where this loop came late, there is time for an answer still.
+        patience.left = max(patience.left, min(GRACE, patience.whole / 5))
         return await link.ask(question, patience)
 
     async def _connected(self, patience: Patience, check: Callable[[], None]) -> Link:
@@ -434,19 +513,24 @@ class AsyncConnections:
         leave_to_parent(self._loops)
         self._begin()
 
-    async def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
+    def exchange(
+        self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None
+    ) -> Awaitable[Any]:
         """See `LoopConnections.exchange`."""
-        loop = asyncio.get_running_loop()
-        connections = self._loops.get(loop)
+        connections = self._loops.get(asyncio.get_running_loop())
         if connections is None:
-            connections = LoopConnections(self._params, self._pulse, self._ended)
-            with self._lock:
-                # A connection refers to its loop; one that ended without saying so is let go by hand.
-                ended = [self._loops.pop(other) for other in list(self._loops) if other.is_closed()]
-                self._loops[loop] = connections
-            for old in ended:
-                old.close()
-            await connections.start()
+            return self._exchange_first(question, patience, check)
+        return connections.exchange(question, patience, check)
+
+    async def _exchange_first(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
+        connections = LoopConnections(self._params, self._pulse, self._ended)
+        with self._lock:
+            # A connection refers to its loop; one that ended without saying so is let go by hand.
+            ended = [self._loops.pop(loop) for loop in list(self._loops) if loop.is_closed()]
+            self._loops[asyncio.get_running_loop()] = connections
+        for old in ended:
+            old.close()
+        await connections.start()
         return await connections.exchange(question, patience, check)
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import renew_after_fork
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Question, Replies, ended_by, first_string, greet, to_find_master
+from .exchange import Address, Exchange, Question, Replies, ended_by, greet, string_at, to_find_master
 from .patience import GRACE, Patience, Pulse
 from .redis_py import open_socket
 
@@ -56,8 +56,8 @@ class Link:
             sent = self._within(self._sock.send, question.command, patience) or 0
             if sent == len(question.command):
                 data = self._within(self._sock.recv, READ_SIZE, patience)
-                first = first_string(data) if data else None
-                if first is not None and not first[1]:
+                first = string_at(data) if data else None
+                if first is not None and first[1] == len(data):
                     self._pulse.heard_at = time.monotonic()
                     return question.read(first[0])
         except BaseException as error:

@@ -54,19 +54,17 @@ def _named(name: bytes, script: bytes) -> bytes:
 PING = command(b"PING")
 
 
-def first_string(data: bytes) -> tuple[bytes, bytes] | None:
-    """The string that a reply is, and what comes behind it; None where these bytes do not begin with one as a whole.
+def string_at(data: bytes, at: int = 0) -> tuple[bytes, int] | None:
+    """The string that the reply at a place is, and the place behind it; None where there is not one as a whole.
 
-    >>> first_string(b"$2\\r\\nab\\r\\n+OK\\r\\n"), first_string(b"$2\\r\\na"), first_string(b"+OK\\r\\n")
-    ((b'ab', b'+OK\\r\\n'), None, None)
+    >>> string_at(b"$2\\r\\nab\\r\\n+OK\\r\\n"), string_at(b"+OK\\r\\n$2\\r\\nab\\r\\n", 5), string_at(b"$2\\r\\na")
+    ((b'ab', 8), (b'ab', 13), None)
     """
-    if data[:1] != b"$":
+    end = data.find(b"\r\n", at, at + 12)
+    if end < 0 or data[at] != 36 or not (size := data[at + 1 : end]).isdigit():
         return None
-    end = data.find(b"\r\n", 1, 12)
-    if end < 0 or not data[1:end].isdigit():
-        return None
-    after = end + 4 + int(data[1:end])
-    return (data[end + 2 : after - 2], data[after:]) if data[after - 2 : after] == b"\r\n" else None
+    after = end + 4 + int(size)
+    return (data[end + 2 : after - 2], after) if data[after - 2 : after] == b"\r\n" else None
 
 
 class Replies:
@@ -91,24 +89,26 @@ class Replies:
 
     def feed(self, data: bytes) -> bool:
         """Read on; whether all have come. Raises `InvalidResponse` for what is no reply, or more than was owed."""
-        rest = self.take(data)
-        if rest:
+        after = self.take(data)
+        if after is not None and after < len(data):
             raise InvalidResponse("more than was asked for")
-        return rest is not None
+        return after is not None
 
-    def take(self, data: bytes) -> bytes | None:
-        """Read on; what comes behind the last that is owed, or None while there is more to come. Raises
+    def take(self, data: bytes, start: int = 0) -> int | None:
+        """Read on from a place; the place behind the last that is owed, or None while there is more to come. Raises
         `InvalidResponse` for what is no reply."""
         buffer = self._data
         if self._owed == 1 and not buffer and not self._open:
-            first = first_string(data)
+            first = string_at(data, start)
             if first is not None:  # Nearly every reply is one that comes at once; what follows would find the same.
                 self.found.append(first[0])
                 return first[1]
-        self._left -= len(data)
+        new = data[start:]
+        start -= len(buffer)
+        self._left -= len(new)
         if self._left < 0:
             raise InvalidResponse("a reply that is larger than any to this question")
-        buffer += data
+        buffer += new
         at = 0
         while len(self.found) < self._owed:
             end = buffer.find(b"\r\n", at, at + LONGEST_LINE)
@@ -148,7 +148,7 @@ class Replies:
             at = at_next
             self._add(reply)
         del buffer[:at]
-        return bytes(buffer) if len(self.found) == self._owed else None
+        return start + at if len(self.found) == self._owed else None
 
     @property
     def is_between(self) -> bool:

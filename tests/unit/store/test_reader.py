@@ -55,6 +55,24 @@ def test_replies_are_the_same_however_they_arrive(owed: list[Any], data: st.Data
     assert found.found == [meant(reply) for reply in owed]
 
 
+@given(st.lists(st.lists(replies, min_size=1, max_size=3), min_size=1, max_size=4), st.data())
+def test_replies_to_several_questions_end_where_the_next_begin(questions: list[Any], data: st.DataObject) -> None:
+    """In however many pieces: each question takes what is owed for it, and leaves the rest."""
+    text = b"".join(written(reply) for owed in questions for reply in owed)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    waiting = [Replies(len(owed)) for owed in questions]
+    found: list[Any] = []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        piece, at = text[start:end], 0
+        while at < len(piece):
+            after = waiting[0].take(piece, at)
+            if after is None:
+                break
+            at = after
+            found.append(waiting.pop(0).found)
+    assert found == [list(map(meant, owed)) for owed in questions]
+
+
 @given(replies, st.binary(min_size=1, max_size=20))
 def test_more_than_was_owed_is_refused(reply: Any, more: bytes) -> None:
     """Whatever comes behind the last reply is for nobody."""
