@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import written
 from ..models.rule import METHODS
-from .warnings import surprises
+from .warnings import NOTHING, override_surprises, surprises
 
 
 def group_names() -> list[tuple[str, str]]:
@@ -137,8 +138,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         if given.get("limit") is None and not given.get("exempt"):
             self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
         if not given.get("confirm"):
-            for field, problem in surprises({**given, "rates": self._rates(given)}):
-                self.add_error(field, ValidationError([problem, _("If this is intended, tick “Confirm” below.")]))
+            _ask(self, surprises({**given, "rates": self._rates(given)}))
         return given
 
     def _rates(self, given: dict[str, Any]) -> list[str]:
@@ -146,6 +146,15 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
             return []
         row = RateLimitRule(limit=given["limit"], period=given["period"], unit=given["unit"])
         return [str(row.rate), *given.get("more_rates", ())]
+
+
+def _ask(form: Any, warnings: Sequence[tuple[str, Any]]) -> None:
+    """Say what would surprise at its field, and how to say that it is meant."""
+    for field, problem in warnings:
+        form.add_error(
+            field if field in form.fields else None,
+            ValidationError([problem, _("If this is intended, tick “Confirm” below.")]),
+        )
 
 
 def _lines(text: str) -> str:
@@ -201,6 +210,14 @@ class TierForm(forms.ModelForm):  # type: ignore[type-arg]
         removed = [(own, own)] if own and (own, own) not in present else []
         self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=[("", "—"), *present, *removed])
 
+    def clean(self) -> dict[str, Any]:
+        """Raises `ValidationError` for what is surprising and not confirmed in the form of the rule."""
+        given: dict[str, Any] = super().clean() or {}
+        rates = [f"{given.get('limit')}/", *(given.get("more_rates") or ())]
+        if any(rate.startswith("0/") for rate in rates) and not self.data.get("confirm"):
+            _ask(self, [("limit", NOTHING)])
+        return given
+
 
 DURATIONS = {
     "3600": _("for 1 hour"),
@@ -219,12 +236,16 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
         help_text=_("The value of the field, for example the API key itself. Only its digest is stored."),
     )  # fmt: skip
     duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
+    confirm = forms.BooleanField(
+        label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it.")
+    )
 
     class Meta:
         model = RateLimitOverride
         fields = "__all__"
 
     own_address: str | None = None
+    own_proxy: str | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -252,12 +273,15 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # Of the end of the calendar the model tells.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
-        if given.get("effect") == "block" and given.get("network"):
-            self._not_oneself(given["network"])
+        networks = [given["network"]] if given.get("network") else []
+        if given.get("effect") == "block":
+            self._not_oneself(networks)
+        if not given.get("confirm"):
+            _ask(self, override_surprises({**given, "networks": networks}, self.own_proxy))
         return given
 
-    def _not_oneself(self, network: str) -> None:
-        if self.own_address is not None and covers(network, self.own_address):
+    def _not_oneself(self, networks: Sequence[str]) -> None:
+        if self.own_address is not None and any(covers(network, self.own_address) for network in networks):
             self.add_error("network", _("This includes your own address: you would lock yourself out."))
 
 
@@ -268,6 +292,13 @@ def covers(network: str, address: str) -> bool:
         return parsed is not None and parsed in parse_network(network)
     except ValueError:
         return False
+
+
+def own_proxy(request: Any) -> str | None:
+    """The address of the proxy that a request came through; None where it came through none, as far as it says."""
+    came_through = {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys()
+    peer = parse_address(request.META.get("REMOTE_ADDR") or "") if came_through else None
+    return None if peer is None else str(peer)
 
 
 def own_address(request: Any) -> str | None:

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy
 from ..models import RateLimitOverride
 from ..rules.describe import rate_words
 from .base import ActingAdmin
-from .forms import OverrideForm, own_address
+from .forms import OverrideForm, own_address, own_proxy
 from .inspector import Inspector
 
 
@@ -69,6 +69,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         (gettext_lazy("Effect"), {"fields": ("effect", ("limit", "period", "unit"), "burst", "rule")}),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created_at"),)}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
     def get_urls(self) -> list[Any]:
@@ -83,7 +84,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
-        return type(form.__name__, (form,), {"own_address": own_address(request)})
+        return type(form.__name__, (form,), {"own_address": own_address(request), "own_proxy": own_proxy(request)})
 
     @admin.display(description=gettext_lazy("who"))
     def whom(self, override: RateLimitOverride) -> str:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import conf
+from ..identity.forwarded import parse_network
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError, Rate
-from ..operations.call_sites import call_sites_of, look_for_call_sites, meant_by, route_names
+from ..models import RateLimitRule
+from ..operations.call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
 from ..rules.callsite import known_call_sites, losses
 from ..rules.describe import rate_words, whom
+from ..rules.paths import path_pattern
 from ..rules.rule import lumps_strangers
+from ..rules.ruleset import settings_rules
+
+NOTHING = _("A limit of 0 refuses every request that the rule applies to.")
 
 
 def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -30,7 +39,10 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
             problem = _("“%(path)s” matches nothing: a path ends where ? or # begins.")
             warnings.append(("path", problem % {"path": path}))
     if given.get("limit") == 0:
-        warnings.append(("limit", _("A limit of 0 refuses every request that the rule applies to.")))
+        warnings.append(("limit", NOTHING))
+    if any(str(rate).startswith("0/") for rate in given.get("more_rates") or ()):
+        warnings.append(("more_rates", NOTHING))
+    warnings += covered_admin(given, paths)
     if _is_one_for_all(given):
         problem = _(
             "All clients that are not logged in would share one count. Count by user_or_ip, or choose the audience "
@@ -52,6 +64,74 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
     return [*warnings, *lost_of_call_sites(given)]
 
 
+def covered_admin(given: dict[str, Any], paths: Sequence[str]) -> list[tuple[str, Any]]:
+    """That a rule limits this admin, where whoever is over the limit could not change it any more."""
+    if given.get("exempt") or given.get("mode") == "off":
+        return []
+    pages = admin_pages()
+    if not pages:
+        return []
+    field, is_covered = "path", any(_meets(path, pages) for path in paths)
+    if not paths and given.get("route"):
+        field, is_covered = "route", str(given["route"]).partition(":")[0] == "admin"
+    if not is_covered or any(_meets(path, pages) for path in exempt_paths()):
+        return []
+    problem = _(
+        "The rule also limits this admin: whoever is over the limit cannot change the rule here. A rule that exempts "
+        "%(path)s prevents that."
+    )
+    return [(field, problem % {"path": pages[0]})]
+
+
+def _meets(path: str, pages: Sequence[str]) -> bool:
+    """Whether a path of a rule is about any of these pages, or what is below the first."""
+    if "*" not in path and path.startswith(pages[0]):
+        return True
+    return any(path_pattern(path).matches(page) for page in pages)
+
+
+def admin_pages() -> list[str]:
+    """Pages of the admin as rules see their paths, the start first; none if it is not there."""
+    script = get_script_prefix().rstrip("/")
+    try:
+        names = ("index", "login", "django_ratelimit_lua_ratelimitrule_changelist")
+        return [reverse(f"admin:{name}").removeprefix(script) for name in names]
+    except NoReverseMatch:
+        return []
+
+
+def exempt_paths() -> list[str]:
+    """The paths that rules exempt, of the settings and of the admin."""
+    of_settings = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
+    rows = RateLimitRule.objects.filter(exempt=True).values_list("path", flat=True)
+    return [*of_settings, *(line.strip() for path in rows for line in path.splitlines() if line.strip())]
+
+
+def override_surprises(given: dict[str, Any], peer: str | None) -> list[tuple[str, Any]]:
+    """What an override would do that its author may not expect: (field, what). `peer`: the proxy that the author's own
+    request came through, if it did."""
+    warnings: list[tuple[str, Any]] = []
+    if given.get("effect") == "limit" and given.get("limit") == 0:
+        warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
+    if given.get("effect") != "exempt":
+        for network in given.get("networks", ()):
+            if is_proxy(network, peer):
+                problem = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
+                warnings.append(("network", problem % {"network": network}))
+    return warnings
+
+
+def is_proxy(network: str, peer: str | None) -> bool:
+    """Whether an address or network has a known proxy in it, or is a part of theirs."""
+    try:
+        meant = parse_network(network)
+        trusted = conf.TRUSTED_PROXIES if isinstance(conf.TRUSTED_PROXIES, tuple) else ()
+        known = [*trusted, *([parse_network(peer)] if peer else [])]
+    except ValueError:
+        return False  # What is none is refused anyway.
+    return any(meant.version == proxy.version and meant.overlaps(proxy) for proxy in known)
+
+
 def _is_one_for_all(given: dict[str, Any]) -> bool:
     try:
         key = compile_key(tuple(part.strip() for part in given.get("key", "").split("+")))
@@ -63,9 +143,8 @@ def _is_one_for_all(given: dict[str, Any]) -> bool:
 def lost_of_call_sites(given: dict[str, Any]) -> list[tuple[str, Any]]:
     """What the call sites limit in whose place the rule stands, and the rule does not."""
     name, group = given.get("name", ""), given.get("group", "")
-    if group not in ("", name):
-        return []  # It stands beside them.
-    sites = call_sites_of(name)
+    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
+    sites = [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
     rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
     key = "+".join(part.strip() for part in given.get("key", "").split("+"))
     is_off = given.get("exempt") or given.get("mode") == "off"

@@ -11,6 +11,9 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..models.rule import METHODS
 from ..rules.callsite import CallSite, group_of, known_call_sites, stacks_on
+from ..rules.ruleset import settings_rules
+
+SETTINGS = "RATELIMIT_RULES"
 
 
 def url_patterns() -> Iterator[tuple[URLPattern, str]]:
@@ -55,9 +58,15 @@ def _add_those_of(view: Any) -> None:
 
 
 def call_sites_of(name: str) -> tuple[CallSite, ...]:
-    """The call sites in whose place a rule of that name stands."""
+    """The call sites in whose place a rule of that name stands, the rule of the settings first."""
     look_for_call_sites()
-    return known_call_sites.of(name)
+    return (*_of_settings(name), *known_call_sites.of(name))
+
+
+def _of_settings(name: str) -> Iterator[CallSite]:
+    for rule in settings_rules():
+        if rule.name == name and rule.template is not None and rule.mode != "off":
+            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, "" if rule.key is None else rule.key.name)
 
 
 def meant_by(name: str) -> str:

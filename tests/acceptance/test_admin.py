@@ -27,6 +27,7 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.operations.simulate import START_US, simulate
 from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.stats.refusals import refusal_counter
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
@@ -52,8 +53,9 @@ OPERATOR = "198.51.100.1"
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any) -> None:
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.ROOT_URLCONF = __name__
+    monkeypatch.setattr(known_call_sites, "_by_name", {})  # What other tests have called alike is not this site's.
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.middleware.csrf.CsrfViewMiddleware",

@@ -40,8 +40,8 @@ post = RateLimiter("several.post", ["2/s", "3/h"])
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any) -> None:
-    test_admin.site.__wrapped__(settings)  # type: ignore[attr-defined]
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
     settings.ROOT_URLCONF = __name__
 
 
