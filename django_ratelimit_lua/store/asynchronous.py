@@ -31,6 +31,9 @@ LONGEST_STEP = 0.01
 """Seconds that the clock advances at most between two looks: what is more, the loop was busy with something else. So
 within 0.1 s it has listened ten times at least."""
 
+MOST_AT_ONCE = 32
+"""Questions that go out together. The server is at them while the loop comes to those who ask behind them."""
+
 
 class _Wait:
     """Somebody waits for something, as long as the `patience` lasts."""
@@ -322,6 +325,8 @@ class Link(asyncio.Protocol):
             if not self._to_ask:
                 self._loop.call_soon(self._send_all)
             self._to_ask.append(asked)
+            if len(self._to_ask) == MOST_AT_ONCE:
+                self._send_all()
         else:
             self._to_ask.append(asked)
             self._send_all()

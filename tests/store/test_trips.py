@@ -7,6 +7,7 @@ import gc
 import socket
 import threading
 import time
+from asyncio import selector_events
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,27 @@ def test_one_connection_for_all_of_a_loop(count: int, held: Holding, store: Stor
 
     asyncio.run(turns())
     assert held.server.connected == 1
+
+
+@pytest.mark.parametrize(("count", "writes"), [(1, [1]), (2, [1, 1]), (20, [1, 19]), (100, [1, 32, 32, 32, 3])])
+def test_what_is_asked_in_one_turn_goes_out_together(
+    count: int, writes: list[int], held: Holding, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks first is sent at once; those behind him in one write, but for 32 that do not wait for the others."""
+    sent: list[bytes] = []
+    write = selector_events._SelectorSocketTransport.write
+
+    def spy(transport: Any, data: bytes) -> None:
+        sent.append(bytes(data))
+        write(transport, data)
+
+    async def turns() -> None:
+        assert own(range(count), await asked(store, range(count)))
+        monkeypatch.setattr(selector_events._SelectorSocketTransport, "write", spy)
+        assert own(range(count), await asked(store, range(count)))
+
+    asyncio.run(turns())
+    assert [data.count(b"EVALSHA") for data in sent] == writes
 
 
 def test_replies_that_come_in_pieces_are_matched(settings: Any) -> None:
