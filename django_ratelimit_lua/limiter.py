@@ -58,6 +58,7 @@ class RateLimiter:
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}
+        self._known: tuple[Ruleset | None, Sequence[Limit], Rule | None] = (None, (), None)
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
@@ -78,17 +79,19 @@ class RateLimiter:
             )
         return self._made[algorithm]
 
-    def _limits_by(self, ruleset: Ruleset | None) -> tuple[Limit, ...]:
-        """The limits, or those of the rule that takes their place."""
-        rule = ruleset.by_name.get(self.name) if ruleset is not None else None
-        if rule is None or rule.group != self.name or rule.template is None:
-            return self.limits
-        if rule.mode == "off":
-            return ()
-        return tuple(rule.template.limit(self.name, rate) for rate in rule.template.rates if isinstance(rate, Rate))
+    def _limits_by(self, ruleset: Ruleset) -> tuple[Sequence[Limit], Rule | None]:
+        """The limits, or those of the rule that takes their place; and the rule of that name."""
+        known, limits, rule = self._known
+        if known is not ruleset:  # Which are others, too, when settings have changed.
+            rule, limits = ruleset.by_name.get(self.name), self.limits
+            if rule is not None and rule.group == self.name and rule.template is not None:
+                rates = [rate for rate in rule.template.rates if isinstance(rate, Rate)]
+                limits = () if rule.mode == "off" else tuple([rule.template.limit(self.name, rate) for rate in rates])
+            self._known = (ruleset, limits, rule)
+        return limits, rule
 
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _Planner:
-        return _Planner(self.name, self._limits_by, operation, digest(identity), cost, options)
+        return _Planner(self.name, self._limits_by, operation, identity, cost, options)
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
@@ -132,7 +135,9 @@ class RateLimiter:
 
     def _counts(self, identity: Identity) -> Call:
         subject = digest(identity)
-        limits = {limit.key_part: limit for limit in (*self.limits, *self._limits_by(current()))}
+        ruleset = current()
+        by_rules = self._limits_by(ruleset)[0] if ruleset is not None else ()
+        limits = {limit.key_part: limit for limit in (*self.limits, *by_rules)}
         return build_call([Charge(limit, subject) for limit in limits.values()], "refund")
 
     def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
@@ -204,12 +209,14 @@ class RateLimiter:
 class _Planner:
     """Plans what a limiter charges: the case without a request, for which nothing has to be gathered."""
 
+    gathers = False
+
     def __init__(
         self,
         name: str,
-        limits_by: Callable[[Ruleset], Sequence[Limit]],
+        limits_by: Callable[[Ruleset], tuple[Sequence[Limit], Rule | None]],
         operation: Operation,
-        subject: bytes,
+        identity: Identity,
         cost: int,
         options: dict[str, Any],
     ) -> None:
@@ -217,7 +224,7 @@ class _Planner:
         self._name = name
         self._limits_by = limits_by
         self._operation: Operation = operation
-        self._subject = subject
+        self._subject = digest(identity)
         self._cost = cost
         self._options = options
 
@@ -229,16 +236,22 @@ class _Planner:
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""
-        rule = ruleset.by_name.get(self._name)
-        whole_cost(self._cost, f"Limit {self._name!r}: cost is")
-        charges = [Charge(limit, self._subject, self._cost) for limit in self._limits_by(ruleset)]
-        call = build_call(charges, self._operation, ruleset=ruleset, **self._options)
-        return Plan(call, [PlannedCharge(charge, self._name, rule=rule) for charge in charges])
+        limits, rule = self._limits_by(ruleset)
+        cost = self._cost
+        if type(cost) is not int or cost != 1:
+            whole_cost(cost, f"Limit {self._name!r}: cost is")
+        charges = []
+        planned = []
+        for limit in limits:
+            charge = Charge(limit, self._subject, cost)
+            charges.append(charge)
+            planned.append(PlannedCharge(charge, self._name, rule))
+        return Plan(build_call(charges, self._operation, ruleset=ruleset, **self._options), planned)
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Note what a rule refused, or would have."""
         if self._operation == "hit" and outcome.decision.source != "fallback":
-            for planned, state, _ in outcome.charges:
+            for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
                 if planned.rule is not None and not state.allowed:
                     refusal_counter.add(planned.rule.name, state.mode)
         return ()

@@ -81,10 +81,25 @@ class DecidedCharge(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a plan: the decision, and each charge, in the order of the decision's limits."""
+    """What came of a plan: the decision, what was planned, in the order of the decision's limits, and whether units
+    were asked for that can be given back."""
 
     decision: Decision
-    charges: Sequence[DecidedCharge] = ()
+    planned: Sequence[PlannedCharge] = ()
+    took: bool = False
+
+    @property
+    def charges(self) -> list[DecidedCharge]:
+        """What came of each charge."""
+        decision, decided = self.decision, []
+        for planned, state in zip(self.planned, decision.limits, strict=False):  # A block alone is of no charge.
+            charge, token = planned.charge, None
+            # Who is refused has taken nothing, but of limits that count whoever comes.
+            is_counted = decision.allowed or (charge.limit.count_denied and state.counted_at)
+            if self.took and state.allowed and charge.cost and is_counted:
+                token = state.counted_at or decision.counted_at(charge.digest)
+            decided.append(DecidedCharge(planned, state, token))
+        return decided
 
     @property
     def refused(self) -> list[DecidedCharge]:
@@ -95,9 +110,11 @@ class Outcome(NamedTuple):
 
 
 class Planner(Protocol):
-    """What a face says about one decision. `units`: what is granted where rate limiting is switched off."""
+    """What a face says about one decision. `units`: what is granted where rate limiting is switched off; `gathers`:
+    whether it has anything to find out first."""
 
     units: int
+    gathers: bool
 
     def gather(self, ruleset: Ruleset) -> None:
         """Find out all that planning needs by these rules. May block, and raise what users' functions raise."""
@@ -143,7 +160,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
             and (ruleset.fence, ruleset.published) == (before.fence, before.published)
         )  # fmt: skip
         before = ruleset
-        yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
+        if planner.gathers:
+            yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
         for _ in range(2):
             plan = planner.plan(ruleset)
             call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
@@ -177,16 +195,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
             planned.blocked is not None and planned.blocked.enforced for planned in charges
         )
         decision = decision._replace(allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
-    took = call.operation == "hit" and decision.source != "fallback"
-    outcomes = []
-    for planned, state in zip(charges, states, strict=True):
-        charge, token = planned.charge, None
-        # Who is refused has taken nothing, but of limits that count whoever comes.
-        is_counted = decision.allowed or (charge.limit.count_denied and state.counted_at)
-        if took and state.allowed and charge.cost and is_counted:
-            token = state.counted_at or decision.counted_at(charge.digest)
-        outcomes.append(DecidedCharge(planned, state, token))
-    return Outcome(decision, outcomes)
+    return Outcome(decision, charges, took=call.operation == "hit" and decision.source != "fallback")
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
@@ -199,8 +208,8 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         return denial
     asked_at, generation = time.monotonic(), deny_cache.generation
     is_hot = False
-    for charge in call.charges:
-        is_hot = is_hot or charge.limit.is_hot
+    for limit, _, _ in call.charges:
+        is_hot = is_hot or limit.is_hot
     try:
         if (is_hot or not call.charges or not get_store().compares_rules) and _is_compared_apart(call):
             if freshness.is_due(call):

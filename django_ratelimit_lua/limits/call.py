@@ -212,39 +212,30 @@ class Call(NamedTuple):
         if size != 8 * count:
             raise ValueError(f"not the reply to this call: {size} bytes")
         numbers = _doubles(count).unpack_from(reply)
-        status = numbers[0]
+        status, moment, granted, cleared, longest = numbers[:_HEADER]
         if not isfinite(sum(numbers)) or status not in _VERDICTS:
             raise ValueError("not the reply to this call: no numbers of ours")
-        states = []
+        states: tuple[LimitState, ...] = ()
         at = _HEADER
-        for charge in self.charges:
+        for limit, _, _ in self.charges:
             verdict, used, remaining, retry, reset, wait, counted_at = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
             if verdict not in _VERDICTS:
                 raise ValueError("not the reply to this call: no verdict")
-            states.append(
-                LimitState.of(
-                    charge.limit,
-                    allowed=verdict == 1,
-                    used=int(used),
-                    remaining=int(remaining),
-                    retry_after=None if retry < 0 else retry / SECOND,
-                    reset_after=reset / SECOND,
-                    wait=wait / SECOND,
-                    counted_at=int(counted_at),
-                )
-            )
-        granted = int(numbers[2]) if self.operation in ("hit", "charge") else 0
-        if numbers[3]:
-            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", numbers[3], self.prefix)
-        return Decision(
-            status == 1,
-            tuple(states),
-            granted,
-            numbers[4] / SECOND,
-            moment=int(numbers[1]),
-            revision=0 if self.revision is None else self.revision.number,
-        )
+            rate = limit.rate
+            # As `LimitState.of`, in the one place where it counts.
+            states += (
+                LimitState(
+                    limit.name, verdict == 1, rate.limit, int(used), int(remaining),
+                    None if retry < 0 else retry / SECOND, reset / SECOND, wait / SECOND,
+                    limit.mode, rate.period_us / SECOND, int(counted_at),
+                ),
+            )  # fmt: skip
+        if cleared:
+            logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix)
+        units = int(granted) if self.operation in ("hit", "charge") else 0
+        revision = 0 if self.revision is None else self.revision.number
+        return Decision(status == 1, states, units, longest / SECOND, "redis", int(moment), revision)
 
 
 @lru_cache(maxsize=64)

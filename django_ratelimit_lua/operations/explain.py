@@ -167,7 +167,7 @@ def _decide(
     states = {_counter(decided.planned): decided.state for decided in outcome.charges}
     limits += [(_explained(planned, planner.ruleset, overrides, states), planned.name) for planned in planner.charges]
     # Not by the name of the limit: a rule may have any name.
-    is_blocked = bool(outcome.decision.limits) and not outcome.charges
+    is_blocked = bool(outcome.decision.limits) and not outcome.planned
     return outcome.decision, overrides.strongest_for(None, now_us()) if is_blocked else None
 
 

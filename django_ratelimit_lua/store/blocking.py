@@ -40,6 +40,7 @@ class Link:
         self._pulse = pulse
         self._sock: Any = None
         self._timeout = -1.0
+        self._sent = 0
         self._has_news: Callable[[], object] = lambda: True
 
     def ask(self, question: Question, patience: Patience) -> Any:
@@ -50,19 +51,17 @@ class Link:
             self._connect(patience)
         if question.ahead:
             return self._perform(question.exchange(set()), patience)
-        data = None
         try:
             # Nearly every question is sent at once, and answered by one string that comes at once.
-            sent = self._within(self._sock.send, question.command, patience) or 0
-            if sent == len(question.command):
-                data = self._within(self._sock.recv, READ_SIZE, patience)
-                first = string_at(data) if data else None
-                if first is not None and first[1] == len(data):
-                    self._pulse.heard_at = time.monotonic()
-                    return question.read(first[0])
+            self._sent = 0
+            data = self._within(self._say, question.command, patience)
+            first = string_at(data) if data else None
+            if data and first is not None and first[1] == len(data):
+                self._pulse.heard_at = time.monotonic()
+                return question.read(first[0])
         except BaseException as error:
             raise ended_by(error, self.close)  # noqa: B904 - it knows its cause
-        return self._perform(question.exchange(set()), patience, sent, data)
+        return self._perform(question.exchange(set()), patience, self._sent, data)
 
     @property
     def sock(self) -> Any:
@@ -79,6 +78,11 @@ class Link:
 
     def __del__(self) -> None:
         self.close()  # Of a store that was let go of while it was in use.
+
+    def _say(self, command: bytes) -> bytes | None:
+        """What comes for a command at once; None where it could not be sent as a whole."""
+        self._sent = self._sock.send(command)
+        return self._sock.recv(READ_SIZE) if self._sent == len(command) else None
 
     def _perform(self, exchange: Exchange, patience: Patience, sent: int = 0, data: bytes | None = None) -> Any:
         """The answer of an exchange, of whose first command so much was sent already, and this received."""

@@ -264,16 +264,15 @@ return count"""
 def to_decide(call: Call) -> Question:
     """Decide a call: the answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
-    limits = tuple([(limit, cost) for limit, _, cost in call.charges])
-    is_usual = len(limits) <= MOST_LIMITS and max([cost for _, cost in limits], default=0) <= MOST_UNITS
-    if not is_usual or call.subjects or call.hit_at is not None or call.now is not None:
-        program, form = program_for(call), b""
-    else:
-        program, form = _form(
-            call.operation, call.prefix, call.max_wait_us, call.partial, call.revision, call.fence,
-            call.longest_hold_us, limits,
-        )  # fmt: skip
-    sent = form % (*[digest for _, digest, _ in call.charges], token) if form else _evalsha(program, call, token)
+    limits: tuple[tuple[Limit, int], ...] = ()
+    varying: tuple[bytes, ...] = ()
+    is_usual = call.now is None and call.hit_at is None and not call.subjects and len(call.charges) <= MOST_LIMITS
+    for limit, digest, cost in call.charges:
+        limits += ((limit, cost),)
+        varying += (digest,)
+        is_usual = is_usual and cost <= MOST_UNITS
+    program, form = _form(call[1:], limits) if is_usual else (program_for(call), b"")
+    sent = form % (*varying, token) if form else _evalsha(program, call, token)
     return Question(sent, partial(call.read, token=token), program)
 
 
@@ -283,23 +282,13 @@ def _evalsha(program: Program, call: Call, token: bytes) -> bytes:
 
 
 @lru_cache(maxsize=FORMS)
-def _form(
-    operation: Operation,
-    prefix: bytes,
-    max_wait_us: int | None,
-    partial: bool,
-    revision: Revision | None,
-    fence: bytes,
-    longest_hold_us: int | None,
-    limits: tuple[tuple[Limit, int], ...],
-) -> tuple[Program, bytes]:
+def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int], ...]) -> tuple[Program, bytes]:
     """The program for calls that differ in their identities alone, and the command, with places for these and for the
-    token. Empty where more than that differs: with the moment, or because limits have one name."""
+    token. Empty where more than that differs: with the moment, or because limits have one name. `rest`: of the call,
+    behind its charges."""
     places = [bytes([number]) * DIGEST_SIZE for number in range(1, len(limits) + 1)]
     charges = [Charge(limit, place, cost) for (limit, cost), place in zip(limits, places, strict=True)]
-    call = Call(
-        charges, operation, prefix, None, max_wait_us, partial, revision, fence, longest_hold_us=longest_hold_us
-    )
+    call = Call(charges, *rest)
     program = program_for(call)
     varies = any(limit.wants_more or not limit.packed for limit, _ in limits)
     if varies or len({limit.key_part for limit, _ in limits}) < len(limits):

@@ -53,10 +53,11 @@ class BatchDecision:
         if decision and decision.wait > 0 and not clocks:  # By another clock, it is not known how long that is.
             hold(outcome)
         # A block that no rule is needed for is told by a throttle that stands for all rules.
-        blocked = () if decision or outcome.charges else decision.limits
+        blocked = () if decision or outcome.planned else decision.limits
+        decided = list(zip(outcome.planned, decision.limits, strict=False))
         self.waiting: list[tuple[type, States]] = []
         for throttle in throttles:
-            states = tuple(state for planned, state, _ in outcome.charges if planned.owner is throttle)
+            states = tuple(state for planned, state in decided if planned.owner is throttle)
             self.waiting.append((type(throttle), blocked if throttle.everywhere and blocked else states))
 
     @staticmethod

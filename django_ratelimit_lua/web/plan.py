@@ -94,6 +94,7 @@ class RequestPlanner:
     """
 
     units = 0
+    gathers = True
 
     def __init__(
         self,
@@ -284,7 +285,7 @@ class RequestPlanner:
         waits: list[Wait] = []
         if self._operation != "hit":
             return waits
-        for planned, state, _ in outcome.charges:
+        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
             rule_name = planned.rule.name if planned.rule is not None else ""
             if rule_name:
                 self._state.counted.add(rule_name)
