@@ -89,5 +89,9 @@ def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     (True, False, 32)
     """
     hashed = _keyed(conf.KEY_SECRET if secret is None else secret).copy()
-    hashed.update(_encode(identity))
+    if type(identity) is str:  # Nearly always, and without a call for it.
+        part = b"s" + identity.encode("utf-8", "surrogatepass")
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    else:
+        hashed.update(_encode(identity))
     return hashed.hexdigest().encode()

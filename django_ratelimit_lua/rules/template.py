@@ -83,13 +83,13 @@ class LimitTemplate:
         for each in rates:
             limit = Limit(name, each if isinstance(each, Rate) else Rate(1, nominal), **with_default)
             if len(rates) == 1 and limit.rate is each:
-                template._limits[name, each, 1, with_default["algorithm"]] = limit
+                template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"]] = limit
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
         """The limit that keeps one rate; of several that would be named alike in one call, the one of that ordinal."""
         algorithm = self.options.get("algorithm") or conf.ALGORITHM
-        limit_key = (name, rate, ordinal, algorithm)
+        limit_key = (name, rate.limit, rate.period_us, ordinal, algorithm)
         limit = self._limits.get(limit_key)
         if limit is None:
             if len(self._limits) >= 1000:

@@ -23,7 +23,7 @@ from .exchange import Address, Exchange, Question, Replies, ended_by, greet, str
 from .patience import GRACE, Patience, Pulse
 from .redis_py import open_socket
 
-READ_SIZE = 65_536
+READ_SIZE = 16_384
 PROMPT = 0.002
 """Seconds within which a thread comes back from a step that did not have to wait for the interpreter."""
 _LAST_DATA_RECEIVED, _ROUND_TRIP = slice(52, 56), slice(68, 72)

@@ -177,7 +177,7 @@ class RequestPlanner:
                 cost = whole_cost(_now(cost(name, request)), f"{name}: cost is")
             user = _user(request) if key.needs_user else None
             identity = key.read(name, request, user)
-            if inspect.isawaitable(identity):
+            if type(identity) is not tuple:  # As those are that are not a function's.
                 identity = _now(identity)
             place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity)
 

@@ -26,6 +26,7 @@ class Planner:
     """Charges one unit by whatever rules there are; notes what it is asked."""
 
     units = 1
+    gathers = True
 
     def __init__(self, subjects: Any = ()) -> None:
         self.gathered: list[int] = []

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decide import DecidedCharge, Outcome, PlannedCharge
+from django_ratelimit_lua.engine.decide import Outcome, PlannedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -256,7 +256,7 @@ def test_a_rule_is_counted_once_for_a_request() -> None:
     planner.gather(NO_RULES)
     (planned,) = planner.charges
     state = LimitState.of(planned.charge.limit, allowed=True, used=1, remaining=4, retry_after=0.0, reset_after=60.0)
-    planner.finish(Outcome(Decision(True, (state,)), [DecidedCharge(planned, state, 7)]))
+    planner.finish(Outcome(Decision(True, (state,)), [planned], took=True))
     assert gathered([rule], "sync", request) == []
 
 
@@ -274,7 +274,7 @@ def test_receivers_hear_of_who_is_refused() -> None:
         state = LimitState.of(
             planned.charge.limit, allowed=False, used=5, remaining=0, retry_after=9.0, reset_after=9.0
         )
-        outcome = Outcome(Decision(False, (state,), source=source), [DecidedCharge(planned, state, None)])
+        outcome = Outcome(Decision(False, (state,), source=source), [planned])
         for wait in planner.finish(outcome):
             wait.blocking()
 

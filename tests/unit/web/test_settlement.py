@@ -8,7 +8,7 @@ import pytest
 from django.http import HttpRequest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decide import DecidedCharge, Outcome, PlannedCharge
+from django_ratelimit_lua.engine.decide import Outcome, PlannedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -25,7 +25,7 @@ def outcome(token: int | None = 7, source: Any = "redis", **says: Any) -> Outcom
     """What came of a hit at a call site that says something of outcomes."""
     rule = call_site("here", "ip", "5/h", None, 2, {}, **says)
     return Outcome(
-        Decision(True, (STATE,), source=source), [DecidedCharge(PlannedCharge(CHARGE, "here", rule), STATE, token)]
+        Decision(True, (STATE,), source=source), [PlannedCharge(CHARGE, "here", rule)], took=token is not None
     )
 
 
