@@ -22,6 +22,7 @@ from .limits.options import Options, wait_us
 from .limits.rate import LimitError, Rate
 from .rules.callsite import CallSite, known_call_sites
 from .rules.provider import current
+from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .stats.refusals import refusal_counter
 

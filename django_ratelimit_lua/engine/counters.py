@@ -143,12 +143,12 @@ class Counters:
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used, where a share may begin with it."""
         now = time.monotonic()
-        for charge, state in zip(call.charges, states, strict=True):
-            if (charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+        for (limit, digest, _), state in zip(call.charges, states, strict=True):
+            if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
-            self._said.put((call.prefix, charge.digest, charge.limit.key_part), (state.used, now))
+            self._said.put((call.prefix, digest, limit.key_part), (state.used, now))
 
     def forget(self, call: Call) -> None:
         """Forget what is counted of a call's limits. A crowd is not forgotten: others are counted there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -22,7 +23,7 @@ ENTRY_BYTES = 200
 class BoundedMap(Generic[K, V]):
     """Keeps at most `most` entries of at most `most_bytes` together; what was put there first goes first.
 
-    `weigh` tells how many bytes an entry has, about; None: few. An entry that is heavier than `heaviest` (a hundredth
+    `weigh` tells how many bytes an entry has, about; None: few, and only their number is bounded. An entry that is heavier than `heaviest` (a hundredth
     of the whole) is not kept at all, so that no single one drives out the others. `labels_of` tells by which labels an
     entry can be forgotten, beside its key. Reading takes no lock. `entries`: what is kept, with weights, to look at.
 
@@ -70,6 +71,12 @@ class BoundedMap(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Keep something, as the latest."""
+        if self._weigh is None and self._labels_of is None:
+            self.entries[key] = (value, 0)  # Takes no lock: it is done on the way of every hit.
+            while len(self.entries) > self.most:
+                with suppress(KeyError):  # Others make room, too.
+                    self.entries.popitem(last=False)
+            return
         weight = ENTRY_BYTES + (self._weigh(key, value) if self._weigh is not None else 0)
         with self._lock:
             if weight > self._heaviest:

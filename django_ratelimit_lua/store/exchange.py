@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
-from ..limits.call import Call, Charge, Operation, Revision, StaleRules
+from ..limits.call import Call, Charge, StaleRules
 from ..limits.limit import Limit
 from ..limits.program import GENERAL, Program, program_for
 from ..process.forks import chance

@@ -21,6 +21,7 @@ from tests.bench.memory import crowd_memory, memory  # noqa: E402
 from tests.bench.rules import bench_rules  # noqa: E402
 from tests.bench.scale import bench_scale  # noqa: E402
 from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
+from tests.bench.threads import threads  # noqa: E402
 from tests.server import server  # noqa: E402
 
 
@@ -30,6 +31,7 @@ def main() -> None:
     RateLimiter("warm", "1/s").hit("up")
     print("medians of rounds taken in turns; Valkey on loopback\n")
     client_cost()
+    threads()
     server_cost()
     backlog()
     faces()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,3 +43,37 @@ def test_a_bounded_map_keeps_the_latest_that_fit(steps: list[tuple[str, int, int
         assert len(bounded._labelled) == len({other % 3 for other in model}) + bool(model)
         assert len(bounded) == len(model)
         assert bounded._bytes == sum(one + ENTRY_BYTES for one in model.values())
+
+
+@given(keys=st.lists(st.integers(0, 12)), most=st.integers(1, 8))
+def test_without_weights_only_the_number_of_entries_is_bounded(keys: list[int], most: int) -> None:
+    """Whoever came first goes first, however often it was put there since."""
+    bounded: BoundedMap[int, int] = BoundedMap(most)
+    model: dict[int, int] = {}
+    for turn, key in enumerate(keys):
+        bounded.put(key, turn)
+        model[key] = turn
+        if len(model) > most:
+            model.pop(next(iter(model)))
+        assert [(key, value) for key, (value, _) in bounded.entries.items()] == list(model.items())
+
+
+def test_many_threads_put_at_once() -> None:
+    """None of them fails, and no more is kept than there is room for."""
+    bounded: BoundedMap[tuple[int, int], int] = BoundedMap(50)
+    failed: list[Exception] = []
+
+    def put(thread: int) -> None:
+        try:
+            for number in range(5_000):
+                bounded.put((thread, number % 90), number)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=put, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(bounded) == 50
