@@ -16,6 +16,7 @@ from ..limits.values import Number, Whole
 from ..rules.rule import UNWRITABLE
 
 MOST = Rate.MOST_UNITS
+_OWN = ("limit", "period", "unit", "more_rates", "burst")
 _TRIMMED = ("name", "route", "group")
 _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
@@ -95,10 +96,14 @@ class RateFields(models.Model):
         if problems:
             raise ValidationError(problems)
 
+    def numbers(self) -> dict[str, Any]:
+        """The values of these fields, by name."""
+        return {field.name: getattr(self, field.attname) for field in self._meta.concrete_fields if field.name in _OWN}
+
     @property
     def rate(self) -> Any:
         """The rate as rules write it: "100/m"; None where there is no limit."""
-        return None if self.limit is None else _text(self.limit, self.period, self.unit)
+        return None if self.limit is None else rate_text(self.limit, self.period, self.unit)
 
     @rate.setter
     def rate(self, value: Any) -> None:
@@ -137,10 +142,11 @@ def written(rate: Any) -> str:
     >>> written("500/hour"), written("5/60s")
     ('500/h', '5/60s')
     """
-    return _text(*_parts(rate))
+    return rate_text(*_parts(rate))
 
 
-def _text(limit: int, period: int, unit: str) -> str:
+def rate_text(limit: int, period: int, unit: str) -> str:
+    """So many units per so many periods, as rules write it."""
     return f"{limit}/{period if period != 1 else ''}{unit}"
 
 

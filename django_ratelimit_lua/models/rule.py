@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -15,6 +15,7 @@ from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
+from .misfits import by_field, misfits, number_misfits
 from .rate_fields import ListField, RatesFields, column, named
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -183,14 +184,27 @@ class RateLimitRule(RatesFields, AuditedModel):
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
             if not is_list or len(set(names)) < len(names) or (field == "methods" and any(map(_is_lower, names))):
                 raise ValidationError({field: _("Enter a list of names.")})
+        values = self.values()
+        problems = misfits(values)
+        for tier in self.tiers.all() if self.pk and self.to_check == "all" else ():
+            words = {"group": tier.group}
+            for _field, problem in number_misfits({**values, **tier.numbers()}):
+                problems.append((NON_FIELD_ERRORS, _("Tier %(group)s: %(problem)s") % {**words, "problem": problem}))
+        if problems:
+            raise ValidationError(by_field(problems))
         try:
             self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
             field = _FORM_FIELDS.get(error.field, error.field)
             if field == "limit" and self.more_rates:
                 field = "more_rates"
+            problem = error.problem.removeprefix(f"Limit {self.name!r}: ")
             is_field = field in {column.name for column in self._meta.get_fields()}
-            raise ValidationError({field: error.problem} if is_field else error.problem) from None
+            raise ValidationError({field: problem} if is_field else problem) from None
+
+    def values(self) -> dict[str, Any]:
+        """The values of its fields, by name."""
+        return {field.name: getattr(self, field.attname) for field in self._meta.concrete_fields}
 
 
 def _is_lower(name: str) -> bool:

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from ..rules.rule import TIER_FIELDS, RuleError
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion, declare
 from .change import RateLimitChange
+from .misfits import by_field, number_misfits
 from .rate_fields import RatesFields
 from .rule import RateLimitRule
 
@@ -63,6 +64,9 @@ class RateLimitTier(RatesFields, AuditedModel):
         if self.limit is None:
             raise ValidationError({"limit": _("A tier needs a limit.")})
         try:
+            problems = number_misfits({**self.rule.values(), **self.numbers()})
+            if problems:
+                raise ValidationError(by_field(problems, self.numbers(), "limit"))
             self.rule.compiled([self.declared()])
         except RateLimitRule.DoesNotExist:
             pass  # Which is said already.

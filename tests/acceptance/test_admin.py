@@ -138,29 +138,29 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"key": "id"}, "Unknown key &#x27;id&#x27;"),
-        ({"key": "os.system"}, "callables can only be named in the settings"),
-        ({"key": ""}, "needs a key"),
+        ({"key": "id"}, "“id” is no key"),
+        ({"key": "os.system"}, "“os.system” names code"),
+        ({"key": ""}, "Choose who is counted"),
         ({"limit": None}, "A rule needs a limit"),
         ({"limit": 0}, "A limit of 0 refuses every request"),
         ({"path": "/"}, "matches every request of the site"),
         ({"path": "/ok\n**"}, "“**” matches every request of the site"),
         ({"path": "*.php"}, "matches nothing: a path begins with a slash"),
         ({"path": "/search?q=x"}, "matches nothing: a path ends where"),
-        ({"path": "ok"}, "write a prefix or glob that begins with /"),
-        ({"path": "/" + "a*" * 600}, "of at most 1000 characters"),
+        ({"path": "ok"}, "“ok” does not begin with a slash. Write /ok."),
+        ({"path": "/" + "a*" * 600}, "each of at most 1000 characters"),
         ({"route": "nowhere"}, "No URL pattern has this name"),
         ({"path": "", "name": "nothing"}, "it would do nothing"),
         ({"key": "user"}, "All clients that are not logged in would share one count"),
         ({"key": "user + path", "audience": "anonymous"}, "Count by user_or_ip"),
         ({"audience": "groups"}, "Select at least one group"),
-        ({"algorithm": "sliding_log", "burst": 5}, "no option &#x27;burst&#x27;"),
-        ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "Unknown time zone"),
-        ({"algorithm": "fixed_window", "align": "day"}, "names that period"),
-        ({"count_denied": "on", "max_wait": 1}, "contradict each other"),
-        ({"algorithm": "sliding_window", "lease": 5}, "no option &#x27;lease&#x27;"),
+        ({"algorithm": "sliding_log", "burst": 5}, "“Burst” needs the algorithm token bucket."),
+        ({"algorithm": "fixed_window", "align": "day", "time_zone": "Mars/Base"}, "There is no time zone “Mars/Base”"),
+        ({"algorithm": "fixed_window", "align": "day"}, "The window starts “each day”: then the limit is for 1 day"),
+        ({"count_denied": "on", "max_wait": 1}, "“Count refused requests” and “Longest wait” contradict"),
+        ({"algorithm": "sliding_window", "lease": 5}, "“Lease” needs the algorithm token bucket or fixed window."),
         ({"algorithm": "fixed_window", "lease": 5, "split": "equal"}, "contradict each other"),
-        ({"exempt": "on", "path": ""}, "exempts everything"),
+        ({"exempt": "on", "path": ""}, "An exemption needs a path or a route"),
     ],
 )
 def test_a_rule_that_surprises_or_makes_no_sense_is_refused(
@@ -245,7 +245,10 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
     page = operator.post(f"{RULES}preview/", leaky).content.decode()
     assert "Of 10 at once, 5 are allowed." in page
     assert "The longest wait is 4 s." in page
-    assert "no option" in operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
+    assert (
+        "needs the algorithm token bucket"
+        in operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
+    )
     assert "A rule needs a limit" in operator.post(f"{RULES}preview/", {**form, "limit": ""}).content.decode()
     huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
     assert "Of 2000 at once, 2000 are allowed." in operator.post(f"{RULES}preview/", huge).content.decode()

@@ -111,12 +111,12 @@ def test_several_rates_go_through_files_and_history() -> None:
 @pytest.mark.parametrize(
     ("rates", "problem"),
     [
-        (["5/h"], "are for one period"),
-        (["60/60m"], "are for one period"),
+        (["5/h"], "are for the same period"),
+        (["60/60m"], "are for the same period"),
         (["5/moon"], "unknown unit"),
         ([5], "or a list of rates"),
         ({"a": 1}, "or a list of rates"),
-        ([f"{number}/{number}d" for number in range(1, 11)], "at most 10 rates"),
+        ([f"{number}/{number}d" for number in range(1, 11)], "at most 10 limits"),
     ],
 )
 def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str) -> None:
