@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -141,10 +142,9 @@ class Store:
         decision: Decision = self._exchange(to_decide(call), patience)
         return decision
 
-    async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
+    def adecide(self, call: Call, patience: Patience | None = None) -> Coroutine[Any, Any, Decision]:
         """`decide`, without blocking the event loop."""
-        decision: Decision = await self._aexchange(to_decide(call), patience)
-        return decision
+        return self._aexchange(to_decide(call), patience)
 
     def channel(self, prefix: bytes) -> bytes:
         """The channel on which processes that share a database and a prefix tell each other of changes: of the rules,
