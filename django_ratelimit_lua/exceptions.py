@@ -17,7 +17,15 @@ class Ratelimited(PermissionDenied):
 
     A subclass of Django's `PermissionDenied`, as django-ratelimit's is: raised out of a view without anything that
     handles it, it becomes a 403.
+
+    What `RATELIMIT_VIEW` is called with, and what is raised of `RATELIMIT_EXCEPTION_CLASS`, has as text, each of them
+    perhaps empty: `message`, what the rule has to say; `when`, when to try again, or why not, in the client's language;
+    and `reference`, by which support finds out what refused.
     """
+
+    message = ""
+    when = ""
+    reference = ""
 
     def __init__(self, decision: Decision | None = None) -> None:
         self.decision = Decision(allowed=False) if decision is None else decision
@@ -25,7 +33,8 @@ class Ratelimited(PermissionDenied):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As it was made: a task queue sends it on, and what is made of it there is to have the decision too.
-        return type(self), (self.decision,)
+        told = {name: vars(self)[name] for name in ("message", "when", "reference") if name in vars(self)}
+        return type(self), (self.decision,), told
 
 
 def _said(decision: Decision) -> str:

@@ -223,6 +223,8 @@ class Conf:
         "a callable ``(request, exception)``, plain or ``async``, or its dotted path, that makes the answer to a "
         "blocked request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
         "are added where it does not set them")
+    REFERENCE = Setting(True, bool,
+        "whether every 429 carries a reference, by which you find out what refused, see :doc:`refused`")
     # fmt: on
 
     @cached_property

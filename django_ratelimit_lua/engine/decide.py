@@ -47,7 +47,8 @@ class PlannedCharge(NamedTuple):
 
     - `name`: what its limit is named by; `rule`: the rule, or the call site, that makes it (None: a throttle or a
       `RateLimiter` by itself); `owner`: whom the answer is for;
-    - `blocked`: what an override says in the place of the limit. Then nothing is counted.
+    - `blocked`: what an override says in the place of the limit. Then nothing is counted; `subject`: the digest of whom
+      that override is about.
     """
 
     charge: Charge
@@ -55,15 +56,18 @@ class PlannedCharge(NamedTuple):
     rule: Rule | None = None
     owner: object = None
     blocked: LimitState | None = None
+    subject: bytes = b""
 
 
 class Plan(NamedTuple):
     """What is to be decided: the charges in the order of the decision's limits, and the call about those of them that
-    are not blocked. `block`: a block that refuses the request although there is nothing to charge."""
+    are not blocked. `block`: a block that refuses the request although there is nothing to charge; `subject`: the
+    digest of whom it is about."""
 
     call: Call
     charges: Sequence[PlannedCharge]
     block: LimitState | None = None
+    subject: bytes = b""
 
 
 class DecidedCharge(NamedTuple):
@@ -186,7 +190,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     """The decision about what was charged, with what is blocked."""
     if plan.block is not None:
-        return Outcome(decision._replace(allowed=False, limits=(plan.block,)))
+        return Outcome(decision._replace(allowed=False, limits=(plan.block,), identity=plan.subject))
     charges, states = plan.charges, decision.limits
     if len(states) < len(charges):
         decided = iter(states)
@@ -195,7 +199,16 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
             planned.blocked is not None and planned.blocked.enforced for planned in charges
         )
         decision = decision._replace(allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
+    if not decision.allowed:
+        decision = decision._replace(identity=_refused_identity(charges, states))
     return Outcome(decision, charges, took=call.operation == "hit" and decision.source != "fallback")
+
+
+def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
+    for planned, state in zip(charges, states, strict=True):
+        if state.enforced and not state.allowed:
+            return planned.subject or planned.charge.digest
+    return b""
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:

@@ -21,7 +21,8 @@ class RequestState:
     - `throttles`: the decision about all throttles of its DRF view;
     - `groups`: a user, and the names of the Django groups that this user is in;
     - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
-    - `readings`: what parsers make of its body; `refusals`: the counts that the admin shows.
+    - `readings`: what parsers make of its body; `refusals`: the counts that the admin shows;
+    - `refusal`: what was told of the last decision that refused it.
     """
 
     counted: set[str] = field(default_factory=set)
@@ -33,6 +34,7 @@ class RequestState:
     ahead: ResolverMatch | None = None
     readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     refusals: dict[str, dict[str, int]] = field(default_factory=dict)
+    refusal: Any = None
 
 
 def plain(request: Any) -> Any:

@@ -70,9 +70,9 @@ class LimitState(NamedTuple):
         )  # fmt: skip
 
     @classmethod
-    def blocked(cls, name: str, retry_after: float | None, mode: Mode, period: float = 0.0) -> LimitState:
+    def blocked(cls, name: str, retry_after: float | None, mode: Mode) -> LimitState:
         """What a block says in the place of a limit: nothing goes until it ends."""
-        return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, period)
+        return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode)
 
     def later(self, seconds: float) -> LimitState:
         """The same refusal as it reads so many seconds later."""
@@ -88,6 +88,15 @@ class LimitState(NamedTuple):
         return LimitState(
             self.name, True, self.limit, used, self.remaining + units, 0.0, reset, 0.0, self.mode, self.period
         )
+
+    @property
+    def is_block(self) -> bool:
+        """Whether a block stands in the place of the limit: nothing goes, in no time.
+
+        >>> LimitState.blocked("login", None, "enforce").is_block
+        True
+        """
+        return not self.limit and not self.period
 
     @property
     def enforced(self) -> bool:
@@ -112,7 +121,9 @@ class Decision(NamedTuple):
       could not be asked and a policy answered;
     - `moment`: microseconds since 1970 by the clock that decided (0: none did);
     - `revision`: the revision of the rules that decided (0: there were no rules to go by);
-    - `moments`: where identities are counted on several servers, when each one's units count, by digest.
+    - `moments`: where identities are counted on several servers, when each one's units count, by digest;
+    - `identity`: of a refusal, the digest of whom the first limit of `denied_by` refused: the one that is counted, or
+      the one that is blocked. Empty: not known.
     """
 
     allowed: bool
@@ -123,6 +134,7 @@ class Decision(NamedTuple):
     moment: int = 0
     revision: int = 0
     moments: Mapping[bytes, int] | None = None
+    identity: bytes = b""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -176,4 +188,5 @@ class Decision(NamedTuple):
             moment=later.moment,
             revision=later.revision,
             moments={**(self.moments or {}), **(later.moments or {})} or None,
+            identity=self.identity or later.identity,
         )

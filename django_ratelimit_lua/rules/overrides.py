@@ -147,6 +147,11 @@ class KnownOverrides:
         ]
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
+    def subject_of(self, override: Override) -> bytes:
+        """The digest of whom one of these overrides is about."""
+        pairs = zip(self.subjects, self.records, strict=True)
+        return next(ref.digest for ref, (_, overrides) in pairs if override in overrides)
+
 
 _NOBODY = KnownOverrides((), ())
 

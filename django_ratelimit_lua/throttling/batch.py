@@ -12,6 +12,7 @@ from ..limits.decision import LimitState
 from ..limits.rate import SECOND
 from ..rules.ruleset import Ruleset
 from ..web.plan import Place, RequestPlanner
+from ..web.refusal import Refusal, refusal_of
 from ..web.responses import attach_decision
 
 States = tuple[LimitState, ...]
@@ -35,7 +36,10 @@ class Throttle(Protocol):
 
 
 class BatchDecision:
-    """What one decision said to each throttle of a view, until it is asked."""
+    """What one decision said to each throttle of a view, until it is asked; `refusal`: what is told of it, where it
+    refuses."""
+
+    refusal: Refusal | None
 
     def __init__(self, request: Any, view: Any, asking: Throttle, kind: type[Throttle]) -> None:
         throttles = self._together(view, asking, kind)
@@ -50,6 +54,7 @@ class BatchDecision:
         decision = outcome.decision
         if decision.limits:
             attach_decision(plain(request), decision)
+        self.refusal = None if decision else refusal_of(plain(request), decision)
         if decision and decision.wait > 0 and not clocks:  # By another clock, it is not known how long that is.
             hold(outcome)
         # A block that no rule is needed for is told by a throttle that stands for all rules.

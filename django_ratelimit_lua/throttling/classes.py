@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
@@ -22,7 +23,7 @@ from ..exceptions import Ratelimited
 from ..identity import digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
-from ..identity.request_state import plain
+from ..identity.request_state import plain, request_state
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
@@ -36,7 +37,8 @@ from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..web.headers import add_headers
 from ..web.plan import Place
-from ..web.responses import refusal_message
+from ..web.refusal import Refusal, refusal_of
+from ..web.responses import REFERENCE_HEADER
 from .batch import decision_for
 
 
@@ -209,6 +211,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         headers = getattr(view, "headers", None)
         if isinstance(headers, dict):  # What DRF adds to the view's answer, whatever handler makes it.
             headers["Cache-Control"] = "no-store"
+            refusal = _throttled(request)
+            if refusal is not None and refusal.reference:
+                headers[REFERENCE_HEADER] = refusal.reference
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
@@ -300,8 +305,17 @@ class RuleThrottle(SimpleRateThrottle):
         return Place(() if is_exempt else rules, owner=self)
 
 
+def _throttled(request: Any) -> Refusal | None:
+    """What is told of the last decision about the throttles of a view, if it refused."""
+    batch = request_state(request).throttles
+    return None if batch is None else cast("Refusal | None", batch.refusal)
+
+
 def exception_handler(exc: Exception, context: Any) -> Any:
     """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403.
+
+    The body is DRF's own, its `detail` begins with the message of the rule that refuses, and `type`,
+    `violated-policies` and `reference` stand beside it, as in a problem document.
 
     It takes the place of DRF's own where `django_ratelimit_lua` is in `INSTALLED_APPS` and the project names no
     handler; a handler of the project's calls it in the place of `rest_framework.views.exception_handler`.
@@ -309,12 +323,32 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     from rest_framework.exceptions import Throttled
     from rest_framework.views import exception_handler as of_drf
 
-    if not isinstance(exc, Ratelimited):
-        return of_drf(exc, context)
-    response = of_drf(Throttled(exc.decision.retry_after, refusal_message(exc.decision) or None), context)
+    request = plain(context.get("request"))
+    error: Any = exc
+    refusal: Refusal | None = None
+    if isinstance(exc, Ratelimited):
+        refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
+        error = Throttled(exc.decision.retry_after, _detail(refusal))
+    elif isinstance(exc, Throttled):
+        refusal = _throttled(request)
+        if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
+            # Else the view has something of its own to say.
+            error = Throttled(None if refusal.retry_after is None else error.wait, _detail(refusal))
+    response = of_drf(error, context)
+    if refusal is None:
+        return response
+    if isinstance(response.data, dict):
+        response.data |= {name: value for name, value in refusal.members().items() if name != "title"}
     response.headers["Cache-Control"] = "no-store"
-    add_headers(response, exc.decision)
+    if refusal.reference:
+        response.headers[REFERENCE_HEADER] = refusal.reference
+    add_headers(response, refusal.decision)
     return response
+
+
+def _detail(refusal: Refusal) -> str | None:
+    """What DRF says in the place of "Request was throttled."; it adds when to try again."""
+    return (refusal.message if refusal.retry_after is not None else refusal.detail()) or None
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():

@@ -11,9 +11,22 @@ from .classes import SimpleRateThrottle
 
 RESPONSE: dict[str, Any] = {
     "description": "Too many requests",
-    "headers": {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 0}}},
+    "headers": {
+        "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 0}},
+        "RateLimit-Reference": {"description": "What to give to support", "schema": {"type": "string"}},
+    },
     "content": {
-        "application/json": {"schema": {"type": "object", "properties": {"detail": {"type": "string"}}}},
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "detail": {"type": "string"},
+                    "type": {"type": "string", "format": "uri"},
+                    "violated-policies": {"type": "array", "items": {"type": "string"}},
+                    "reference": {"type": "string"},
+                },
+            }
+        },
     },
 }
 

@@ -33,10 +33,21 @@ def add_headers(response: HttpResponseBase, decision: Decision) -> None:
         response.headers["X-RateLimit-Reset"] = str(math.ceil(nearest.reset_after))
         return
     named = list(zip(_names(states), states, strict=True))
-    policies: Any = [(name, {"q": state.limit, "w": max(1, math.ceil(state.period))}) for name, state in named]
+    policies: Any = [(name, _quota(state)) for name, state in named]
     response.headers["RateLimit-Policy"] = http_sf.ser(policies)
     limits: Any = [(name, {"r": state.remaining, "t": math.ceil(state.reset_after)}) for name, state in named]
     response.headers["RateLimit"] = http_sf.ser(limits)
+
+
+def violated_policies(decision: Decision) -> list[str]:
+    """The limits that refused, by the names that `RateLimit-Policy` gives them. A block is no policy."""
+    states = [state for state in decision.limits if state.mode != "shadow"]
+    named = zip(_names(states), states, strict=True)
+    return [name for name, state in named if state.enforced and not state.allowed and not state.is_block]
+
+
+def _quota(state: LimitState) -> dict[str, int]:
+    return {"q": 0} if state.is_block else {"q": state.limit, "w": max(1, math.ceil(state.period))}
 
 
 def _names(states: Iterable[LimitState]) -> list[str]:

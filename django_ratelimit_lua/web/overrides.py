@@ -101,9 +101,9 @@ unknown_kinds = UnknownKinds()
 
 def apply_overrides(
     charges: Sequence[PlannedCharge], overrides: KnownOverrides, ruleset: Ruleset, has_blocks: bool
-) -> tuple[Sequence[PlannedCharge], LimitState | None]:
+) -> tuple[Sequence[PlannedCharge], LimitState | None, bytes]:
     """The charges without those that are exempt, with other limits, or blocked; and the block that refuses the request
-    although there is no enforced charge.
+    although there is no enforced charge, with the digest of whom it is about.
 
     That is there only with `has_blocks`. Where there is an enforced charge, its override is the one that counts for it:
     the block, or what goes before the block.
@@ -121,13 +121,13 @@ def apply_overrides(
         if override is None:
             applied.append(planned)
         elif override.effect == "block":
-            state = LimitState.blocked(limit.name, override.retry_after(now), limit.mode, limit.rate.period)
-            applied.append(planned._replace(blocked=state))
+            state = LimitState.blocked(limit.name, override.retry_after(now), limit.mode)
+            applied.append(planned._replace(blocked=state, subject=overrides.subject_of(override)))
         elif override.effect == "limit":
             changed = override.limit(limit)
             applied.append(planned._replace(charge=charge._replace(limit=changed)))
     if has_blocks and not is_enforced:
         override = overrides.strongest_for(None, now)
         if override is not None and override.effect == "block":
-            return (), LimitState.blocked(BLOCK, override.retry_after(now), "enforce")
-    return applied, None
+            return (), LimitState.blocked(BLOCK, override.retry_after(now), "enforce"), overrides.subject_of(override)
+    return applied, None, b""

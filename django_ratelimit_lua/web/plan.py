@@ -261,12 +261,13 @@ class RequestPlanner:
             self.charges = _tell_apart(self.charges)
         charges: Sequence[PlannedCharge] = self.charges
         block: LimitState | None = None
+        blocked_subject = b""
         subjects: Sequence[Subject] = ()
         if self.subjects:
             overrides = override_cache.get_many(self.subjects)
             subjects = overrides.call_subjects()
             if overrides:
-                charges, block = apply_overrides(charges, overrides, ruleset, self.has_blocks)
+                charges, block, blocked_subject = apply_overrides(charges, overrides, ruleset, self.has_blocks)
         is_refused = block is not None
         counted: list[Charge] = []
         for planned in charges:
@@ -278,7 +279,7 @@ class RequestPlanner:
             counted, "peek" if is_refused and self._operation == "hit" else self._operation,
             longest_hold_us=round(conf.MAX_WAIT * SECOND), now=self._now, ruleset=ruleset, subjects=subjects,
         )  # fmt: skip
-        return Plan(call, charges, block)
+        return Plan(call, charges, block, blocked_subject)
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Note which rules were counted and who was refused; tell the receivers of `limit_exceeded`."""

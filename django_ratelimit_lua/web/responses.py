@@ -4,150 +4,162 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist, loader
+from django.template.backends.django import DjangoTemplates
+from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..exceptions import Ratelimited
 from ..limits.decision import Decision
-from ..rules.provider import current
 from .headers import add_headers
+from .refusal import Refusal, language_of, refusal_of
 
 PROBLEM = "application/problem+json"
 _TEXT = "text/plain"
+_HTML = "text/html"
+_JSON = (PROBLEM, "application/json")
 LONGEST_ACCEPT = 1024
-"""Characters of an `Accept` header that are looked at; a longer one is answered with a page."""
+"""Characters of an `Accept` header that are looked at; a longer one is answered with plain text."""
 MOST_TYPES = 32
-"""Types in an `Accept` header that are looked at; one with more is answered with a page."""
+"""Types in an `Accept` header that are looked at; one with more is answered with plain text."""
+REFERENCE_HEADER = "RateLimit-Reference"
+_PROJECTS_PAGE = "429.html"
+_OUR_PAGE = "django_ratelimit_lua/429.html"
 
 
-def retry_after_header(decision: Decision) -> str | None:
-    """Whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None for a request that can never be allowed.
-
-    >>> retry_after_header(Decision(False))
-    """
-    seconds = decision.retry_after
-    return None if seconds is None else str(max(1, math.ceil(seconds)))
-
-
-def refusal_message(decision: Decision) -> str:
-    """What the rule that refuses has to say to who is refused; empty if nothing."""
-    ruleset = current()
-    if ruleset is None:
-        return ""
-    rules = map(ruleset.rule_of, decision.denied_by)
-    return next((rule.message for rule in rules if rule is not None and rule.message), "")
-
-
-def _when(decision: Decision, retry_after: str | None) -> str:
-    if retry_after is None:
-        # Whoever is blocked has a limit of nothing, and so has a rate of 0.
-        if any(not state.allowed and not state.limit for state in decision.enforced):
-            return "This request is not allowed."
-        return "This request is larger than the limit allows."
-    unit = "second" if retry_after == "1" else "seconds"
-    return f"Try again in {retry_after} {unit}."
-
-
-def _detail(decision: Decision, retry_after: str | None) -> str:
-    return " ".join(part for part in (refusal_message(decision), _when(decision, retry_after)) if part)
-
-
-def _problem(decision: Decision, retry_after: str | None) -> HttpResponse:
+def _problem(refusal: Refusal) -> HttpResponse:
     """A problem document (RFC 9457)."""
-    body: dict[str, object] = {
-        "type": "about:blank",
-        "title": "Too Many Requests",
-        "status": 429,
-        "detail": _detail(decision, retry_after),
-    }
-    if retry_after is not None:
-        body["retry_after"] = int(retry_after)
+    body: dict[str, object] = {"type": "about:blank", "title": "Too Many Requests", "status": 429}
+    if detail := refusal.detail():
+        body["detail"] = detail
+    body |= refusal.members()
+    if refusal.retry_after is not None:
+        body["retry_after"] = refusal.retry_after
     return HttpResponse(json.dumps(body), status=429, content_type=PROBLEM)
 
 
-def _template() -> Any:
-    """The project's page for the blocked, or None."""
+def _projects_page() -> Any:
+    """The project's page for the refused, or None."""
     try:
-        return loader.get_template("429.html")
+        return loader.get_template(_PROJECTS_PAGE)
     except TemplateDoesNotExist as error:
-        if error.args[0] != "429.html":
+        if error.args[0] != _PROJECTS_PAGE:
             raise
     return None
 
 
-def _rendered(template: Any, request: HttpRequest, decision: Decision, retry_after: str | None) -> HttpResponse:
-    context = {
-        "decision": decision,
-        "message": refusal_message(decision),
-        "retry_after": None if retry_after is None else int(retry_after),
-    }
-    return HttpResponse(template.render(context, request), status=429)
+@lru_cache(maxsize=1)
+def _our_page() -> Any:
+    """The page of this package, whatever the project's templates are made with, and whether or not it is an installed
+    app."""
+    folder = Path(__file__).parents[1] / "templates"
+    engine = DjangoTemplates({"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}})
+    return engine.get_template(_OUR_PAGE)
 
 
-def _plain(decision: Decision, retry_after: str | None) -> HttpResponse:
-    return HttpResponse(
-        f"Too many requests. {_detail(decision, retry_after)}\n", status=429, content_type=f"{_TEXT}; charset=utf-8"
-    )
+def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    with language_of(request):
+        nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
+        nonce = getattr(request, "_csp_nonce", None) if nonce is None else nonce
+        context = {
+            "decision": refusal.decision,
+            "reason": refusal.reason,
+            "message": refusal.message,
+            "when": refusal.when(),
+            "retry_after": refusal.retry_after,
+            "reference": refusal.reference,
+            "csp_nonce": "" if nonce is None else str(nonce),
+        }
+        return HttpResponse(template.render(context, request), status=429)
 
 
-def _asks_for_json(request: HttpRequest) -> bool:
+def _plain(refusal: Refusal) -> HttpResponse:
+    lines = [" ".join(filter(None, (_("Too many requests."), refusal.detail())))]
+    if refusal.reference:
+        lines.append(_("Reference: %s") % refusal.reference)
+    return HttpResponse("".join(f"{line}\n" for line in lines), status=429, content_type=f"{_TEXT}; charset=utf-8")
+
+
+def _asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
     accept = request.META.get("HTTP_ACCEPT", "")
     # Nobody needs more; and a refusal must not cost more than the request it refuses.
-    return len(accept) <= LONGEST_ACCEPT and accept.count(",") < MOST_TYPES and _names_json(accept)
+    return _preferred(accept) if len(accept) <= LONGEST_ACCEPT and accept.count(",") < MOST_TYPES else "text"
 
 
 @lru_cache(maxsize=256)
-def _names_json(accept: str) -> bool:
+def _preferred(accept: str) -> Literal["problem", "page", "text"]:
     request = HttpRequest()
     request.META = {"HTTP_ACCEPT": accept} if accept else {}
-    preferred = request.get_preferred_type(["text/html", _TEXT, PROBLEM, "application/json"])
-    return preferred in (PROBLEM, "application/json")
+    preferred = request.get_preferred_type([_HTML, _TEXT, *_JSON])
+    if preferred in _JSON:
+        return "problem"
+    # Browsers name it; who takes anything is a program.
+    return "page" if preferred == _HTML and _HTML in accept.lower() else "text"
 
 
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The answer to a blocked request.
 
     `RATELIMIT_VIEW` makes it where that is set, called with the request and a `Ratelimited`; else it is a 429: a
-    problem document for clients that ask for JSON, the project's template `429.html`, or a plain page. It is not
-    to be stored, and carries `Retry-After` unless the request can never be allowed.
+    problem document for clients that ask for JSON, the project's template `429.html`, or else a page of ours for
+    browsers and plain text for others. It is not to be stored, and carries `Retry-After` unless the request can never
+    be allowed, and the reference.
     """
-    retry_after = retry_after_header(decision)
+    refusal = refusal_of(request, decision)
     view = conf.VIEW
     if view is not None:
-        response = view(request, Ratelimited(decision))
+        response = view(request, _told(request, refusal))
         if inspect.isawaitable(response):
             response = async_to_sync(_awaited)(response)
-    elif _asks_for_json(request):
-        response = _problem(decision, retry_after)
-    elif (template := _template()) is not None:
-        response = _rendered(template, request, decision, retry_after)
+    elif _asked_for(request) == "problem":
+        response = _in_words(_problem, request, refusal)
+    elif (template := _projects_page()) is not None:
+        response = _rendered(template, request, refusal)
     else:
-        response = _plain(decision, retry_after)
-    return _finished(response, decision, retry_after)
+        response = _own(request, refusal)
+    return _finished(response, refusal)
 
 
 async def atoo_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The same in a coroutine: what may ask a database, a template or a synchronous view, runs in a thread."""
-    retry_after = retry_after_header(decision)
+    refusal = refusal_of(request, decision)
     view = conf.VIEW
     if view is not None:
         called = view if _is_async(view) else sync_to_async(view)
-        response = await called(request, Ratelimited(decision))
+        response = await called(request, _told(request, refusal))
         if inspect.isawaitable(response):
             response = await response
-    elif _asks_for_json(request):
-        response = _problem(decision, retry_after)
-    elif (template := _template()) is not None:
-        response = await sync_to_async(_rendered)(template, request, decision, retry_after)
+    elif _asked_for(request) == "problem":
+        response = _in_words(_problem, request, refusal)
+    elif (template := _projects_page()) is not None:
+        response = await sync_to_async(_rendered)(template, request, refusal)
     else:
-        response = _plain(decision, retry_after)
-    return _finished(response, decision, retry_after)
+        response = _own(request, refusal)
+    return _finished(response, refusal)
+
+
+def _in_words(make: Callable[[Refusal], HttpResponse], request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    with language_of(request):
+        return make(refusal)
+
+
+def _own(request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    """Of this package's making, which asks nobody."""
+    if _asked_for(request) == "page":
+        return _rendered(_our_page(), request, refusal)
+    return _in_words(_plain, request, refusal)
+
+
+def _told(request: HttpRequest, refusal: Refusal) -> Ratelimited:
+    with language_of(request):
+        return refusal.tell(Ratelimited(refusal.decision))
 
 
 def _is_async(view: Any) -> bool:
@@ -158,13 +170,15 @@ async def _awaited(response: Any) -> Any:
     return await response
 
 
-def _finished(response: Any, decision: Decision, retry_after: str | None) -> HttpResponse:
+def _finished(response: Any, refusal: Refusal) -> HttpResponse:
     if not isinstance(response, HttpResponseBase):
         raise TypeError(f"RATELIMIT_VIEW returned {response!r}: it must return an HttpResponse")
     response.headers.setdefault("Cache-Control", "no-store")
-    if retry_after is not None:
-        response.headers.setdefault("Retry-After", retry_after)
-    add_headers(response, decision)
+    if refusal.retry_after is not None:
+        response.headers.setdefault("Retry-After", str(refusal.retry_after))
+    if refusal.reference:
+        response.headers.setdefault(REFERENCE_HEADER, refusal.reference)
+    add_headers(response, refusal.decision)
     return cast(HttpResponse, response)
 
 
@@ -189,17 +203,22 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
 
 def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The answer to a blocked request. Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything."""
-    _raise_instead(decision)
+    _raise_instead(request, decision)
     return too_many_requests(request, decision)
 
 
 async def arefused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The same in a coroutine."""
-    _raise_instead(decision)
+    _raise_instead(request, decision)
     return await atoo_many_requests(request, decision)
 
 
-def _raise_instead(decision: Decision) -> None:
+def _raise_instead(request: HttpRequest, decision: Decision) -> None:
     exception = conf.EXCEPTION_CLASS
-    if exception is not None:
-        raise exception(decision) if issubclass(exception, Ratelimited) else exception()
+    if exception is None:
+        return
+    refusal = refusal_of(request, decision)
+    if not issubclass(exception, Ratelimited):
+        raise exception()
+    with language_of(request):
+        raise refusal.tell(exception(decision))

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+import hashlib
 import json
+import pickle
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.http import HttpResponse
 from django.test import Client, RequestFactory
+from django.utils import timezone, translation
+from django.utils.functional import SimpleLazyObject
 
-from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua import Ratelimited, ratelimit
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+GERMAN = {"accept": BROWSER, "accept-language": "de-CH,de;q=0.9,en;q=0.5"}
+LOCALE = "django.middleware.locale.LocaleMiddleware"
+REFERENCE = "RateLimit-Reference"
+LIMITS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
 
 def blocked(client: Client, **headers: str) -> Any:
@@ -21,29 +38,134 @@ def blocked(client: Client, **headers: str) -> Any:
     return response
 
 
-def test_a_plain_page_says_when_to_come_back(client: Client) -> None:
-    """Without a template, in plain text."""
+def test_a_program_is_told_in_plain_text_when_to_come_back(client: Client) -> None:
+    """In words, with the reference."""
     response = blocked(client)
     assert response["Content-Type"] == "text/plain; charset=utf-8"
-    assert response.content.decode() == f"Too many requests. Try again in {response['Retry-After']} seconds.\n"
+    text = f"Too many requests. Try again in {response['Retry-After']} seconds.\nReference: {response[REFERENCE]}\n"
+    assert response.content.decode() == text
 
 
 @pytest.mark.parametrize(
     "accept", ["application/json", "application/problem+json", "application/json, text/html;q=0.5"]
 )
 def test_who_asks_for_json_gets_a_problem_document(accept: str, client: Client) -> None:
-    """RFC 9457."""
+    """RFC 9457, of the type that the IETF's draft has for quotas, with the names of the policies."""
     response = blocked(client, accept=accept)
     assert response["Content-Type"] == "application/problem+json"
-    body = json.loads(response.content)
-    assert (body["status"], body["title"]) == (429, "Too Many Requests")
-    assert str(body["retry_after"]) == response["Retry-After"]
+    assert json.loads(response.content) == {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "detail": f"Try again in {response['Retry-After']} seconds.",
+        "violated-policies": ["plain"],
+        "retry_after": int(response["Retry-After"]),
+        "reference": response[REFERENCE],
+    }
 
 
-@pytest.mark.parametrize("accept", ["*/*", "text/html", "text/html, application/json;q=0.9", "image/png"])
-def test_who_does_not_gets_a_page(accept: str, client: Client) -> None:
-    """Browsers and curl."""
+def test_the_violated_policies_are_named_as_in_the_headers(rf: RequestFactory, settings: Any) -> None:
+    """Those that refuse, and no others."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+    view = ratelimit("search", "ip", ["9/s", "1/h", "5/d"])(lambda request: HttpResponse())
+    headers = {"accept": "application/json"}
+    refused = [view(rf.get("/", headers=headers)) for _ in range(2)][-1]
+    assert json.loads(refused.content)["violated-policies"] == ["search-2"]
+    assert refused["RateLimit-Policy"].startswith('"search";q=9;w=1, "search-2";q=1;w=3600')
+
+
+@pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML", "text/html, application/json;q=0.9"])
+def test_a_browser_gets_a_page(accept: str, client: Client) -> None:
+    """Without a template of the project: what happened, when to come back, and the reference."""
+    response = blocked(client, accept=accept)
+    page = response.content.decode()
+    assert response["Content-Type"] == "text/html; charset=utf-8"
+    assert "<h1>Too many requests</h1>" in page
+    assert f"<p>Try again in {response['Retry-After']} seconds.</p>" in page
+    assert f"<code>{response[REFERENCE]}</code>" in page
+
+
+@pytest.mark.parametrize("accept", ["*/*", "image/png", "text/plain", "text/*"])
+def test_who_asks_for_neither_gets_plain_text(accept: str, client: Client) -> None:
+    """curl, and whatever takes anything."""
     assert blocked(client, accept=accept)["Content-Type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"BACKEND": "django.template.backends.django.DjangoTemplates"},
+        {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"string_if_invalid": "BROKEN"}},
+        None,
+    ],
+    ids=["without app directories", "strict", "no templates at all"],
+)
+def test_the_page_needs_nothing_of_the_project(engine: Any, client: Client, settings: Any) -> None:
+    """Neither its template engine nor the app: limits work without both."""
+    settings.TEMPLATES = [] if engine is None else [engine]
+    page = blocked(client, accept=BROWSER).content.decode()
+    assert "<h1>Too many requests</h1>" in page
+    assert "BROKEN" not in page
+
+
+def test_the_page_has_no_script_and_loads_nothing(client: Client) -> None:
+    """So it works under any policy for contents; where there is a nonce, its style has it."""
+    page = blocked(client, accept=BROWSER).content.decode()
+    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|https?:|\bsrc=|\bon\w+=|\bstyle=", page)
+    assert '<meta name="color-scheme" content="light dark">' in page
+    assert "<style>" in page
+
+
+@pytest.mark.parametrize("attribute", ["csp_nonce", "_csp_nonce"])
+def test_the_style_has_the_nonce_of_the_request(attribute: str, rf: RequestFactory) -> None:
+    """Of django-csp, and of Django's own middleware."""
+    view = ratelimit(key="ip", rate="0/m")(lambda request: None)
+    request = rf.get("/", headers={"accept": BROWSER})
+    setattr(request, attribute, SimpleLazyObject(lambda: "r4nd<m"))
+    assert '<style nonce="r4nd&lt;m">' in view(request).content.decode()
+
+
+def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
+    """For policies by hash."""
+    style = re.search(r"<style>(.*)</style>", blocked(client, accept=BROWSER).content.decode()).group(1)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in (Path(__file__).parents[2] / "docs" / "refused.rst").read_text()
+
+
+def test_what_a_rule_says_is_escaped(client: Client, settings: Any) -> None:
+    """And its lines stay lines."""
+    message = "Too many searches.\nAsk <sales@example.org>."
+    settings.MIDDLEWARE = [LIMITS]
+    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "0/m", "message": message}]
+    page = client.get("/plain", headers={"accept": BROWSER}).content.decode()
+    assert "<p>Too many searches.<br>Ask &lt;sales@example.org&gt;.</p>" in page
+
+
+@pytest.mark.parametrize("middleware", [[LOCALE, LIMITS], [LIMITS, LOCALE]], ids=["in front", "behind"])
+def test_a_client_is_told_in_its_language(middleware: list[str], client: Client, settings: Any) -> None:
+    """Wherever `LocaleMiddleware` stands, and whoever was answered before."""
+    settings.MIDDLEWARE = middleware
+    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}]
+    client.get("/plain")
+    page = client.get("/plain", headers=GERMAN).content.decode()
+    assert '<html lang="de">' in page
+    assert "<h1>Zu viele Anfragen</h1>" in page
+    assert "Versuchen Sie es in etwa 24 Stunden noch einmal." in page
+    assert "nennen Sie diese Referenz:" in page
+    english = client.get("/plain", headers={"accept": BROWSER, "accept-language": "en"}).content.decode()
+    assert "Try again in about 24 hours." in english
+    detail = client.get("/plain", headers={**GERMAN, "accept": "application/json"}).json()["detail"]
+    assert detail == "Versuchen Sie es in etwa 24 Stunden noch einmal."
+    plain = client.get("/plain", headers={**GERMAN, "accept": "*/*"}).content.decode()
+    assert plain.startswith("Zu viele Anfragen. Versuchen Sie es in etwa 24 Stunden noch einmal.\nReferenz: ")
+
+
+def test_a_site_of_one_language_speaks_it(client: Client, settings: Any) -> None:
+    """Without `LocaleMiddleware` it does not matter what a browser prefers."""
+    settings.LANGUAGE_CODE = "de"
+    translation.activate("de")  # As Django does at its start.
+    page = blocked(client, accept=BROWSER, **{"accept-language": "en"}).content.decode()
+    assert "<h1>Zu viele Anfragen</h1>" in page
 
 
 def templates(text: str) -> list[dict[str, Any]]:
@@ -52,12 +174,33 @@ def templates(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_projects_template_is_used(client: Client, settings: Any) -> None:
-    """`429.html` gets the decision and the seconds."""
-    settings.TEMPLATES = templates("<p>{{ retry_after }} {{ decision.remaining }} {{ decision.denied_by.0 }}</p>")
+    """`429.html` gets what the documentation says."""
+    settings.TEMPLATES = templates(
+        "{{ retry_after }}|{{ decision.remaining }}|{{ decision.denied_by.0 }}|{{ reason }}|{{ message }}|{{ when }}|"
+        "{{ reference }}"
+    )
     response = blocked(client)
-    name = "tests.acceptance.site.plain:*:ip:2/m"
-    assert response.content.decode() == f"<p>{response['Retry-After']} 0 {name}</p>"
+    seconds, name = response["Retry-After"], "tests.acceptance.site.plain:*:ip:2/m"
+    text = f"{seconds}|0|{name}|wait||Try again in {seconds} seconds.|{response[REFERENCE]}"
+    assert response.content.decode() == text
     assert response["Content-Type"].startswith("text/html")
+
+
+def test_the_template_of_another_app_goes_before_ours(client: Client, settings: Any, tmp_path: Path) -> None:
+    """In whatever order the apps are installed, and it may extend ours."""
+    folder = tmp_path / "shop" / "templates"
+    folder.mkdir(parents=True)
+    (tmp_path / "shop" / "__init__.py").write_text("")
+    text = "{% extends 'django_ratelimit_lua/429.html' %}{% block title %}Shop{% endblock %}"
+    (folder / "429.html").write_text(text)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "shop"]  # Behind ours.
+        page = blocked(client, accept=BROWSER).content.decode()
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "<title>Shop</title>" in page
+    assert "<h1>Too many requests</h1>" in page
 
 
 def test_a_template_missing_inside_the_projects_is_not_hidden(client: Client, settings: Any) -> None:
@@ -78,12 +221,42 @@ def test_the_view_setting_replaces_it(client: Client, settings: Any) -> None:
     assert responses[-1]["Retry-After"]
 
 
+def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> None:
+    """The rule's message, when to try again in the client's language, and the reference."""
+    settings.MIDDLEWARE = [LIMITS, LOCALE]
+    settings.RATELIMIT_RULES = [
+        {"name": "all", "key": "ip", "rate": "1/d", "algorithm": "fixed_window", "message": "Ask sales."}
+    ]
+    settings.RATELIMIT_VIEW = lambda request, refused: HttpResponse(
+        f"{refused.message}|{refused.when}|{refused.reference}", status=429
+    )
+    client.get("/plain")
+    response = client.get("/plain", headers=GERMAN)
+    text = f"Ask sales.|Versuchen Sie es in etwa 24 Stunden noch einmal.|{response[REFERENCE]}"
+    assert response.content.decode() == text
+    assert response[REFERENCE]
+
+
+def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: Any) -> None:
+    """Where it is a `Ratelimited`; it still has it in another process."""
+    settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
+    settings.RATELIMIT_RULES = [{"name": "search", "key": "ip", "rate": "0/m", "message": "Ask sales."}]
+    view = ratelimit("search", "ip", "5/m")(lambda request: None)
+    with pytest.raises(Ratelimited) as raised:
+        view(rf.get("/"))
+    sent = pickle.loads(pickle.dumps(raised.value))
+    for error in (raised.value, sent):
+        assert (error.message, error.when) == ("Ask sales.", "This is not available.")
+        assert error.reference
+
+
 @pytest.mark.parametrize(
     ("rate", "cost", "detail"),
     [
         ("5/m", 6, "This request is larger than the limit allows."),
-        ("0/m", 1, "This request is not allowed."),
-        (["5/m", "0/h"], 1, "This request is not allowed."),
+        ("0/m", 1, "This is not available."),
+        (["5/m", "0/h"], 1, "This is not available."),
+        (["5/m", "0/h"], 6, "This is not available."),
         (["5/m", "100/h"], 6, "This request is larger than the limit allows."),
     ],
 )
@@ -92,3 +265,42 @@ def test_who_can_never_come_back_is_told_why(rate: Any, cost: int, detail: str, 
     view = ratelimit(key="ip", rate=rate, cost=cost)(lambda request: None)
     response = view(rf.get("/", headers={"accept": "application/json"}))
     assert json.loads(response.content)["detail"] == detail
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("has_rule", [True, False])
+def test_who_is_blocked_for_good_is_told_so(has_rule: bool, client: Client, settings: Any) -> None:
+    """And no quota is named; who is blocked for a time is told when it ends."""
+    settings.MIDDLEWARE = [LIMITS]
+    settings.RATELIMIT_HEADERS = "draft-10"
+    if has_rule:
+        RateLimitRule.objects.create(name="all", key="ip", limit=5, period=60, path="/", message="Ask sales.")
+    block = RateLimitOverride.objects.create(network="127.0.0.0/8", effect="block")
+    response = client.get("/plain", headers={"accept": "application/json"})
+    body = response.json()
+    said = "You are blocked. Waiting does not change that."
+    assert body == {
+        "type": "about:blank",
+        "title": "Too Many Requests",
+        "status": 429,
+        "detail": f"Ask sales. {said}" if has_rule else said,
+        "reference": response[REFERENCE],
+    }
+    assert response["RateLimit-Policy"] == ('"all";q=0' if has_rule else '"block";q=0')
+    page = client.get("/plain", headers={"accept": BROWSER}).content.decode()
+    assert "<h1>Not allowed</h1>" in page
+    assert f"<p>{said}</p>" in page
+    block.ends = timezone.now() + datetime.timedelta(hours=3)
+    block.save()
+    response = client.get("/plain", headers={"accept": "application/json"})
+    assert response.json()["detail"].endswith("Try again in about 3 hours.")
+    assert 10_000 < int(response["Retry-After"]) <= 10_800
+
+
+def test_the_reference_can_be_switched_off(client: Client, settings: Any) -> None:
+    """Then it is nowhere."""
+    settings.RATELIMIT_REFERENCE = False
+    for accept in (BROWSER, "*/*", "application/json"):
+        response = blocked(client, accept=accept)
+        assert REFERENCE not in response.headers
+        assert "eference" not in response.content.decode()

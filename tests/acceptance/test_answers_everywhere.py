@@ -21,6 +21,8 @@ from rest_framework.views import APIView, exception_handler
 
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from django_ratelimit_lua.web.reference import open_reference
+from django_ratelimit_lua.web.refusal_log import refusal_log
 
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -193,6 +195,7 @@ def promised(response: Any) -> None:
     assert response["Cache-Control"] == "no-store"
     # An hour, and up to a segment more, from the first hit: on a busy machine that was up to a minute ago.
     assert 3540 <= int(response["Retry-After"]) <= 3960
+    assert len(open_reference(response["RateLimit-Reference"]).identity) == 32
 
 
 @pytest.mark.django_db(transaction=True)
@@ -232,6 +235,61 @@ def test_drf_answers_429_too(kind: str, settings: Any) -> None:
         promised(last(where, kind))
     body = last("/drf/deep", kind).json()
     assert body["detail"].startswith("Request was throttled. Expected available in 3")
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("where", ["/drf/throttled", "/drf/deep"])
+def test_drfs_body_says_what_a_problem_document_says(where: str, kind: str) -> None:
+    """Beside its own detail: the type, which policies were violated, and the reference."""
+    response = last(where, kind)
+    body = response.json()
+    assert body.pop("detail").startswith("Request was throttled. Expected available in 3")
+    assert body == {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "violated-policies": ["refusing" if where == "/drf/throttled" else "deep"],
+        "reference": response["RateLimit-Reference"],
+    }
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_the_message_of_a_rule_is_in_every_answer(kind: str, settings: Any) -> None:
+    """By decorator, middleware and throttle, raised deep inside, as JSON, page, text and in DRF's body."""
+    names = ("decorated", "adecorated", "refusing", "deep")
+    rules = [{"name": name, "group": name, "key": "ip", "rate": "1/h"} for name in names] + settings.RATELIMIT_RULES
+    settings.RATELIMIT_RULES = [{**rule, "message": "Ask sales."} for rule in rules]
+    settings.TEMPLATES = []
+    for where in ("/ruled", "/aruled", "/decorated", "/adecorated", "/deep", "/adeep", "/nowhere"):
+        for accept in ("application/json", "text/html", "*/*"):
+            response = last(where, kind, accept=accept)
+            promised(response)
+            assert "Ask sales." in response.content.decode(), (where, accept)
+    for where in ("/drf/throttled", "/drf/deep", "/drf/function"):
+        response = last(where, kind)
+        promised(response)
+        assert response.json()["detail"].startswith("Ask sales. Expected available in 3")
+
+
+def test_what_can_never_be_is_said_in_drf_too(settings: Any) -> None:
+    """A limit of 0 names no time."""
+    settings.RATELIMIT_RULES = [{"name": "refusing", "group": "refusing", "rate": "0/h", "message": "Closed."}]
+    response = last("/drf/throttled", "wsgi")
+    assert (response.status_code, response.json()["detail"]) == (429, "Closed. This is not available.")
+    assert "Retry-After" not in response.headers
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("exception", [None, Ratelimited])
+def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, caplog: Any) -> None:
+    """By whatever face, and where it is raised and caught again; with the reference that the client has."""
+    settings.RATELIMIT_EXCEPTION_CLASS = exception
+    for where in ["/decorated", "/adecorated", "/class", "/deep", "/adeep", *DRF]:
+        refusal_log.clear()
+        caplog.clear()
+        response = last(where, kind)
+        records = [record for record in caplog.records if record.name == "django_ratelimit_lua.refusals"]
+        is_deep = "deep" in where or where == "/drf/function"  # These are refused the first time, too.
+        assert len(records) == 1 + is_deep, where
+        assert (records[-1].path, records[-1].reference) == (where, response["RateLimit-Reference"])
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])

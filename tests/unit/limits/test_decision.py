@@ -28,11 +28,15 @@ def test_a_refusal_reads_shorter_later() -> None:
 
 def test_a_block_is_a_limit_of_nothing() -> None:
     """Until it ends; without an end it is never lifted."""
-    state = LimitState.blocked("office", 90.0, "enforce", 60.0)
+    state = LimitState.blocked("office", 90.0, "enforce")
+    assert state.is_block
     assert (state.allowed, state.limit, state.remaining, state.retry_after, state.reset_after) == (
         False, 0, 0, 90.0, 90.0,
     )  # fmt: skip
     assert LimitState.blocked("block", None, "enforce").retry_after is None
+    assert not LimitState.of(
+        Limit("shut", "0/m"), allowed=False, used=0, remaining=0, retry_after=None, reset_after=0
+    ).is_block
 
 
 def test_leased_units_are_not_used_yet() -> None:

@@ -34,25 +34,26 @@ def planned(mode: Any = "enforce") -> list[PlannedCharge]:
 
 def test_overrides_exempt_change_or_block() -> None:
     """A charge goes, or has another limit, or says who blocks in its place."""
-    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True) == ([], None)
-    (changed,), _ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
+    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True) == ([], None, b"")
+    (changed,), *_ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
     assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
-    (blocked,), block = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
+    (blocked,), block, _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
     assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name, block) == (
         False,
         None,
         "x",
         None,
     )
+    assert blocked.subject == SUBJECT.digest
 
 
 def test_a_block_for_all_rules_needs_none() -> None:
     """It refuses where no enforced charge is, but only those faces that stand for all rules."""
     overrides = known(Override(1, None, "block"))
-    charges, block = apply_overrides([], overrides, NO_RULES, True)
-    assert (charges, block.name, block.enforced) == ((), BLOCK, True)
+    charges, block, subject = apply_overrides([], overrides, NO_RULES, True)
+    assert (charges, block.name, block.enforced, subject) == ((), BLOCK, True, SUBJECT.digest)
     assert apply_overrides(planned("shadow"), overrides, NO_RULES, True)[1] is not None
-    assert apply_overrides([], overrides, NO_RULES, False) == ([], None)
+    assert apply_overrides([], overrides, NO_RULES, False) == ([], None, b"")
 
 
 def test_an_override_counts_from_its_start_to_its_end() -> None:
@@ -60,14 +61,14 @@ def test_an_override_counts_from_its_start_to_its_end() -> None:
     now = now_us()
     for override in (Override(1, None, "block", starts=now + 10**9), Override(1, None, "block", ends=now - 1)):
         charges = planned()
-        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, None)
+        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, None, b"")
 
 
 def test_an_override_for_one_rule_says_nothing_of_another() -> None:
     """Rules are known by their rows; a limit at a call site has none."""
     rules = Ruleset((), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]})
     exempt = known(Override(1, 7, "exempt"))
-    assert apply_overrides(planned(), exempt, rules, True) == ([], None)
+    assert apply_overrides(planned(), exempt, rules, True) == ([], None, b"")
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 

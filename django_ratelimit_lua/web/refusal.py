@@ -1,0 +1,157 @@
+"""What is told of a refusal, in words, numbers and a reference: the same in every form of the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from django.conf import settings
+from django.conf.urls.i18n import is_language_prefix_patterns_used
+from django.http import HttpRequest
+from django.middleware.locale import LocaleMiddleware
+from django.utils import translation
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ..exceptions import Ratelimited
+from ..identity.request_state import request_state
+from ..limits.decision import Decision
+from ..rules.provider import current
+from .headers import violated_policies
+from .reference import reference_of
+from .refusal_log import refusal_log
+
+Reason = Literal["wait", "blocked", "unavailable", "too large", "unknown"]
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
+"""Of draft-ietf-httpapi-ratelimit-headers-10, section 5.1, for programs: not translated."""
+_UNITS = ((90, 1), (90 * 60, 60), (36 * 3600, 3600), (math.inf, 86_400))
+"""Up to so many seconds, a time is told in units of so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is told of a decision that refuses.
+
+    - `reason`: "wait": it helps to wait; "blocked": for good; "unavailable": the limit is 0; "too large": for what the
+      limit could ever allow; "unknown": nothing is known, as where `Ratelimited` is raised by hand;
+    - `message`: what the rule has to say; empty: nothing;
+    - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
+    - `reference`: see `web.reference`; empty: none.
+    """
+
+    decision: Decision
+    reason: Reason
+    message: str
+    retry_after: int | None
+    reference: str
+
+    def when(self) -> str:
+        """When to try again, or why not, in the language in force."""
+        if self.retry_after is not None:
+            return _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
+        return {
+            "blocked": _("You are blocked. Waiting does not change that."),
+            "unavailable": _("This is not available."),
+            "too large": _("This request is larger than the limit allows."),
+        }.get(self.reason, "")
+
+    def detail(self) -> str:
+        """The message, and when to try again, or why not."""
+        return " ".join(filter(None, (self.message, self.when())))
+
+    def members(self) -> dict[str, object]:
+        """What a body says to programs (RFC 9457): type, title and the names of the violated policies as
+        draft-ietf-httpapi-ratelimit-headers-10 has them, and the reference."""
+        members: dict[str, object] = {}
+        violated = violated_policies(self.decision)
+        if violated:
+            members |= {"type": QUOTA_EXCEEDED, "title": QUOTA_EXCEEDED_TITLE, "violated-policies": violated}
+        if self.reference:
+            members["reference"] = self.reference
+        return members
+
+    def tell(self, error: Ratelimited) -> Ratelimited:
+        """Put on an exception what its handler may want to say."""
+        error.message, error.when, error.reference = self.message, self.when(), self.reference
+        return error
+
+
+def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
+    """What is told of a decision that refuses a request: made, and written to the log, once for each decision."""
+    state = request_state(request)
+    refusal: Refusal | None = state.refusal
+    if refusal is None or refusal.decision is not decision:
+        rule, message = _rule_and_message(decision)
+        seconds = decision.retry_after
+        refusal = state.refusal = Refusal(
+            decision,
+            _reason(decision),
+            message,
+            None if seconds is None else max(1, math.ceil(seconds)),
+            reference_of(decision),
+        )
+        refusal_log.write(request, decision, rule, refusal.reference)
+    return refusal
+
+
+def _rule_and_message(decision: Decision) -> tuple[str | None, str]:
+    """The rule that refuses first, and what the rules that refuse have to say."""
+    ruleset = current()
+    if ruleset is None:
+        return None, ""
+    rules = [rule for rule in map(ruleset.rule_of, decision.denied_by) if rule is not None]
+    return (rules[0].name if rules else None), next((rule.message for rule in rules if rule.message), "")
+
+
+def _reason(decision: Decision) -> Reason:
+    refused = [state for state in decision.enforced if not state.allowed]
+    if not refused:
+        return "unknown"
+    never = [state for state in refused if state.retry_after is None]
+    if not never:
+        return "wait"
+    if any(state.is_block for state in never):
+        return "blocked"
+    return "too large" if all(state.limit for state in never) else "unavailable"
+
+
+def in_time(seconds: int) -> str:
+    """A time from now, in words, never too short: exact up to 90 seconds, then in about so many minutes, hours or days.
+
+    >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
+    ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
+    """
+    unit = next(unit for most, unit in _UNITS if seconds <= most)
+    count = -(-seconds // unit)
+    words = {
+        1: ngettext("in %(count)d second", "in %(count)d seconds", count),
+        60: ngettext("in about %(count)d minute", "in about %(count)d minutes", count),
+        3600: ngettext("in about %(count)d hour", "in about %(count)d hours", count),
+        86_400: ngettext("in about %(count)d day", "in about %(count)d days", count),
+    }
+    return words[unit] % {"count": count}
+
+
+@contextmanager
+def language_of(request: HttpRequest) -> Iterator[None]:
+    """In the language that the site will speak with a client: where `LocaleMiddleware` comes later, it has not said so
+    yet, and the one in force is that of whoever was answered before."""
+    is_known = not settings.USE_I18N or hasattr(request, "LANGUAGE_CODE")
+    if is_known or not _chooses_language(tuple(settings.MIDDLEWARE)):
+        yield
+        return
+    by_path = is_language_prefix_patterns_used(settings.ROOT_URLCONF)[0]
+    with translation.override(translation.get_language_from_request(request, check_path=by_path)):
+        yield
+
+
+@lru_cache(maxsize=8)
+def _chooses_language(middleware: tuple[str, ...]) -> bool:
+    classes: list[Any] = [import_string(path) for path in middleware]
+    return any(isinstance(cls, type) and issubclass(cls, LocaleMiddleware) for cls in classes)

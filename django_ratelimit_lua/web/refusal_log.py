@@ -1,0 +1,110 @@
+"""One record in the log for each refusal, thinned by a limit of our own in this process: a flood writes little.
+
+Redis is not asked for it. What was left out is said with the next record about the same limit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from contextlib import suppress
+from threading import Lock
+
+from django.http import HttpRequest
+
+from ..engine.counter import Bucket
+from ..engine.heartbeat import ProcessShare
+from ..identity.address import client_address
+from ..limits.decision import Decision
+from ..limits.limit import Limit
+from ..process.bounded_map import BoundedMap
+from ..process.forks import renew_after_fork
+
+logger = logging.getLogger("django_ratelimit_lua.refusals")
+FOR_EACH = Limit("records about one limit", "10/m", algorithm="token_bucket")
+FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
+"""How many records a process writes."""
+_MOST_LIMITS = 1_000
+_LONGEST_PATH = 200
+_SHOWN_BITS = {4: 24, 6: 48}
+"""So much of an address is in the log: who it is cannot be told by it, where it comes from can."""
+
+
+class RefusalLog:
+    """Writes records, and leaves some out."""
+
+    def __init__(self) -> None:
+        self.clear()
+        renew_after_fork(self.clear)
+
+    def clear(self) -> None:
+        """Begin with nothing."""
+        self._lock = Lock()
+        self._for_all = _bucket(FOR_ALL)
+        self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MOST_LIMITS)
+
+    def write(self, request: HttpRequest, decision: Decision, rule: str | None, reference: str) -> None:
+        """Write one record, if there were not too many."""
+        if not logger.isEnabledFor(logging.WARNING):
+            return
+        limit = decision.denied_by[0] if decision.denied_by else ""
+        left_out = self.left_out(limit, time.monotonic())
+        if left_out is None:
+            return
+        told = {
+            "limit": limit,
+            "rule": rule,
+            "identity": decision.identity[:8].decode(),
+            "client": _masked_address(request),
+            "method": (request.method or "")[:20],
+            "path": request.path[:_LONGEST_PATH].encode("unicode_escape").decode(),  # No line breaks of a client's.
+            "reference": reference or None,
+            "left_out": left_out,
+        }
+        logger.warning(
+            "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity %(identity)s, "
+            "reference %(reference)s; left out before: %(left_out)s",
+            told,
+            extra=told,
+        )
+
+    def left_out(self, limit: str, now: float) -> int | None:
+        """How many records about the limit were left out before this one, which is to be written at a time in seconds;
+        None: this is left out, too."""
+        with self._lock:
+            tally = self._by_limit.get(limit)
+            if tally is None:
+                tally = _Tally()
+                self._by_limit.put(limit, tally)
+            buckets = (tally.bucket, self._for_all)
+            if any(bucket.retry_after(now, 1) for bucket in buckets):
+                tally.left_out += 1
+                return None
+            for bucket in buckets:
+                bucket.take(now, 1)
+            left_out, tally.left_out = tally.left_out, 0
+            return left_out
+
+
+class _Tally:
+    __slots__ = ("bucket", "left_out")
+
+    def __init__(self) -> None:
+        self.bucket = _bucket(FOR_EACH)
+        self.left_out = 0
+
+
+def _bucket(limit: Limit) -> Bucket:
+    return Bucket(limit, ProcessShare(0, 1, 1))  # All of it: no other process has a say.
+
+
+def _masked_address(request: HttpRequest) -> str:
+    with suppress(Exception):  # A function for RATELIMIT_IP_META_KEY is the project's; no record is worth a 500.
+        address = client_address(request).address
+        if address is not None:
+            return str(ipaddress.ip_network(f"{address}/{_SHOWN_BITS[address.version]}", strict=False))
+    return "unknown"
+
+
+refusal_log = RefusalLog()

@@ -1,0 +1,110 @@
+"""The log of refusals: everything once, and of a flood little."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from django.test import RequestFactory
+
+from django_ratelimit_lua import Decision
+from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.web.refusal_log import FOR_ALL, FOR_EACH, refusal_log
+
+rf = RequestFactory()
+
+
+def refused(name: str = "search:*:ip:10/s") -> Decision:
+    return Decision(
+        False, (LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0),), identity=b"0123456789abcdef"
+    )
+
+
+def write(number: int = 1, name: str = "search:*:ip:10/s", path: str = "/search/", **meta: Any) -> None:
+    for _ in range(number):
+        refusal_log.write(rf.get(path, **meta), refused(name), "api", "7ZK4M")
+
+
+def test_a_record_says_what_refused_whom_and_where(caplog: Any) -> None:
+    """In its text, and each part by itself; of the address and the digest, no more than tells where it comes from."""
+    write(REMOTE_ADDR="203.0.113.77", path="/search/?q=secret")
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("django_ratelimit_lua.refusals", logging.WARNING)
+    assert record.getMessage() == (
+        "Refused by search:*:ip:10/s (rule: api): GET /search/ of 203.0.113.0/24, identity 01234567, reference 7ZK4M; "
+        "left out before: 0"
+    )
+    parts = ("limit", "rule", "client", "identity", "reference", "method", "path", "left_out")
+    assert [getattr(record, part) for part in parts] == [
+        "search:*:ip:10/s", "api", "203.0.113.0/24", "01234567", "7ZK4M", "GET", "/search/", 0,
+    ]  # fmt: skip
+    assert json.dumps({part: getattr(record, part) for part in parts})
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("2001:db8:1:2::3", "2001:db8:1::/48"),
+        ("nonsense", "unknown"),
+        ("", "unknown"),
+        ("::ffff:192.0.2.9", "192.0.2.0/24"),
+    ],
+)
+def test_an_address_is_masked(address: str, client: str, caplog: Any) -> None:
+    """Whatever it is."""
+    write(REMOTE_ADDR=address)
+    assert caplog.records[0].client == client
+
+
+def test_a_client_writes_no_lines_of_its_own(caplog: Any) -> None:
+    """Nor long ones."""
+    write(path="/a%0AWARNING%20all%20is%20well" + "x" * 100_000)
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 600
+
+
+def test_a_flood_writes_little(caplog: Any) -> None:
+    """Of thousands, ten at once, and on a busy machine perhaps another; those about another limit are still written."""
+    write(5000)
+    assert FOR_EACH.rate.limit <= len(caplog.records) <= FOR_EACH.rate.limit + 10
+    write(name="login")
+    assert caplog.records[-1].limit == "login"
+
+
+def test_what_was_left_out_is_said_with_the_next() -> None:
+    """Ten at once and then ten a minute; what was left out of others is said of them."""
+    said = [refusal_log.left_out("search", 1000.0) for _ in range(5000)]
+    assert said == [0] * 10 + [None] * 4990
+    assert refusal_log.left_out("login", 1000.0) == 0
+    assert [refusal_log.left_out("search", 1006.5) for _ in range(3)] == [4990, None, None]
+    assert refusal_log.left_out("search", 1013.0) == 2
+
+
+def test_names_that_are_made_up_write_little_too() -> None:
+    """Sixty at once, of whatever limits."""
+    said = [refusal_log.left_out(f"made-up-{number}", 1000.0) for number in range(3000)]
+    assert said == [0] * FOR_ALL.rate.limit + [None] * (3000 - FOR_ALL.rate.limit)
+
+
+def test_who_does_not_listen_has_nothing_left_out(caplog: Any) -> None:
+    """Where the level says that nobody wants to know, nothing is counted."""
+    logger = logging.getLogger("django_ratelimit_lua.refusals")
+    with caplog.at_level(logging.ERROR, logger.name):
+        write(100)
+    write()
+    (record,) = caplog.records
+    assert record.left_out == 0
+
+
+def test_a_projects_function_that_fails_costs_no_record(caplog: Any, settings: Any) -> None:
+    """For the address."""
+
+    def fail(request: Any) -> str:
+        raise RuntimeError
+
+    settings.RATELIMIT_IP_META_KEY = fail
+    write()
+    assert caplog.records[0].client == "unknown"
