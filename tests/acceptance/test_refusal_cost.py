@@ -124,6 +124,13 @@ CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, A
     "body, json": (posts("application/json", "["), {"key": "json:a"}, {}),
     "body, data": (posts("application/json", '{"a":'), {"key": "data:a"}, {}),
     "Accept-Language": (sends("HTTP_ACCEPT_LANGUAGE", "de,"), {"key": ("ip", "kwarg:who")}, {}),
+    "Accept-Language, answered": (
+        sends("HTTP_ACCEPT_LANGUAGE", "de,"), {}, {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]},
+    ),
+    "Accept-Language, one": (
+        sends("HTTP_ACCEPT_LANGUAGE", "de-"), {}, {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]},
+    ),
+    "path, logged": (leads("/plain/", "\u2028"), {}, {}),
 }  # fmt: skip
 
 
@@ -176,7 +183,8 @@ READ = {
     "META[CONTENT_LENGTH]": "Content-Length", "META[HTTP_ACCEPT]": "Accept", "META[HTTP_COOKIE]": "cookie",
     "META[HTTP_FORWARDED]": "Forwarded", "META[HTTP_X_FORWARDED_FOR]": "X-Forwarded-For", "META[QUERY_STRING]": "get",
     "META[REMOTE_ADDR]": None, "META[wsgi.input]": None, "META[…]": "META key", "COOKIES": "cookie", "GET": "get",
-    "POST": None, "body": "body", "content_type": "Content-Type", "path_info": "path", "resolver_match": "path",
+    "POST": None, "body": "body", "content_type": "Content-Type", "path_info": "path", "path": "path",
+    "resolver_match": "path",
     "method": None, "META": "headers", "encoding": None, "session": None,
 }  # fmt: skip
 

@@ -514,9 +514,9 @@ def test_what_an_override_says_of_an_address() -> None:
     assert get(times=1, REMOTE_ADDR="2001:db8:1::1") == [429]
     blocked = Client(REMOTE_ADDR="203.0.113.10").get("/ok")
     assert (blocked.status_code, "Retry-After" in blocked.headers) == (429, False)
-    assert blocked.content == b"Too many requests. This request is not allowed.\n"
+    assert blocked.content.startswith(b"Too many requests. You are blocked. Waiting does not change that.\n")
     as_json = Client(REMOTE_ADDR="203.0.113.10").get("/ok", headers={"Accept": "application/json"})
-    assert as_json.json()["detail"] == "This request is not allowed."
+    assert as_json.json()["detail"] == "You are blocked. Waiting does not change that."
 
 
 def test_an_override_holds_for_the_next_request_and_ends_by_itself() -> None:
