@@ -17,7 +17,6 @@ from django.views.decorators.http import require_GET, require_POST
 
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.operations import client_address
-from django_ratelimit_lua.web.responses import retry_after_header
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ async def deliver(wait: float) -> None:
 async def webhook(request: HttpRequest) -> HttpResponse:
     turn = await webhooks.ahit("receiver.example")
     if not turn:
-        return blocked(request, Ratelimited(turn))
+        raise Ratelimited(turn)
     task = asyncio.create_task(deliver(turn.wait))
     outbox.add(task)
     task.add_done_callback(outbox.discard)
@@ -122,14 +121,14 @@ def numbers(decision: Decision) -> list[dict[str, Any]]:
 
 def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
     """`RATELIMIT_VIEW`: the project's own answer, a page for people and numbers for scripts."""
-    retry_after = retry_after_header(exception.decision)
     if request.get_preferred_type(["text/html", "application/json"]) == "application/json":
-        body = {"limits": numbers(exception.decision), "retry_after": exception.decision.retry_after}
-        response: HttpResponse = JsonResponse(body, status=429)
-    else:
-        response = render(request, "blocked.html", {"retry_after": retry_after}, status=429)
-    response["Cache-Control"] = "no-store"
-    return response
+        body = {
+            "limits": numbers(exception.decision),
+            "retry_after": exception.decision.retry_after,
+            "reference": exception.reference,
+        }
+        return JsonResponse(body, status=429)
+    return render(request, "blocked.html", {"refused": exception}, status=429)
 
 
 @require_GET
