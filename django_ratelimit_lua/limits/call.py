@@ -235,7 +235,8 @@ class Call(NamedTuple):
             logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix)
         units = int(granted) if self.operation in ("hit", "charge") else 0
         revision = 0 if self.revision is None else self.revision.number
-        return _new(Decision, (status == 1, states, units, longest / SECOND, "redis", int(moment), revision, None))
+        answer = (status == 1, states, units, longest / SECOND, "redis", int(moment), revision, None, b"")
+        return _new(Decision, answer)
 
 
 @lru_cache(maxsize=64)
