@@ -24,7 +24,7 @@ from .rules import provider
 from .rules.callsite import group_of
 from .rules.methods import method_name
 from .rules.rule import Rule
-from .rules.ruleset import settings_rules
+from .rules.ruleset import settings_problems, settings_rules
 from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -93,11 +93,11 @@ def check_cache(**kwargs: Any) -> Iterator[CheckMessage]:
 @register(Tags.caches)
 def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     """Every rule in `RATELIMIT_RULES` can be understood, and somebody applies them."""
-    try:
-        rules = settings_rules()
-    except ImproperlyConfigured as error:
-        yield BAD_RULE.message(str(error))
+    wrong = settings_problems()
+    if wrong:
+        yield from map(BAD_RULE.message, wrong)
         return
+    rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)

@@ -32,6 +32,7 @@ from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .inspector import may_inspect
 from .preview import previewed
+from .rules_file import RulesFile
 
 _PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone")
 """Options that have their places in the form; the others follow them."""
@@ -66,7 +67,7 @@ def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLim
     modeladmin.switch(request, queryset, "off")
 
 
-class RuleAdmin(ActingAdmin):
+class RuleAdmin(RulesFile, ActingAdmin):
     """Rules."""
 
     form = RuleForm

@@ -20,7 +20,7 @@ from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
-from ..rules.rule import RuleError, compile_rule
+from ..rules.rule import FIELDS, RuleError, compile_rule
 
 Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
@@ -156,14 +156,62 @@ def _names(given: Declared, field: str, where: str) -> list[str]:
     return names
 
 
+class RulesError(RuleError):
+    """All that is wrong with a text of rules: `problems`, of which the message has the first hundred."""
+
+    MOST = 100
+
+    def __init__(self, problems: Sequence[RuleError]) -> None:
+        first = problems[0]
+        super().__init__(first.where, first.field, first.problem)
+        self.problems = [str(problem) for problem in problems]
+        more = len(problems) - self.MOST
+        self.args = ("\n".join([*self.problems[: self.MOST], *([f"and {more} more"] if more > 0 else [])]),)
+
+
 def load(text: str) -> list[Built]:
-    """The rules of a YAML text, not saved. Raises `RuleError` that says which rule, where, and what is wrong."""
-    built = [build_rule(given, f"Rules, line {line}") for line, given in _parsed(text)]
+    """The rules of a YAML text, not saved. Raises `RulesError` that says which rules, where, and what is wrong."""
+    built: list[Built] = []
+    problems: list[RuleError] = []
+    for line, given in _parsed(text):
+        where = f"Rules, line {line}"
+        try:
+            built.append(build_rule(given, where))
+        except RuleError as error:
+            problems += _all_problems(given, where, error)
     counts = Counter(rule.name for rule, _ in built)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-        raise RuleError("Rules", "name", f"two rules are called {', '.join(twice)}")
+        problems.append(RuleError("Rules", "name", f"two rules are called {', '.join(twice)}"))
+    if problems:
+        raise RulesError(problems)
     return built
+
+
+_SOUND = {"rate": "1/m", "key": "ip", "path": "/"}
+"""What a rule has to have, and is put in its place to find what else is wrong."""
+
+
+def _all_problems(given: Any, where: str, first: RuleError) -> list[RuleError]:
+    """What is wrong with a rule: the first problem, and those that are left when what it is about is put right."""
+    problems = [first]
+    while isinstance(given, Mapping):
+        field = problems[-1].field
+        known = {word: value for word, value in given.items() if word in FIELDS}
+        if field in _SOUND and given.get(field) != _SOUND[field]:
+            given = {**given, field: _SOUND[field]}
+        elif field == "name" and known != given:
+            given = known
+        elif field in given and field not in _SOUND and field != "name":
+            given = {word: value for word, value in given.items() if word != field}
+        else:
+            break
+        try:
+            build_rule(given, where)
+            break
+        except RuleError as error:
+            problems.append(error)
+    return problems
 
 
 def _parsed(text: str) -> list[tuple[int, Any]]:
@@ -212,11 +260,25 @@ def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
     return rule.ordered(given)
 
 
-def apply(text: str) -> list[RuleChange]:
-    """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay."""
+def deletions(changes: Sequence[RuleChange]) -> list[str]:
+    """The names of the rules that would be deleted."""
+    return [change.name for change in changes if change.after is None]
+
+
+def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
+    """Make the rules those of a text, all or nothing; returns what was done. Overrides stay with rules that stay.
+
+    Raises `RulesError`; and `RuleError` where rules would be deleted and `delete` does not say that they may be: a file
+    that was cut off lacks rules as well.
+    """
     with one_change(router.db_for_write(RateLimitRule)):
         built = {rule.name: (rule, tiers) for rule, tiers in load(text)}
         changes = _plan(list(built.values()))
+        names = deletions(changes)
+        if names and not delete:
+            listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+            problem = f"the file lacks {len(names)} of the rules there are, which would be deleted: {listed}"
+            raise RuleError("Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant")
         for change in changes:
             if change.after is None:
                 RateLimitRule.objects.get(name=change.name).delete()

@@ -28,6 +28,22 @@ def settings_rules() -> tuple[Rule, ...]:
     return compile_rules(conf.RULES)
 
 
+def settings_problems() -> list[str]:
+    """All that is wrong with `RATELIMIT_RULES`, one problem of each rule."""
+    found = []
+    for given in conf.RULES if isinstance(conf.RULES, (list, tuple)) else ():
+        try:
+            compile_rule(given)
+        except ImproperlyConfigured as error:
+            found.append(str(error))
+    if not found:
+        try:
+            settings_rules()
+        except ImproperlyConfigured as error:
+            found.append(str(error))
+    return found
+
+
 def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     """Rules as they are declared, in that order. Raises `ImproperlyConfigured`, also for two of one name."""
     if not isinstance(given, (list, tuple)):

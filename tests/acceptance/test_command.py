@@ -125,7 +125,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     rules = yaml.safe_load(file.read_text())
     rules[1] = {**rules[1], "rate": "30/m", "tiers": [{"group": "pro", "rate": "300/m"}, {"group": "x", "rate": "1/m"}]}
     file.write_text(dump(rules[1:]))
-    text = said("import", str(file))
+    text = said("import", str(file), "--delete")
     assert "    rate: 60/m → 30/m" in text
     assert "- exports of a day" in text
     assert RateLimitOverride.objects.get() == override
@@ -162,6 +162,54 @@ def test_a_file_that_makes_no_sense_changes_nothing(text: str, problem: str, tmp
     assert RateLimitRule.objects.get().name == "kept"
     with pytest.raises(CommandError, match="No such file"):
         said("check", str(tmp_path / "nowhere.yaml"))
+
+
+def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None:
+    """A file that was cut off, or is empty, lacks rules as well: nothing is changed by it, and the rules are named."""
+    for name in ("first", "second", "third"):
+        RateLimitRule.objects.create(name=name, path="/", key="ip", limit=500)
+    file = tmp_path / "rules.yaml"
+    whole = said("export")
+    cut = whole[: whole.index("- name: second")].replace("500/m", "400/m")
+    file.write_text(cut)
+    with pytest.raises(CommandError, match="lacks 2 of the rules there are, which would be deleted: second, third"):
+        said("import", str(file))
+    assert said("export") == whole
+    dry = said("import", str(file), "--dry-run")
+    assert "- second" in dry
+    assert "takes --delete: second, third" in dry
+    for empty in ("", "\n# nothing\n", "[]"):
+        file.write_text(empty)
+        with pytest.raises(CommandError, match=r"is empty|would be deleted"):
+            said("import", str(file))
+    assert said("export") == whole
+    file.write_text(cut)
+    assert "3 rules changed" in said("import", str(file), "--delete")
+    assert RateLimitRule.objects.get().limit == 400
+
+
+def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
+    """Of every rule, and several of one; of a file and of the settings."""
+    file = tmp_path / "rules.yaml"
+    file.write_text(
+        "- {name: a, key: id, rate: 5/moon, path: api, colour: red, mode: on}\n"
+        "- {name: good, key: ip, rate: 5/m, path: /}\n"
+        "- {name: good, key: ip, rate: 5/m, path: /}\n"
+        "- 5\n- {name: b, burst: 5, lease: -1}\n"
+    )
+    with pytest.raises(CommandError) as raised:
+        said("check", str(file))
+    lines = str(raised.value).splitlines()
+    wrong = [
+        "line 1: rule 'a': unknown colour", "line 1: rule 'a': path is 'api'", "line 1: rule 'a': mode is True",
+        "Unknown key 'id'", "unknown unit 'moon'", "line 4: 5 is no rule", "line 5: rule 'b': needs a rate",
+        "has no option 'burst'", "has no option 'lease'", "names no path", "two rules are called good",
+    ]  # fmt: skip
+    assert [problem for problem in wrong if not any(problem in line for line in lines)] == [], lines
+    settings.RATELIMIT_RULES = [{"name": "x", "key": "id", "rate": "5/m"}, {"name": "y"}, {"name": "z", "exempt": True}]
+    with pytest.raises(CommandError) as raised:
+        said("check")
+    assert [line.partition("'")[2][0] for line in str(raised.value).splitlines()] == ["x", "y", "z"]
 
 
 def test_check_finds_what_is_wrong_with_the_rules_there_are() -> None:
@@ -228,7 +276,7 @@ def test_every_rule_goes_round(rules: list[dict[str, Any]]) -> None:
     for one in rules:
         if not {"path", "route", "group"} & set(one):
             one["group"] = one["name"]
-    apply(dump(rules))
+    apply(dump(rules), delete=True)
     exported = yaml.safe_load(export()) or []
     key = lambda one: one["name"]  # noqa: E731
     assert sorted(exported, key=key) == json.loads(json.dumps(sorted(rules, key=key)))
@@ -318,7 +366,7 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
             said(command, str(file))
     assert RateLimitRule.objects.exists()
     file.write_text("[]\n")
-    assert "1 rule changed" in said("import", str(file))
+    assert "1 rule changed" in said("import", str(file), "--delete")
     assert said("export") == "[]\n"
 
 
@@ -447,7 +495,7 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
     revision = RateLimitRevision.read("default")
     said_wrong = ""
     try:
-        apply(text)
+        apply(text, delete=True)
     except RuleError as error:
         said_wrong = str(error)
     if said_wrong:

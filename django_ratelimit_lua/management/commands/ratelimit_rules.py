@@ -26,6 +26,7 @@ from ...rules import provider
 from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
+from ...rules.ruleset import settings_problems
 from ...stats.refusals import FAILED, refusal_counts
 
 
@@ -58,6 +59,7 @@ class Command(BaseCommand):
         imported = commands.add_parser("import", help="replace the rules of the admin by those of a YAML file")
         imported.add_argument("file", help="a file, or - for standard input")
         imported.add_argument("--dry-run", action="store_true", help="only show what would change")
+        imported.add_argument("--delete", action="store_true", help="delete the rules that the file does not have")
         checked = commands.add_parser("check", help="find problems in the rules that apply, or in a file")
         checked.add_argument("file", nargs="?")
         published = commands.add_parser("publish", help="publish all rules again, for example after raw SQL")
@@ -130,13 +132,16 @@ class Command(BaseCommand):
     def _export(self, **options: Any) -> None:
         self.stdout.write(rules_yaml.export(), ending="")
 
-    def _import(self, file: str, dry_run: bool, **options: Any) -> None:
+    def _import(self, file: str, dry_run: bool, delete: bool, **options: Any) -> None:
         text = _read(file)
         with acting("ratelimit_rules import"):
-            changes = rules_yaml.plan(text) if dry_run else rules_yaml.apply(text)
+            changes = rules_yaml.plan(text) if dry_run else rules_yaml.apply(text, delete=delete)
         for change in changes:
             self.stdout.write("\n".join(change.words()))
         self.stdout.write(f"{_rules(len(changes))} {'would be changed' if dry_run else 'changed'}")
+        deleted = rules_yaml.deletions(changes) if dry_run and not delete else ()
+        if deleted:
+            self._warn(f"{_rules(len(deleted))} would be deleted, which takes --delete: {', '.join(deleted)}")
         if changes and not dry_run:
             self._unless_live(triggers.unpublished)
 
@@ -144,6 +149,9 @@ class Command(BaseCommand):
         if file is not None:
             count = len(rules_yaml.load(_read(file)))
         else:
+            wrong = settings_problems()
+            if wrong:  # Then there is no ruleset that could be looked at.
+                raise CommandError("\n".join(wrong))
             ruleset = provider.reload()
             lines = [*dict.fromkeys(filter(None, (migration_problem(), *problems.found()))), *_failures()]
             if lines:

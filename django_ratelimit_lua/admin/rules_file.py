@@ -1,0 +1,139 @@
+"""The rules as a file: downloaded, and uploaded with what it would change to be confirmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import RateLimitRevision, RateLimitRule
+from ..models.audit import acting
+from ..operations import rules_yaml
+from ..publishing.publish import primary
+from ..rules.rule import RuleError
+
+
+LARGEST = 2 * 1024 * 1024
+"""Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
+
+
+class FileForm(forms.Form):
+    """A file to be looked at; then its text, to be confirmed."""
+
+    file = forms.FileField(label=gettext_lazy("File"), required=False)
+    text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
+    revision = forms.CharField(required=False, widget=forms.HiddenInput)
+    delete = forms.BooleanField(label=gettext_lazy("Delete the rules that the file does not have"), required=False)
+
+    def clean(self) -> dict[str, Any]:
+        """Raises `ValidationError` where there is no text."""
+        given: dict[str, Any] = super().clean() or {}
+        file = given.get("file")
+        if file is not None:
+            if file.size > LARGEST:
+                raise ValidationError({"file": _("The file is larger than 2 MiB. Use ratelimit_rules import.")})
+            try:
+                given["text"] = file.read().decode()
+            except UnicodeDecodeError:
+                raise ValidationError({"file": _("The file is not text in UTF-8.")}) from None
+        elif not given.get("text"):
+            self.add_error("file", _("Choose a file."))
+        return given
+
+
+class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The part of the admin of rules that knows them as YAML."""
+
+    def get_urls(self) -> list[Any]:
+        """The page of the file and the file itself, beside Django's pages."""
+        view = self.admin_site.admin_view
+        return [
+            path("file/", view(self.file_view), name="django_ratelimit_lua_file"),
+            path("file/rules.yaml", view(self.download_view), name="django_ratelimit_lua_download"),
+            *super().get_urls(),
+        ]
+
+    def may_upload(self, request: HttpRequest) -> bool:
+        """Whether rules may be added and changed by a file."""
+        return self.has_add_permission(request) and self.has_change_permission(request)
+
+    def download_view(self, request: HttpRequest) -> HttpResponse:
+        """The rules, as `ratelimit_rules export` writes them."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        headers = {"Content-Disposition": 'attachment; filename="rules.yaml"', "Cache-Control": "no-store"}
+        return HttpResponse(rules_yaml.export(), content_type="application/yaml; charset=utf-8", headers=headers)
+
+    def file_view(self, request: HttpRequest) -> HttpResponse:
+        """Upload a file, see what it would change, and confirm that."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
+        context: dict[str, Any] = {
+            **self.admin_site.each_context(request),
+            "title": _("Rules as a file"),
+            "opts": self.opts,
+            "media": self.media,
+            "may_upload": self.may_upload(request),
+            "form": form,
+        }
+        if request.method == "POST":
+            if not self.may_upload(request):
+                raise PermissionDenied
+            if form.is_valid() and self._read(request, form.cleaned_data, context):
+                return HttpResponseRedirect(
+                    reverse("admin:django_ratelimit_lua_ratelimitrule_changelist", current_app=self.admin_site.name)
+                )
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/file.html", context)
+
+    def _read(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
+        """What a file would change, into the context; or change it, if that was seen and is confirmed."""
+        with transaction.atomic(primary()):
+            revision = RateLimitRevision.read(primary()).text.decode()
+            try:
+                changes = rules_yaml.plan(given["text"])
+                deleted = rules_yaml.deletions(changes)
+                is_seen = "confirm" in request.POST and given["revision"] == revision
+                if is_seen and (given["delete"] or not deleted):
+                    if deleted and not self.has_delete_permission(request):
+                        raise PermissionDenied
+                    with acting(request.user):
+                        rules_yaml.apply(given["text"], delete=True)
+                    self._log(request, changes)
+                    return True
+            except RuleError as error:
+                context["problems"] = getattr(error, "problems", None) or [str(error)]
+                return False
+        if "confirm" in request.POST and not is_seen:
+            messages.warning(
+                request, _("The rules were changed meanwhile. Nothing was done: see what would change now.")
+            )
+        elif "confirm" in request.POST:
+            messages.error(
+                request, _("Nothing was done: the file lacks rules. Tick the box if they are to be deleted.")
+            )
+        context |= {
+            "changes": [change.words() for change in changes],
+            "is_planned": True,
+            "deleted": deleted,
+            "may_delete": self.has_delete_permission(request),
+            "form": FileForm(initial={"text": given["text"], "revision": revision}),
+        }
+        return False
+
+    def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
+        rows = {rule.name: rule for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])}
+        for change in changes:
+            if change.name in rows:
+                self.log_change(request, rows[change.name], _("From a file."))
+        words = _("%(number)d rules are those of the file: they apply from the next request on.")
+        messages.success(request, words % {"number": len(changes)} if changes else _("The file changes nothing."))

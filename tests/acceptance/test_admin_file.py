@@ -1,0 +1,121 @@
+"""Rules as a file in the admin: what it would change is seen first, and done when that is confirmed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from django_ratelimit_lua.admin.rules_file import LARGEST
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.operations.rules_yaml import export
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import RULES, staff, visits
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator, site = test_admin.operator, test_admin.site
+FILE = f"{RULES}file/"
+
+
+@pytest.fixture(autouse=True)
+def rules(site: None) -> None:
+    for name, limit in (("ok", 5), ("other", 7)):
+        RateLimitRule.objects.create(name=name, path=f"/{name}", key="ip", limit=limit, unit="h")
+
+
+def looked_at(client: Client, text: str | bytes) -> Any:
+    file = SimpleUploadedFile("rules.yaml", text if isinstance(text, bytes) else text.encode())
+    return client.post(FILE, {"file": file})
+
+
+def confirmed(client: Client, page: Any, **more: str) -> Any:
+    """What the button of the page sends."""
+    html = page.content.decode()
+    values = {name: page.context["form"].initial[name] for name in ("text", "revision")}
+    assert 'name="confirm"' in html
+    return client.post(FILE, {**values, "confirm": "yes", **more}, follow=True)
+
+
+def test_what_is_downloaded_changes_nothing_when_it_is_uploaded(operator: Client) -> None:
+    """It is what `export` writes."""
+    answer = operator.get(f"{FILE}rules.yaml")
+    assert answer.content.decode() == export()
+    assert "attachment" in answer["Content-Disposition"]
+    assert f'href="{FILE}rules.yaml"' in operator.get(FILE).content.decode()
+    assert f'href="{FILE}"' in operator.get(RULES).content.decode()
+    assert "Nothing: the rules are those of the file" in looked_at(operator, answer.content).content.decode()
+
+
+def test_a_file_is_applied_when_what_it_changes_was_confirmed(operator: Client) -> None:
+    """Old and new are shown before; it holds for the next request, and the history says who did it."""
+    page = looked_at(operator, export().replace("5/h", "1/h"))
+    assert "rate: 5/h → 1/h" in page.content.decode()
+    assert visits(2) == [200, 200]
+    assert "they apply from the next request on" in confirmed(operator, page).content.decode()
+    assert visits() == [429]
+    assert RateLimitChange.objects.all()[0].by == "grace"
+
+
+def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator: Client) -> None:
+    """By somebody who may."""
+    text = export()
+    cut = text[: text.index("- name: other")]
+    page = looked_at(operator, cut)
+    assert "- other: 7 per hour" in page.content.decode()
+    assert "Tick the box if they are to be deleted" in confirmed(operator, page).content.decode()
+    assert export() == text
+    may_change = staff("view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="changes")
+    theirs = looked_at(may_change, cut)
+    assert "You may not delete rules" in theirs.content.decode()
+    assert confirmed(may_change, theirs, delete="on").status_code == 403
+    assert export() == text
+    confirmed(operator, page, delete="on")
+    assert export() == cut
+
+
+def test_what_was_seen_is_what_is_done(operator: Client) -> None:
+    """Where somebody has changed a rule meanwhile, the changes are shown anew."""
+    page = looked_at(operator, export().replace("5/h", "1/h"))
+    RateLimitRule.objects.filter(name="other").update(limit=8)
+    answer = confirmed(operator, page)
+    assert "The rules were changed meanwhile" in answer.content.decode()
+    assert "rate: 8/h → 7/h" in answer.content.decode()
+    assert "rate: 5/h" in export()
+    confirmed(operator, answer)
+    assert "rate: 1/h" in export()
+    assert "rate: 7/h" in export()
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("", ["The submitted file is empty"]),
+        ("# nothing\n", ["is empty; write []"]),
+        (b"\xff", ["not text in UTF-8"]),
+        ("#" * (LARGEST + 1), ["larger than 2 MiB"]),
+        ("- {name: a, key: id, rate: 5/m, path: /}\n- 5", ["line 1: rule", "Unknown key", "line 2: 5 is no rule"]),
+        ("- {name: <b>, key: id, rate: 5/m, path: /}", ["&lt;b&gt;"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_file_is_said_and_nothing_done(
+    text: str | bytes, problems: list[str], operator: Client
+) -> None:
+    """With the lines."""
+    before = export()
+    html = looked_at(operator, text).content.decode()
+    assert [problem for problem in problems if problem not in html] == []
+    assert 'name="confirm"' not in html
+    assert "Choose a file." in operator.post(FILE, {}).content.decode()
+    assert export() == before
+
+
+def test_who_may_only_look_may_download() -> None:
+    """And not upload; who may see no rules gets nothing."""
+    looks, nobody = staff("view_ratelimitrule", name="looks"), staff(name="nobody")
+    assert looks.get(f"{FILE}rules.yaml").content.decode() == export()
+    assert not re.search('type="file"', looks.get(FILE).content.decode())
+    assert looked_at(looks, "[]").status_code == 403
+    assert nobody.get(FILE).status_code == nobody.get(f"{FILE}rules.yaml").status_code == 403
