@@ -23,9 +23,10 @@ ENTRY_BYTES = 200
 class BoundedMap(Generic[K, V]):
     """Keeps at most `most` entries of at most `most_bytes` together; what was put there first goes first.
 
-    `weigh` tells how many bytes an entry has, about; None: few, and only their number is bounded. An entry that is heavier than `heaviest` (a hundredth
-    of the whole) is not kept at all, so that no single one drives out the others. `labels_of` tells by which labels an
-    entry can be forgotten, beside its key. Reading takes no lock. `entries`: what is kept, with weights, to look at.
+    `weigh` tells how many bytes an entry has, about; None: few, and only their number is bounded. An entry that is
+    heavier than `heaviest` (a hundredth of the whole) is not kept at all, so that no single one drives out the others.
+    `labels_of` tells by which labels an entry can be forgotten, beside its key. Reading takes no lock. `entries`: what
+    is kept, with weights, to look at.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
