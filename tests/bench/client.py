@@ -53,7 +53,7 @@ def compare(parser: str) -> None:
             "RateLimiter.hit, sliding_window": lambda: one.hit("someone"),
             "RateLimiter.hit, token_bucket": lambda: bucket.hit("someone"),
             "RateLimiter.hit, 3 token buckets": lambda: three.hit("someone"),
-            "view, undecorated": lambda: ask(plain),
+            "bare EVALSHA, then the view": lambda: (DIRECT.evalsha(sha, 1, "bench"), ask(plain)),
             "view, @ratelimit": lambda: ask(decorated),
         }
     )
@@ -61,7 +61,9 @@ def compare(parser: str) -> None:
     print(f"{'per call, ' + parser:34}{'wall µs':>9}{'x bare':>8}{'CPU µs':>9}{'x bare':>8}")
     for name, (wall, cpu) in costs.items():
         print(f"{name:34}{wall:9.1f}{wall / bare_wall:8.2f}{cpu:9.1f}{cpu / bare_cpu:8.2f}")
-    more_wall, more_cpu = (costs["view, @ratelimit"][i] - costs["view, undecorated"][i] for i in range(2))
+    # A view costs more behind a call that was waited for than in a loop of its own: it is taken off as it costs there.
+    both, decorated_view = costs["bare EVALSHA, then the view"], costs["view, @ratelimit"]
+    more_wall, more_cpu = decorated_view[0] - both[0] + bare_wall, decorated_view[1] - both[1] + bare_cpu
     print(
         f"{'@ratelimit beyond the view':34}{more_wall:9.1f}{more_wall / bare_wall:8.2f}"
         f"{more_cpu:9.1f}{more_cpu / bare_cpu:8.2f}"
