@@ -1,6 +1,6 @@
 """Connections for coroutines: one for each event loop, on which all of them ask, closed with the loop.
 
-A thousand coroutines that ask in one turn of the loop make one trip.
+What a thousand coroutines ask in one turn of the loop makes a few trips.
 """
 
 from __future__ import annotations
@@ -128,8 +128,11 @@ class Watch:
 
 
 class _Asked(_Wait):
-    """What somebody asks: what to send, and the replies that are owed for it: without any, one of at most so many
-    bytes. If that is a string, the future comes to what `read` makes of it; else it tells that `replies` have come."""
+    """A question on its way: what to send, and the replies that are owed for it.
+
+    Without `replies`, one is owed, of `most` bytes at most. A string that comes as a whole is read where it comes in:
+    the future's result is what `read` makes of it. Else the result is None, and what came is in `replies`.
+    """
 
     __slots__ = ("most", "read", "replies", "to_send")
 
@@ -171,10 +174,11 @@ class _Asked(_Wait):
 class Link(asyncio.Protocol):
     """One connection of one event loop, on which many may ask at once.
 
-    Who asks while nobody else does is sent at once. Others go out together at the end of the loop's turn, and replies
-    are matched in the order in which was asked. What is answered to who does not wait any more is read and dropped.
-    Where a reply is not what it must be, all that follow are in doubt: the connection is closed, and whoever waits for
-    one of them is told so. `pulse` is of the server; each complete reply is a sign of life.
+    Who asks while nobody else does is sent at once. Others go out together at the end of the loop's turn, or as soon as
+    they are `MOST_AT_ONCE`, and replies are matched in the order in which was asked. What is answered to who does not
+    wait any more is read and dropped. Where a reply is not what it must be, all that follow are in doubt: the
+    connection is closed, and whoever waits for one of them is told so. `pulse` is of the server; each complete reply is
+    a sign of life.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pulse: Pulse, watch: Watch) -> None:
