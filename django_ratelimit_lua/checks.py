@@ -25,6 +25,7 @@ from .rules.callsite import group_of
 from .rules.methods import method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
+from .rules.stacks import stacks_on
 from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -162,7 +163,6 @@ def _views(patterns: Sequence[Any]) -> Iterator[Any]:
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     cls = getattr(view, "view_class", None)
-    methods = [] if cls is None else [getattr(cls, name, None) for name in ("dispatch", *cls.http_method_names)]
     is_for_users = LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True)
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
     is_closed = hasattr(view, "login_url")
@@ -170,12 +170,10 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     # Django's AccessMixin by what it has: to import it, django.contrib.auth would have to be installed.
     asks = any(hasattr(cls, name) for name in ("handle_no_permission", "permission_classes"))
     is_gated = cls is not None and (is_closed or asks)
-    for function in (view, *methods):
-        stack = getattr(function, "_ratelimits", None)
-        if stack is not None:
-            is_inside = is_closed and not hasattr(stack.checker, "login_url")
-            is_method = function is not view and function.__name__ != "dispatch"
-            yield stack.rules, not (is_for_users or is_inside or (is_gated and is_method))
+    for stack, method in stacks_on(view):
+        is_inside = is_closed and not hasattr(stack.checker, "login_url")
+        is_in_dispatched = method not in ("", "dispatch")
+        yield stack.rules, not (is_for_users or is_inside or (is_gated and is_in_dispatched))
 
 
 @register(Tags.caches)

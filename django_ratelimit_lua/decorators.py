@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -20,21 +19,13 @@ from .limits.rate import LimitError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
+from .rules.stacks import Stack
 from .rules.template import CostLike, RateLike
 from .web.plan import RequestPlanner
 from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
 from .web.settlement import settle
 
 View = TypeVar("View", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class _Stack:
-    """The limits that stand together on one view; kept on the function that checks them."""
-
-    checker: Callable[..., Any]
-    view: Callable[..., Any]
-    rules: tuple[Rule, ...]
 
 
 class _Ratelimit:
@@ -131,7 +122,7 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     below = getattr(view, "_ratelimits", None)
     rules: tuple[Rule, ...] = (rule,)
     checked = view
-    if isinstance(below, _Stack) and below.checker is view:
+    if isinstance(below, Stack) and below.checker is view:
         checked, rules = below.view, (rule, *below.rules)
     group = group_of(checked)
     template = rule.template
@@ -189,5 +180,5 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         return add_ratelimit_headers(request, response)
 
     wrapper: Any = achecker if _is_async(checked) else checker
-    wrapper._ratelimits = _Stack(wrapper, checked, rules)
+    wrapper._ratelimits = Stack(wrapper, checked, rules, group)
     return cast(Callable[..., Any], wrapper)

@@ -17,7 +17,8 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import acting, current_actor
-from ..operations.explain import Explanation, build_request, explain, find_user, reset
+from ..operations.described import build_request, find_user
+from ..operations.explain import Explanation, explain, reset
 from ..publishing.publish import primary
 from .forms import DURATIONS, InspectForm, covers, own_address
 

@@ -32,4 +32,15 @@ def lazily(path: str, purpose: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         return find(path, purpose)(*args)
 
+    call.__module__, _, call.__qualname__ = path.rpartition(".")
     return call
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called in the code, with its module.
+
+    >>> name_of(lazily("shop.limits.tenant", "Key"))
+    'shop.limits.tenant'
+    """
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -14,7 +14,7 @@ from typing import Any, Union
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
-from ..conf.callables import lazily
+from ..conf.callables import lazily, name_of
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
@@ -40,7 +40,8 @@ class Key:
 
     `read(group, request, user)` returns an identity or an awaitable of one; `user` is given where `needs_user` is true,
     the session is loaded where `needs_session` is, and the request is resolved where `needs_route` is.
-    `lumps_strangers`: it has one identity for all who are not logged in.
+    `lumps_strangers`: it has one identity for all who are not logged in; `functions`: the names of the project's
+    functions that it calls.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Key:
     needs_session: bool = False
     needs_route: bool = False
     lumps_strangers: bool = False
+    functions: tuple[str, ...] = ()
 
 
 def _route(request: HttpRequest) -> str | None:
@@ -168,7 +170,7 @@ def _no_field(field: str) -> LimitError:
 
 
 def _called(function: Callable[..., Any], name: str) -> Key:
-    return Key(name, lambda group, request, user: function(group, request))
+    return Key(name, lambda group, request, user: function(group, request), functions=(name,))
 
 
 async def _gathered(values: list[Any]) -> tuple[Any, ...]:
@@ -187,6 +189,7 @@ def _joined(keys: tuple[Key, ...]) -> Key:
         needs_session=any(key.needs_session for key in keys),
         needs_route=any(key.needs_route for key in keys),
         lumps_strangers=all(key.lumps_strangers for key in keys),
+        functions=tuple([name for key in keys for name in key.functions]),
     )
 
 
@@ -201,8 +204,7 @@ def compile_key(key: KeyLike) -> Key:
     django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use ip, user, ...
     """
     if callable(key):
-        name = getattr(key, "__qualname__", type(key).__qualname__)
-        return _called(key, f"{getattr(key, '__module__', type(key).__module__)}.{name}")
+        return _called(key, name_of(key))
     if isinstance(key, str):
         if key in _SIMPLE:
             return _SIMPLE[key]

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..models.rule import METHODS
-from ..rules.callsite import CallSite, group_of, known_call_sites, stacks_on
+from ..rules.callsite import CallSite, known_call_sites
 from ..rules.ruleset import settings_rules
+from ..rules.stacks import stacks_on
 
 SETTINGS = "RATELIMIT_RULES"
 
@@ -48,13 +48,11 @@ def look_for_call_sites() -> None:
 
 
 def _add_those_of(view: Any) -> None:
-    for method in METHODS:
-        for stack in stacks_on(view, method):
-            group = group_of(stack.view)
-            for rule in stack.rules:
-                if rule.template is not None and rule.key is not None:
-                    site = CallSite("@ratelimit", group, rule.template.rates, rule.key.name)
-                    known_call_sites.add(rule.group or group, site)
+    for stack, _method in stacks_on(view):
+        for rule in stack.rules:
+            if rule.template is not None and rule.key is not None:
+                site = CallSite("@ratelimit", stack.group, rule.template.rates, rule.key.name)
+                known_call_sites.add(rule.group or stack.group, site)
 
 
 def call_sites_of(name: str) -> tuple[CallSite, ...]:

@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from django.conf import settings
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import AnonymousUser
-from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.test import RequestFactory
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..engine.decide import PlannedCharge, build_call, decide, forgetting, now_us
+from ..conf.callables import name_of
+from ..engine.decide import PlannedCharge, answered, build_call, decide, forgetting, now_us
 from ..engine.run import run
+from ..exceptions import StoreError
+from ..identity.keys import EXACT, read_fields
+from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
-from ..models import RateLimitOverride
-from ..rules.callsite import group_of, stacks_on
-from ..rules.describe import reading
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision
+from ..models.audit import current_actor
+from ..publishing.publish import primary
+from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
 from ..rules.overrides import KnownOverrides, Override, override_cache
+from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
+from ..rules.stacks import Stack, layers, stacks_on
 from ..web.plan import Place, RequestPlanner
+from ..web.throttles import own_clock, throttle_planner
+from .described import SENT_KINDS
+
+MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+BEFORE_THROTTLES = ("", "dispatch")
+"""Where stacks stand that are asked before the throttles of a view, and before that has found out who the user is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedLimit:
-    """A limit that a request meets: its rule (None: written in code), its state (None: exempt), and the override that
-    stands for it. `is_skipped`: the override's numbers do not fit this limit, so the limit stands as it is."""
+    """A limit that a request meets.
+
+    - `name`, `reading`: what it is called, and what it says; `source`: where that is written; `rule`: None where it is
+      in the code; `charge`: what is counted;
+    - `state`: None: exempt; `override`: what stands for it; `is_skipped`: the override's numbers do not fit this limit,
+      so the limit stands as it is;
+    - `refuses`: it refuses the request; `is_advice`: it tells the view alone, which may refuse.
+    """
 
     name: str
     reading: str
@@ -47,13 +59,23 @@ class ExplainedLimit:
     state: LimitState | None
     override: RateLimitOverride | None
     is_skipped: bool
+    is_advice: bool = False
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the request is refused by it."""
+        return self.state is not None and not self.state.allowed and self.state.enforced and not self.is_advice
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a request meets. `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that
-    blocks it without any rule; `problems`: the rules and call sites that cannot be applied to such a request, and
-    why; `notes`: what else may refuse it, and is not looked at."""
+    """What a request meets.
+
+    - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that blocks it without any
+      rule; `problems`: the rules and call sites that cannot be applied to such a request, and why;
+    - `notes`: what else may refuse it, and is not looked at; `missing`: the fields that its limits count by and it does
+      not have, as keys name them; `other_methods`: the methods that meet more limits at this view.
+    """
 
     decision: Decision
     met: tuple[ExplainedLimit, ...]
@@ -61,137 +83,254 @@ class Explanation:
     block: RateLimitOverride | None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def build_request(
-    path: str = "/", method: str = "GET", address: str | None = None, user: Any = None,
-    headers: Mapping[str, str] | None = None,
-) -> HttpRequest:  # fmt: skip
-    """A request like the one described, without a body. `address`: where it comes from; `user`: who is logged in. Its
-    session is that of its cookie, if a session of that key may exist."""
-    path, _mark, query = path.partition("?")
-    meta: dict[str, Any] = {} if address is None else {"REMOTE_ADDR": address}
-    if address is not None and isinstance(conf.IP_META_KEY, str):
-        meta[conf.IP_META_KEY] = address
-    # As a server hands it over: a path need not be one that a URL can be made of.
-    meta["PATH_INFO"] = unquote_to_bytes(path.encode(errors="replace")).decode("latin-1")
-    meta["QUERY_STRING"] = query.partition("#")[0].encode(errors="replace").decode("latin-1")
-    request: HttpRequest = RequestFactory(headers=headers).generic(method, "/", **meta)
-    request.user = AnonymousUser() if user is None else user
-    engine = import_module(settings.SESSION_ENGINE)
-    request.session = engine.SessionStore(request.COOKIES.get(settings.SESSION_COOKIE_NAME))
-    return request
-
-
-def find_user(name: str) -> Any:
-    """The user of that name or primary key; None if there is none."""
-    model = get_user_model()
-    for field in (model.USERNAME_FIELD, "pk"):
-        # Not every text can be a primary key, or asked of every database.
-        with suppress(ValueError, OverflowError, TypeError, ValidationError):
-            user = model._default_manager.filter(**{field: name}).first()
-            if user is not None:
-                return user
-    return None
+    missing: tuple[str, ...] = ()
+    other_methods: tuple[str, ...] = ()
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """What a request meets in the middleware, and then at each `@ratelimit` of its view: each decides by itself. Counts
-    nothing."""
+    """What a request meets in the middleware, at each `@ratelimit` of its view and at the view's throttles: each
+    decides by itself. Counts nothing, and goes by the rules as they are published now."""
+    if conf.ENABLE:
+        reload()
+    state = request_state(request)
+    counted, user = state.counted, request.user
+    state.counted = set()
+    try:
+        return _explained(request)
+    finally:
+        state.counted, request.user = counted, user
+
+
+def _explained(request: HttpRequest) -> Explanation:
+    looking = _Looking(request)
+    looking.at_rules()
     match = resolved(request)
-    exempt: list[str] = []
-    problems: dict[str, str] = {}
-
-    def of_rules(ruleset: Ruleset) -> list[Rule] | None:
-        matching = ruleset.matching(request)
-        exempt[:] = ["the view"] if is_exempt(request) else []
-        exempt.extend(rule.name for rule in matching if rule.template is None)
-        return None if exempt else matching
-
-    def of_stack(stack: Any, group: str, ruleset: Ruleset) -> list[Rule]:
-        counted = {name for limit, name in limits if limit.rule is not None}
-        rules = ruleset.for_call_sites(stack.rules, group, request)
-        return [rule for rule in rules if rule.name_at(group) not in counted]
-
-    limits: list[tuple[ExplainedLimit, str]] = []
-    decision, block = _decide(request, of_rules, "", limits, problems, has_blocks=True)
-    for stack in stacks_on(match.func, request.method or "") if match is not None else ():
-        group = group_of(stack.view)
-        of_view, _block = _decide(request, partial(of_stack, stack, group), group, limits, problems)
-        if decision.allowed and of_view.limits:
-            decision = of_view
-    return Explanation(
-        decision,
-        tuple(limit for limit, _name in limits),
-        exempt[0] if exempt else None,
-        _row(block),
-        tuple(problems.values()),
-        _notes(match),
-    )
-
-
-def _notes(match: Any) -> tuple[str, ...]:
     if match is None:
-        return (_("No URL pattern matches this path."),)
-    # A view of Django REST framework, by what it has: that need not be installed.
-    given = getattr(match.func, "initkwargs", None) or {}
-    view = getattr(match.func, "cls", None)
-    throttles = given.get("throttle_classes") or getattr(view, "throttle_classes", None) or ()
-    names = ", ".join(getattr(throttle, "__name__", str(throttle)) for throttle in throttles)
-    return (_("The throttles of the view are not shown: %(names)s.") % {"names": names},) if names else ()
+        looking.notes[_("No URL pattern matches this path.")] = None
+        return looking.explanation(())
+    standing = stacks_on(match.func, request.method or "")
+    for stack, method in standing:
+        if method in BEFORE_THROTTLES:
+            looking.at_stack(stack)
+    looking.at_throttles(match)
+    for stack, method in standing:
+        if method not in BEFORE_THROTTLES:
+            looking.at_stack(stack)
+    return looking.explanation(_other_methods(match.func, request.method or ""))
 
 
-def _decide(
-    request: HttpRequest,
-    choose: Callable[[Ruleset], Sequence[Rule] | None],
-    group: str,
-    limits: list[tuple[ExplainedLimit, str]],
-    problems: dict[str, str],
-    has_blocks: bool = False,
-) -> tuple[Decision, Override | None]:
-    """One decision, and the override that blocks without any rule; what it meets is added to `limits`, each with the
-    name that it is counted under."""
+class _Looking:
+    """One request on its way, and what it has met until now."""
 
-    def places(ruleset: Ruleset) -> list[Place] | None:
-        rules = choose(ruleset)
-        return None if rules is None else [Place(rules, group)]
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+        self.decision = Decision(True)
+        self.block: Override | None = None
+        self.limits: list[ExplainedLimit] = []
+        self.exempt: list[str] = []
+        self.problems: dict[str, str] = {}
+        self.notes: dict[str, None] = {}
+        self._keys: dict[str, None] = {}
 
-    def on_error(name: str, error: Exception) -> None:
-        problems[name] = f"{name}: {type(error).__name__}: {error}"
+    def explanation(self, other_methods: tuple[str, ...]) -> Explanation:
+        """All that was met."""
+        return Explanation(
+            self.decision,
+            tuple(self.limits),
+            self.exempt[0] if self.exempt else None,
+            _row(self.block),
+            tuple(self.problems.values()),
+            tuple(self.notes),
+            tuple(self._missing()),
+            other_methods,
+        )
 
-    planner = RequestPlanner(request, places, operation="peek", has_blocks=has_blocks, on_error=on_error)
-    outcome = decide(planner)
-    if planner.ruleset is None:
-        return outcome.decision, None  # Rate limiting is switched off.
-    overrides = override_cache.get_many(planner.subjects)
-    states = {_counter(decided.planned): decided.state for decided in outcome.charges}
-    limits += [(_explained(planned, planner.ruleset, overrides, states), planned.name) for planned in planner.charges]
-    # Not by the name of the limit: a rule may have any name.
-    is_blocked = bool(outcome.decision.limits) and not outcome.planned
-    return outcome.decision, overrides.strongest_for(None, now_us()) if is_blocked else None
+    def at_rules(self) -> None:
+        """What the middleware decides."""
+        is_applied = _is_applied()
+
+        def choose(ruleset: Ruleset) -> list[Place] | None:
+            matching = ruleset.matching(self.request)
+            self.exempt[:] = ["the view"] if is_exempt(self.request) else []
+            self.exempt += [rule.name for rule in matching if rule.template is None]
+            if not is_applied:
+                self.exempt.clear()
+                if matching:
+                    self.notes[_("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE.")] = None
+                return []
+            return None if self.exempt else [self._place(matching, "")]
+
+        on_error = self._on_error
+        self._decide(RequestPlanner(self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error))
+
+    def at_stack(self, stack: Stack) -> None:
+        """What `@ratelimit` decides."""
+
+        def choose(ruleset: Ruleset) -> list[Place]:
+            return [self._place(ruleset.for_call_sites(stack.rules, stack.group, self.request), stack.group)]
+
+        planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
+        self._decide(planner, is_advice=not stack.blocks)
+
+    def at_throttles(self, match: Any) -> None:
+        """What the throttles of a view of Django REST framework decide."""
+        of_class = [layer for layer in layers(match.func) if hasattr(getattr(layer, "cls", None), "get_throttles")]
+        if not of_class:
+            return
+        try:
+            view = _view(of_class[0], match, self.request)
+            throttles = view.get_throttles()
+        except Exception as error:
+            self._on_error(_("throttles of the view"), error)
+            return
+        ours = [throttle for throttle in throttles if getattr(throttle, "is_asked_together", False)]
+        for throttle in throttles:
+            name = name_of(type(throttle))
+            if throttle in ours:
+                reads = type(throttle).get_cache_key
+                if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
+                    self._not_looked_at(name_of(reads), _("key"), throttle.name)
+            elif hasattr(throttle, "is_asked_together"):
+                text = _("Not looked at: %(name)s, a throttle whose own allow_request decides whether it is asked.")
+                self.notes[text % {"name": name}] = None
+            else:
+                self.notes[_("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}] = None
+        if ours:
+            now, on_error = own_clock(ours), self._on_error
+            planner = throttle_planner(view.request, view, ours, "peek", now=now, on_error=on_error)
+            self._decide(planner)
+
+    def _place(self, rules: Sequence[Rule], group: str) -> Place:
+        for rule in rules:
+            self._note_functions(rule, rule.name_at(group))
+        return Place(rules, group)
+
+    def _note_functions(self, rule: Rule, name: str) -> None:
+        template = rule.template
+        if template is None:
+            return
+        for function in template.key.functions if template.key is not None else ():
+            self._not_looked_at(function, _("key"), name)
+        for part, values in ((_("rate"), template.rates), (_("cost"), (template.cost,))):
+            for value in values:
+                if callable(value):
+                    self._not_looked_at(name_of(value), part, name)
+
+    def _not_looked_at(self, function: str, part: str, limit: str) -> None:
+        text = _(
+            "Not looked at: all that %(function)s goes by (%(part)s of %(limit)s). It is a function, and a real "
+            "request may give it more than is entered here."
+        )
+        self.notes[text % {"function": function, "part": part, "limit": limit}] = None
+
+    def _on_error(self, name: str, error: Exception) -> None:
+        self.problems[name] = f"{name}: {type(error).__name__}: {error}"
+
+    def _decide(self, planner: RequestPlanner, *, is_advice: bool = False) -> None:
+        """One decision; what it meets is added."""
+        outcome = decide(planner)
+        decision = outcome.decision
+        if planner.ruleset is None:
+            return  # Rate limiting is switched off.
+        # Not by the name of the limit: a rule may have any name.
+        is_blocked = bool(decision.limits) and not outcome.planned
+        overrides = override_cache.get_many(planner.subjects)
+        if is_blocked and self.block is None:
+            self.block = overrides.strongest_for(None, now_us())
+        states = {_counter(decided.planned): decided.state for decided in outcome.charges}
+        counted = request_state(self.request).counted
+        for planned in planner.charges:
+            self.limits.append(_explained_limit(planned, planner.ruleset, overrides, states, is_advice))
+            if planned.rule is not None:
+                counted.add(planned.rule.name)  # Whoever decides later does not count it again.
+                self._keys |= dict.fromkeys(planned.rule.key.name.split("+") if planned.rule.key is not None else ())
+        is_away = "fallback" in (self.decision.source, decision.source)
+        if self.decision.allowed and decision.limits and (decision.allowed or not is_advice):
+            self.decision = decision
+        if is_away:
+            self.decision = self.decision._replace(source="fallback")
+
+    def _missing(self) -> list[str]:
+        """The fields that limits count by, and this request does not have."""
+        missing = []
+        for field in dict.fromkeys(part.removeprefix(EXACT) for part in self._keys):
+            if field == "session":
+                field = f"cookie:{settings.SESSION_COOKIE_NAME}"
+            if field.partition(":")[0] in SENT_KINDS and not read_fields(field, self.request):
+                missing.append(field)
+        return missing
+
+
+def _is_applied() -> bool:
+    """Whether a middleware applies rules: ours, or one that is made of it."""
+    for path in settings.MIDDLEWARE:
+        made_of = getattr(import_string(path), "__mro__", ())
+        if any(name_of(cls) == MIDDLEWARE for cls in made_of):
+            return True
+    return False
+
+
+def _other_methods(view: Any, method: str) -> tuple[str, ...]:
+    """The methods that meet limits at a view which a request of this method does not meet."""
+    here = _rules_for(view, method)
+    return tuple(other for other in ("GET", "POST", "PUT", "PATCH", "DELETE") if _rules_for(view, other) - here)
+
+
+def _rules_for(view: Any, method: str) -> set[int]:
+    """The call sites that count requests of a method: they are told apart as objects."""
+    rules = [rule for stack, _name in stacks_on(view, method) for rule in stack.rules]
+    return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
+
+
+def _view(function: Any, match: Any, request: HttpRequest) -> Any:
+    """The view of Django REST framework that answers a request, as far as throttles ask it; its `request` is DRF's."""
+    view = function.cls(**getattr(function, "initkwargs", {}))
+    actions = dict(getattr(function, "actions", None) or {})
+    if "get" in actions:
+        actions.setdefault("head", actions["get"])
+    view.action_map = actions
+    for method, action in actions.items():
+        setattr(view, method, getattr(view, action))
+    view.args, view.kwargs, view.headers = match.args, match.kwargs, {}
+    view.request = view.initialize_request(request, *match.args, **match.kwargs)
+    if request.user.is_authenticated:
+        view.request.user = request.user  # As it was described; else whoever its headers say.
+    else:
+        request.user = view.request.user or request.user
+    return view
 
 
 def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def _explained(
-    planned: PlannedCharge, ruleset: Ruleset, overrides: KnownOverrides, states: Mapping[Any, LimitState]
+def _explained_limit(
+    planned: PlannedCharge,
+    ruleset: Ruleset,
+    overrides: KnownOverrides,
+    states: Mapping[Any, LimitState],
+    is_advice: bool,
 ) -> ExplainedLimit:
     rule = ruleset.by_name.get(planned.name)
     override = overrides.strongest_for(rule.pk if rule is not None else None, now_us())
     limit, key = planned.charge.limit, planned.rule.key if planned.rule is not None else None
-    code = {"rate": str(limit.rate), "key": key.name.split("+") if key is not None else "", "group": planned.name}
+    if planned.owner is not None and planned.rule is None:
+        words = {"rate": rate_words(str(limit.rate)), "name": type(planned.owner).__name__}
+        says = _("%(rate)s, by the throttle %(name)s") % words
+    else:
+        code = {"rate": str(limit.rate), "key": key.name.split("+") if key is not None else "", "group": planned.name}
+        says = reading((rule.given if rule is not None else None) or code)
     is_skipped = override is not None and override.rate is not None and override.limit(limit) is limit
     return ExplainedLimit(
         limit.name,
-        reading((rule.given if rule is not None else None) or code),
+        says,
         rule.source if rule is not None else "code",
         rule,
         planned.charge,
         None if override is not None and override.effect == "exempt" else states.get(_counter(planned)),
         _row(override),
         is_skipped,
+        is_advice,
     )
 
 
@@ -200,11 +339,24 @@ def _row(override: Override | None) -> RateLimitOverride | None:
 
 
 def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
-    """Forget what is counted for whom a request would be counted as, under these limits (None: all).
+    """Forget what is counted for whom a request would be counted as, under these limits (None: all); it is recorded as
+    done by who is `acting`.
 
-    Returns their names. Raises `StoreError`.
+    Returns the names of those that had counted something. Raises `StoreError`.
     """
     charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
-    if charges:
-        run(forgetting(build_call(charges, "refund"), strict=True))
-    return [charge.limit.name for charge in charges]
+    if not charges:
+        return []
+    # Also where an override exempts: its end brings back what was counted before.
+    counted = run(answered(build_call(charges, "peek")))
+    if counted.source == "fallback":
+        raise StoreError(_("Redis is unavailable"))
+    run(forgetting(build_call(charges, "refund"), strict=True))
+    done = [state.name for state in counted.limits if state.used or state.reset_after]
+    if done:
+        RateLimitChange.objects.create(
+            revision=RateLimitRevision.read(primary()).revision,
+            by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
+            name=", ".join(done)[:300], after={"digests": sorted({charge.digest.decode() for charge in charges})},
+        )  # fmt: skip
+    return done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -174,46 +173,3 @@ def group_of(view: Any) -> str:
     module = getattr(function, "__module__", None) or type(function).__module__  # A partial's own is functools.
     code = getattr(function, "__code__", None)
     return f"{module}.{name}" + (f":{code.co_firstlineno}" if code and code.co_name == "<lambda>" else "")
-
-
-def stacks_on(view: Any, method: str) -> list[Any]:
-    """The stacks of `@ratelimit` that a request of that method meets at a view, outermost first: on the view, on the
-    class that it is of, and on the method of that class. Each has `view`, what is limited, and `rules`.
-
-    `method_decorator` decorates anew for each request, and so is done here.
-    """
-    stacks = _stacks(view)
-    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    if isinstance(cls, type):
-        name = method.lower()
-        handler = getattr(cls, name, None) or (getattr(cls, "get", None) if name == "head" else None)
-        for function in (getattr(cls, "dispatch", None), handler):
-            stacks += _stacks_of_method(function, cls)
-    return stacks
-
-
-def _stacks(function: Any) -> list[Any]:
-    stacks = []
-    while function is not None:
-        stack = getattr(function, "_ratelimits", None)
-        if stack is not None and stack.checker is function:  # Other decorators copy what is found on a function.
-            stacks.append(stack)
-            function = stack.view  # What stands right below is in the same stack.
-        else:
-            function = getattr(function, "__wrapped__", None)
-    return stacks
-
-
-def _stacks_of_method(function: Any, cls: type) -> list[Any]:
-    stacks: list[Any] = []
-    while inspect.isfunction(function):
-        names = inspect.getclosurevars(function).nonlocals
-        if not {"decorators", "method"} <= names.keys():
-            function = getattr(function, "__wrapped__", None)
-            continue
-        function = names["method"]
-        bound: Any = functools.wraps(function)(functools.partial(function.__get__(object.__new__(cls), cls)))
-        for decorator in names["decorators"]:
-            bound = decorator(bound)
-        stacks += [stack for stack in _stacks(bound) if stack not in stacks]
-    return stacks

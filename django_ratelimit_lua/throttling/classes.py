@@ -171,6 +171,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """What its counts are kept under."""
         return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
 
+    @property
+    def is_asked_together(self) -> bool:
+        """Whether it is decided with its neighbours: not where its `allow_request` is one of the project's own, which
+        decides itself whether to ask."""
+        return type(self).allow_request is SimpleRateThrottle.allow_request
+
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """What it charges, by the rules in force."""
         charge = self.prepare(request, view)
@@ -201,7 +207,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
         if not conf.ENABLE:
             return True
-        states = decision_for(request, view, self, SimpleRateThrottle)
+        states = decision_for(request, view, self)
         if not states:
             return True
         refused = [state for state in states if state.enforced and not state.allowed]

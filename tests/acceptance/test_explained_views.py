@@ -1,26 +1,48 @@
-"""Why a request was refused is found out for views of every kind: what is explained is what is counted."""
+"""Why a request was refused is found out for views of every kind: what is explained is what is counted, and what is
+reset lets the real request go."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
-from django.urls import path
+from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import action, api_view
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.throttling import AnonRateThrottle as Foreign
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.operations.explain import build_request, explain
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.operations.described import build_request
+from django_ratelimit_lua.operations.explain import explain, reset
+from django_ratelimit_lua.rules.stacks import stacks_on
+from django_ratelimit_lua.throttling import AnonRateThrottle, RuleThrottle, ScopedRateThrottle, UserRateThrottle
 
+pytestmark = pytest.mark.django_db(transaction=True)
+ADDRESS = "203.0.113.9"
 TWO, FIVE, NINE = (ratelimit(key="ip", rate=rate) for rate in ("2/h", "5/h", "9/h"))
+
+
+def fine(request: Any, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("fine")
 
 
 class Plain(View):
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse("fine")
+        return fine(request)
 
 
 @method_decorator(TWO, name="dispatch")
@@ -42,7 +64,7 @@ class Twice(Plain):
 class OnMethod(View):
     @method_decorator([TWO, FIVE])
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse("fine")
+        return fine(request)
 
 
 @method_decorator(NINE, name="dispatch")
@@ -50,42 +72,352 @@ class OnBoth(OnMethod):
     pass
 
 
+class Heir(OnBoth):
+    pass
+
+
+class CallsParent(OnBoth):
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return super().dispatch(request, *args, **kwargs)
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return super().get(request)
+
+
+class NamesParent(OnMethod):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return OnMethod.get(self, request)
+
+
+class WithoutParent(OnMethod):
+    """Its `get` does not run the parent's, whose limits it so does not meet."""
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return fine(request.GET.get("q"))
+
+
+class Delegates(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return self.found(request)
+
+    @method_decorator(TWO)
+    def found(self, request: HttpRequest) -> HttpResponse:
+        return fine(request)
+
+
+class Called:
+    @method_decorator(TWO)
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return fine(request)
+
+    @method_decorator(TWO)
+    def method(self, request: HttpRequest) -> HttpResponse:
+        return fine(request)
+
+
 @FIVE
 @never_cache
 @TWO
 def function(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("fine")
+    return fine(request)
 
 
+@TWO
+async def coroutine(request: HttpRequest) -> HttpResponse:
+    return fine(request)
+
+
+def careless(view: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that does not say what it wraps."""
+
+    def wrapper(request: HttpRequest) -> Any:
+        return view(request)
+
+    return wrapper
+
+
+@api_view(["GET"])
+@TWO
+def api_function(request: Any) -> Response:
+    return Response("fine")
+
+
+class TwoByUser(UserRateThrottle):
+    rate = "2/h"
+    scope = "two"
+
+
+class Throttled(APIView):
+    throttle_classes = (TwoByUser,)
+
+    def get(self, request: Any) -> Response:
+        return Response("fine")
+
+
+class TwoScoped(ScopedRateThrottle):
+    THROTTLE_RATES = {"slow": "2/h", "slower": "1/h"}  # noqa: RUF012 - as DRF has it
+
+
+class Scoped(Throttled):
+    throttle_classes = (TwoScoped,)
+    throttle_scope = "slow"
+
+
+class Orders(ViewSet):
+    throttle_scope: str | None = None
+
+    @method_decorator(TWO)
+    def list(self, request: Any) -> Response:
+        return Response("fine")
+
+    @action(detail=False, throttle_classes=[TwoScoped], throttle_scope="slower")
+    def export(self, request: Any) -> Response:
+        return Response("fine")
+
+
+class Ruled(Throttled):
+    throttle_classes = (RuleThrottle,)
+
+
+class ByName(BaseAuthentication):
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-Name")
+        return None if name is None else (User.objects.get(username=name), None)
+
+
+class Known(Throttled):
+    authentication_classes = (ByName,)
+
+    @method_decorator(ratelimit("known", "user", "2/h"))
+    def get(self, request: Any) -> Response:
+        return Response("fine")
+
+
+router = SimpleRouter()
+router.register("orders", Orders, "orders")
+PARTS = {
+    "form": "post:username", "json": "json:user.name", "header": "header:X-API-Key", "cookie": "cookie:c",
+    "query": "get:q", "data": "data:name", "kwarg": "kwarg:name", "exact": "exact:post:username",
+}  # fmt: skip
+
+
+def host(group: str, request: HttpRequest) -> str:
+    return request.get_host()
+
+
+def failing(group: str, request: HttpRequest) -> str:
+    return str(request.tenant)  # type: ignore[attr-defined]
+
+
+by = {name: ratelimit(key=("ip", key), rate="2/h")(fine) for name, key in PARTS.items()}
+
+
+class Case(NamedTuple):
+    """A view, how many limits a request meets there, and what the request is described by beside the path."""
+
+    view: Any
+    count: int
+    path: str = ""
+    method: str = "get"
+    sends: Mapping[str, Any] = MappingProxyType({})
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+FORM = {"data": {"username": "ada", "q": "1"}}
 VIEWS = {
-    "class": (OnClass.as_view(), 1),
-    "between": (Between.as_view(), 2),
-    "twice": (Twice.as_view(), 2),
-    "method": (OnMethod.as_view(), 2),
-    "both": (OnBoth.as_view(), 3),
-    "around": (FIVE(OnClass.as_view()), 2),
-    "function": (function, 2),
-    "plain": (Plain.as_view(), 0),
-}
-urlpatterns = [path(f"{name}/", view) for name, (view, _) in VIEWS.items()]
+    "class": Case(OnClass.as_view(), 1),
+    "between": Case(Between.as_view(), 2),
+    "twice": Case(Twice.as_view(), 2),
+    "method": Case(OnMethod.as_view(), 2),
+    "head": Case(OnMethod.as_view(), 2, method="head"),
+    "both": Case(OnBoth.as_view(), 3),
+    "heir": Case(Heir.as_view(), 3),
+    "calls-parent": Case(CallsParent.as_view(), 3),
+    "names-parent": Case(NamesParent.as_view(), 2),
+    "without-parent": Case(WithoutParent.as_view(), 0),
+    "delegates": Case(Delegates.as_view(), 1),
+    "around": Case(FIVE(OnClass.as_view()), 2),
+    "object": Case(Called(), 1),
+    "bound": Case(Called().method, 1),
+    "partial": Case(functools.partial(TWO(fine)), 1),
+    "careless": Case(careless(TWO(fine)), 1),
+    "function": Case(function, 2),
+    "coroutine": Case(coroutine, 1),
+    "plain": Case(Plain.as_view(), 0),
+    "api-function": Case(api_function, 1),
+    "throttled": Case(Throttled.as_view(), 1),
+    "scoped": Case(Scoped.as_view(), 1),
+    "orders": Case(None, 1, "orders/"),
+    "export": Case(None, 1, "orders/export/"),
+    "known": Case(Known.as_view(), 2, sends={"headers": {"X-Name": "ada"}}, fields=(("header:X-Name", "ada"),)),
+    "form": Case(by["form"], 1, method="post", sends=FORM, fields=(("post:username", "ada"),)),
+    "exact": Case(by["exact"], 1, method="post", sends=FORM, fields=(("post:username", "ada"), ("post:q", "1"))),
+    "json": Case(
+        by["json"], 1, method="post", fields=(("json:user.name", "ada"), ("json:user.age", "7")),
+        sends={"data": {"user": {"name": "ada", "age": 7}}, "content_type": "application/json"},
+    ),
+    "data": Case(by["data"], 1, method="post", sends={"data": {"name": "ada"}}, fields=(("data:name", "ada"),)),
+    "header": Case(by["header"], 1, sends={"headers": {"X-API-Key": "k 1"}}, fields=(("header:X-API-Key", "k 1"),)),
+    "cookie": Case(
+        by["cookie"], 1, sends={"headers": {"Cookie": "a=1; c=2"}}, fields=(("cookie:a", "1"), ("cookie:c", "2")),
+    ),
+    "query": Case(by["query"], 1, sends={"query_params": {"q": "a b"}}, fields=(("get:q", "a b"),)),
+    "kwarg": Case(by["kwarg"], 1, "kwarg/ada/"),
+}  # fmt: skip
+urlpatterns = [
+    *(path(f"{name}/", case.view) for name, case in VIEWS.items() if case.view is not None and not case.path),
+    path("kwarg/<name>/", by["kwarg"]),
+    path("ruled/", Ruled.as_view()),
+    path("foreign/", Throttled.as_view(throttle_classes=[Foreign])),
+    path("host/", ratelimit(key=host, rate="2/h")(fine)),
+    path("failing/", ratelimit(key=failing, rate=lambda group, request: "2/h")(fine)),
+    path("advice/", ratelimit(key="ip", rate="2/h", block=False)(fine)),
+    path("posted/", ratelimit(key=("ip", "post:username"), rate="2/h", method="POST")(fine)),
+    path("ok/", fine),
+    path("", include(router.urls)),
+]
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize("name", VIEWS)
-def test_what_is_explained_is_what_is_counted(name: str, settings: Any) -> None:
-    """Each limit of the view with the units it has counted, and the refusal with the limit that refuses."""
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_ON_STORE_ERROR = "closed"
-    client, count = Client(), VIEWS[name][1]
-    statuses = [client.get(f"/{name}/").status_code for _ in range(3)]
-    explanation = explain(build_request(f"/{name}/", address="127.0.0.1"))
+
+
+def visit(case: Case, name: str) -> int:
+    client = Client(REMOTE_ADDR=ADDRESS)
+    return int(getattr(client, case.method)(f"/{case.path or name + '/'}", **case.sends).status_code)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_is_explained_is_what_is_counted(name: str) -> None:
+    """Each limit of the view with the units it has counted, and the refusal with the limit that refuses; what is reset
+    lets the next real request go."""
+    User.objects.create(username="ada")
+    case = VIEWS[name]
+
+    def explained() -> Any:
+        asked = f"/{case.path or name + '/'}"
+        return explain(build_request(asked, case.method.upper(), ADDRESS, fields=case.fields))
+
+    assert explained().decision.allowed
+    statuses = [visit(case, name) for _ in range(3)]
+    explanation = explained()
+    assert explanation.missing == explanation.problems == ()
     used = sorted(limit.state.used for limit in explanation.met if limit.state is not None)
-    assert len(used) == count
-    if not count:
-        assert (statuses, explanation.decision.allowed) == ([200] * 3, True)
+    assert len(used) == case.count
+    if not case.count:
+        assert (statuses, explanation.decision.allowed, reset(explanation)) == ([200] * 3, True, [])
         return
-    assert statuses == [200, 200, 429]
+    rate = 1 if name == "export" else 2
+    assert statuses == [200] * rate + [429] * (3 - rate)
     assert not explanation.decision.allowed
-    assert min(used) >= 2
-    assert [limit.charge.limit.rate.limit for limit in explanation.met if not limit.state.allowed] == [2]
-    assert explain(build_request(f"/{name}/", "POST", address="127.0.0.1")).notes == ()
+    assert min(used) >= rate
+    assert {limit.charge.limit.rate.limit for limit in explanation.met if limit.refuses} == {rate}
+    assert sorted(reset(explanation)) == sorted(limit.name for limit in explanation.met)
+    assert explained().decision.allowed
+    assert reset(explained()) == []
+    assert visit(case, name) == 200
+
+
+@pytest.mark.parametrize("has_middleware", [True, False])
+def test_rules_are_explained_where_they_are_applied(has_middleware: bool, settings: Any) -> None:
+    """By the middleware or by a throttle; where nobody applies them, that is said."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"] if has_middleware else []
+    RateLimitRule.objects.create(name="two", path="/", key="ip", limit=2, unit="h")
+    for place, is_limited in (("ok", has_middleware), ("ruled", True)):
+        statuses = [Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code for _ in range(3)]
+        explanation = explain(build_request(f"/{place}/", address=ADDRESS))
+        assert (429 in statuses) is is_limited is not explanation.decision.allowed, (place, statuses)
+        assert [limit.name for limit in explanation.met] == ["two"] * is_limited
+        assert any("is not in MIDDLEWARE" in note for note in explanation.notes) is not has_middleware
+        assert reset(explanation) == ["two"] * is_limited
+        assert Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code == 200
+        reset(explain(build_request(f"/{place}/", address=ADDRESS)))
+
+
+def test_a_rule_in_the_place_of_a_call_site_is_explained() -> None:
+    """The group that the rule names is the one that the running view counts under."""
+    name = f"{__name__}.OnClass.dispatch"
+    assert [standing.stack.group for standing in stacks_on(OnClass.as_view(), "GET")] == [name]
+    RateLimitRule.objects.create(name=name, limit=1, unit="h")
+    assert [Client(REMOTE_ADDR=ADDRESS).get("/class/").status_code for _ in range(2)] == [200, 429]
+    explanation = explain(build_request("/class/", address=ADDRESS))
+    assert [(limit.name, limit.refuses) for limit in explanation.met] == [(name, True)]
+    assert reset(explanation) == [name]
+    assert Client(REMOTE_ADDR=ADDRESS).get("/class/").status_code == 200
+    assert [change.name for change in RateLimitChange.objects.filter(kind="identity")] == [name]
+
+
+def test_who_is_logged_in_by_the_view_is_found_out_as_the_view_does() -> None:
+    """By the headers that its authentication reads; or the user that was entered."""
+    ada = User.objects.create(username="ada")
+    statuses = [Client(REMOTE_ADDR=ADDRESS, headers={"X-Name": "ada"}).get("/known/").status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    by_header = explain(build_request("/known/", address=ADDRESS, headers={"X-Name": "ada"}))
+    by_user = explain(build_request("/known/", address="198.51.100.1", user=ada))
+    assert (by_header.decision.allowed, by_user.decision.allowed) == (False, False)
+    assert explain(build_request("/known/", address=ADDRESS)).decision.allowed
+
+
+def test_what_cannot_be_known_is_named() -> None:
+    """Functions of the project, throttles that count elsewhere, and those that decide themselves."""
+    explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
+    assert [note.partition(" goes by")[0] for note in explanation.notes] == [f"Not looked at: all that {__name__}.host"]
+    assert [Client(headers={"host": "one.example"}).get("/host/").status_code for _ in range(3)] == [200, 200, 429]
+    assert not explain(build_request("/host/", host="one.example")).decision.allowed
+    assert explain(build_request("/host/", host="other.example")).decision.allowed
+    explanation = explain(build_request("/failing/"))
+    assert [note.count(".failing") + note.count("<lambda>") for note in explanation.notes] == [1, 1]
+    assert "AttributeError" in explanation.problems[0]
+    (note,) = explain(build_request("/foreign/")).notes
+    assert note == "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that counts elsewhere."
+
+
+class Picky(AnonRateThrottle):
+    rate = "1/h"
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return "X-Free" in request.headers or super().allow_request(request, view)
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        return "everybody"
+
+
+class Keyed(Picky):
+    allow_request = AnonRateThrottle.allow_request
+
+
+urlpatterns += [
+    path("picky/", Throttled.as_view(throttle_classes=[Picky])),
+    path("keyed/", Throttled.as_view(throttle_classes=[Keyed])),
+]
+
+
+def test_throttles_of_ones_own_are_named() -> None:
+    """One that decides itself whether it asks is not asked; one that says whom it counts is, and its function named."""
+    explanation = explain(build_request("/picky/"))
+    assert explanation.met == ()
+    assert "Picky, a throttle whose own allow_request decides" in explanation.notes[0]
+    assert [Client().get("/keyed/").status_code for _ in range(2)] == [200, 429]
+    explanation = explain(build_request("/keyed/"))
+    assert "Picky.get_cache_key goes by (key of anon)" in explanation.notes[0]
+    assert [limit.refuses for limit in explanation.met] == [True]
+
+
+def test_a_limit_that_only_tells_the_view_refuses_nobody() -> None:
+    """It is shown as one over its limit that does not refuse."""
+    assert [Client(REMOTE_ADDR=ADDRESS).get("/advice/").status_code for _ in range(3)] == [200] * 3
+    explanation = explain(build_request("/advice/", address=ADDRESS))
+    (limit,) = explanation.met
+    assert (limit.state.allowed, limit.is_advice, limit.refuses) == (False, True, False)
+    assert explanation.decision.allowed
+
+
+def test_fields_and_methods_that_would_show_more_are_proposed() -> None:
+    """The fields that limits count by and the request lacks, and the methods that meet more limits."""
+    assert explain(build_request("/posted/")).other_methods == ("POST",)
+    explanation = explain(build_request("/posted/", "POST"))
+    assert (explanation.missing, explanation.other_methods) == (("post:username",), ())
+    assert explain(build_request("/posted/", "POST", fields=[("post:username", "ada")])).missing == ()
+    assert explain(build_request("/exact/", "POST")).missing == ("post:username",)

@@ -12,12 +12,13 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
+from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.explain import build_request, explain
-from django_ratelimit_lua.throttling import AnonRateThrottle
+from django_ratelimit_lua.operations.described import build_request
+from django_ratelimit_lua.operations.explain import explain
 from tests.acceptance.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -184,8 +185,9 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
 
 
 def test_explain_names_what_it_does_not_look_at() -> None:
-    """Throttles of a view of Django REST framework, and a path that leads nowhere."""
-    assert "The throttles of the view are not shown: AnonRateThrottle." in said("explain", "--path", "/throttled/")
+    """Throttles that count elsewhere, and a path that leads nowhere."""
+    text = said("explain", "--path", "/throttled/")
+    assert "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that counts elsewhere." in text
     assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")
     assert explain(build_request("/free/")).notes == ()
 

@@ -13,12 +13,11 @@ from django.db import DatabaseError, transaction
 
 from ...conf import conf
 from ...exceptions import StoreError
-from ...identity.forwarded import parse_address
 from ...limits.decision import LimitState
 from ...models import RateLimitRevision, RateLimitRule
 from ...models.audit import acting
 from ...operations import rules_yaml
-from ...operations.explain import build_request, explain, find_user
+from ...operations.explain import explain
 from ...publishing import triggers
 from ...publishing.publish import primary, publish
 from ...publishing.triggers import migration_problem
@@ -28,6 +27,7 @@ from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
 from ...rules.ruleset import settings_problems
 from ...stats.refusals import FAILED, refusal_counts
+from ..arguments import add_request, described, hints, verdict
 
 
 class Command(BaseCommand):
@@ -42,16 +42,9 @@ class Command(BaseCommand):
         commands.add_parser("list", help="list the rules that apply, in their order, and where each is defined")
         explained = commands.add_parser(
             "explain", help="why a request is allowed or refused; counts nothing",
-            description="Why a request without a body is allowed or refused. Counts nothing.",
+            description="Why a request is allowed or refused. Counts nothing.",
         )  # fmt: skip
-        explained.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
-        explained.add_argument("--method", default="GET", type=str.upper)
-        explained.add_argument("--user", help="name or primary key; without it, not logged in")
-        explained.add_argument("--ip", help="client address (127.0.0.1)")
-        explained.add_argument(
-            "--header", action="append", default=[], metavar="NAME:VALUE",
-            help='may be repeated; a cookie is "Cookie: NAME=VALUE"',
-        )  # fmt: skip
+        add_request(explained)
         switched = commands.add_parser("mode", help="change the mode of a rule, when the admin cannot be reached")
         switched.add_argument("name")
         switched.add_argument("mode", choices=MODES)
@@ -90,12 +83,11 @@ class Command(BaseCommand):
             self.stderr.write(self.style.ERROR(f"skipped: {problem}"))
         self.stdout.write(f"{_rules(len(ruleset.rules))}; revision {ruleset.revision.number}")
 
-    def _explain(self, path: str, method: str, user: str | None, ip: str | None, header: list[str], **_: Any) -> None:
-        if ip is not None and parse_address(ip) is None:
-            raise CommandError(f"--ip {ip!r} is not an address")
-        if ip is not None and callable(conf.IP_META_KEY):
+    def _explain(self, **options: Any) -> None:
+        request = described(options)
+        if options["ip"] is not None and callable(conf.IP_META_KEY):
             self._warn("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
-        explanation = explain(build_request(path, method, ip, _user(user), dict(map(_pair, header))))
+        explanation = explain(request)
         if explanation.decision.source == "fallback" or not provider.is_answered:
             self._warn("Redis is unavailable: the counts are not known.")
         if explanation.exempt is not None:
@@ -109,15 +101,15 @@ class Command(BaseCommand):
                 skipped = "; skipped, as it does not fit this limit" if limit.is_skipped else ""
                 self.stdout.write(f"    override {limit.override.pk} ({limit.override}): {effect}{skipped}")
             if limit.state is not None:
-                self.stdout.write(f"    {_words(limit.state)}")
+                told = ", but only the view is told" if limit.is_advice and not limit.state.allowed else ""
+                self.stdout.write(f"    {_words(limit.state)}{told}")
         for problem in explanation.problems:
             self.stderr.write(self.style.ERROR(f"cannot be applied to this request: {problem}"))
         if not explanation.met and explanation.exempt is None and explanation.block is None:
             self.stdout.write("no rule applies")
-        for note in explanation.notes:
-            self.stdout.write(note)
-        verdict = "allowed" if explanation.decision.allowed else "refused"
-        self.stdout.write(f"The next request like this would be {verdict}.")
+        for line in (*explanation.notes, *hints(explanation, options["method"])):
+            self.stdout.write(line)
+        self.stdout.write(verdict(explanation))
 
     def _mode(self, name: str, mode: str, **options: Any) -> None:
         rule = RateLimitRule.objects.filter(name=name).first()
@@ -209,22 +201,6 @@ def _failures() -> list[str]:
         for name, number in sorted(failed.items())
         if number
     ]
-
-
-def _pair(header: str) -> tuple[str, str]:
-    name, colon, value = header.partition(":")
-    if not colon or not name.strip():
-        raise CommandError(f"--header {header!r}: write NAME:VALUE")
-    return name.strip(), value.strip()
-
-
-def _user(name: str | None) -> Any:
-    if name is None:
-        return None
-    user = find_user(name)
-    if user is None:
-        raise CommandError(f"--user {name!r}: no user has this name or primary key")
-    return user
 
 
 def _read(file: str) -> str:

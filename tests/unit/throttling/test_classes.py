@@ -175,9 +175,9 @@ def test_throttles_of_a_view_are_asked_together() -> None:
     first, second, own = Anon(), User(), Own()
     view = SimpleNamespace(get_throttles=lambda: [Anon(), BaseThrottle(), User(), Own()])
     together = BatchDecision._together
-    asked = together(view, second, SimpleRateThrottle)
+    asked = together(view, second)
     assert [type(one) for one in asked] == [Anon, User]
     assert asked[1] is second
-    assert together(view, first, SimpleRateThrottle)[0] is first
-    assert together(view, own, SimpleRateThrottle) == [own]
-    assert together(None, first, SimpleRateThrottle) == [first]
+    assert together(view, first)[0] is first
+    assert together(view, own) == [own]
+    assert together(None, first) == [first]

@@ -1,0 +1,111 @@
+"""What commands are told about a request, and about whom an override is."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.http import HttpRequest
+
+from ..identity.forwarded import parse_address, parse_network
+from ..limits.rate import LimitError
+from ..operations.described import build_request, find_user
+from ..operations.explain import Explanation
+from ..operations.subjects import Subject, field_words, subjects
+
+_FIELDS = {
+    "header": ("header", ":", "may be repeated"),
+    "cookie": ("cookie", "=", "may be repeated"),
+    "query": ("get", "=", "a parameter of the query; may be repeated"),
+    "field": ("post", "=", "a field of a form; may be repeated"),
+    "json": ("json", "=", "a field of a JSON body, user.name for one inside another; may be repeated"),
+}
+"""By option: the kind of field that it is in a key, what stands between name and value, and its help."""
+
+
+def add_subject(parser: CommandParser | argparse.ArgumentParser, *, may_be_network: bool = True) -> None:
+    """The options that say who it is."""
+    parser.add_argument("--user", help="name or primary key; without it, not logged in")
+    text = "address or network" if may_be_network else "client address (127.0.0.1)"
+    parser.add_argument("--ip", help=text)
+    for option, (_kind, mark, text) in _FIELDS.items():
+        parser.add_argument(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
+
+
+def add_request(parser: CommandParser | argparse.ArgumentParser) -> None:
+    """The options that describe a request."""
+    parser.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
+    parser.add_argument("--method", default="GET", type=str.upper)
+    parser.add_argument("--host", help="the host that it is for")
+    add_subject(parser, may_be_network=False)
+
+
+def described(options: dict[str, Any]) -> HttpRequest:
+    """The request that options describe. Raises `CommandError`."""
+    address = options["ip"]
+    if address is not None and parse_address(address) is None:
+        raise CommandError(f"--ip {address!r} is not an address")
+    try:
+        return build_request(
+            options["path"], options["method"], address, _user(options["user"]),
+            host=options["host"], fields=_fields(options),
+        )  # fmt: skip
+    except LimitError as error:
+        raise CommandError(str(error)) from error
+
+
+def subject_of(options: dict[str, Any]) -> Subject:
+    """Whom options say, who is one. Raises `CommandError`."""
+    address = options["ip"]
+    if address is not None:
+        try:
+            parse_network(address)
+        except ValueError:
+            raise CommandError(f"--ip {address!r} is not an address or network") from None
+    named = subjects(_user(options["user"]), address, _fields(options))
+    if len(named) != 1:
+        *most, last = ("--user", "--ip", *(f"--{option}" for option in _FIELDS))
+        found = f"there are {len(named)}" if named else "there is none"
+        raise CommandError(f"say who it is, by one of {', '.join(most)} or {last}; {found}")
+    return named[0]
+
+
+def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
+    fields = []
+    for option, (kind, mark, _help) in _FIELDS.items():
+        for given in options[option]:
+            name, found, value = given.partition(mark)
+            if not found or not name.strip():
+                raise CommandError(f"--{option} {given!r}: write NAME{mark}VALUE")
+            fields.append((f"{kind}:{name.strip()}", value.strip()))
+    return fields
+
+
+def _user(name: str | None) -> Any:
+    if name is None:
+        return None
+    user = find_user(name)
+    if user is None:
+        raise CommandError(f"--user {name!r}: no user has this name or primary key")
+    return user
+
+
+def hints(explanation: Explanation, method: str) -> list[str]:
+    """What would show more limits, or the right counts."""
+    options = {kind: f"--{option} NAME{mark}VALUE" for option, (kind, mark, _help) in _FIELDS.items()}
+    options["data"] = options["post"]
+    lines = []
+    for field in explanation.missing:
+        kind, _colon, name = field.partition(":")
+        lines.append(f"its limits count by the {field_words(field)}: add {options[kind].replace('NAME', name)}")
+    if explanation.other_methods:
+        lines.append(
+            f"requests of other methods meet more limits here: --method {' or '.join(explanation.other_methods)}"
+        )
+    return lines
+
+
+def verdict(explanation: Explanation) -> str:
+    """What comes of the next such request."""
+    return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."

@@ -1,0 +1,65 @@
+"""`manage.py ratelimit_block`: refuse every request of somebody, for a time or for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
+
+from ...limits.rate import SECOND, LimitError, Rate
+from ...models import RateLimitRule
+from ...models.audit import acting
+from ...publishing import triggers
+from ..arguments import add_subject, subject_of
+
+LONGEST = 10 * 366 * 86400
+"""Seconds; what is longer is meant for good."""
+
+
+class Command(BaseCommand):
+    """Blocks a user, an address or network, or whoever sends one value."""
+
+    help = "Refuses every request of a user, an address or network, or whoever sends a value; an hour, or as you say."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_subject(parser)
+        how_long = parser.add_mutually_exclusive_group()
+        how_long.add_argument("--for", dest="period", default="1h", metavar="TIME", help="30m, 1h (the default), 7d …")
+        how_long.add_argument("--for-good", action="store_true", help="until it is ended")
+        parser.add_argument(
+            "--rule", metavar="NAME", help="only where this rule of the admin applies; without it: always"
+        )
+        parser.add_argument("--reason", default="", help="kept with the override")
+
+    def handle(self, *args: Any, period: str, for_good: bool, rule: str | None, reason: str, **options: Any) -> None:
+        """Raises `CommandError`."""
+        subject = subject_of(options)
+        named = None if rule is None else RateLimitRule.objects.filter(name=rule).first()
+        if rule is not None and named is None:
+            raise CommandError(f"--rule {rule!r}: the admin has no rule of this name")
+        with acting("ratelimit_block"):
+            try:
+                override = subject.override("block", None if for_good else _seconds(period), rule=named, reason=reason)
+            except ValidationError as error:
+                raise CommandError("; ".join(error.messages)) from error
+            override.save()
+        ends = override.ends
+        if ends is not None and timezone.is_aware(ends):
+            ends = timezone.localtime(ends)
+        until = "for good" if ends is None else f"until {ends:%Y-%m-%d %H:%M}"
+        where = "" if named is None else f" by the rule {named.name}"
+        self.stdout.write(f"{subject} is blocked{where} {until}: override {override.pk}")
+        if triggers.unpublished:
+            self.stderr.write(self.style.WARNING(f"Saved, but not live yet: {triggers.unpublished}"))
+
+
+def _seconds(period: str) -> int:
+    try:
+        seconds = Rate.parse(f"1/{period}").period_us // SECOND
+    except LimitError:
+        seconds = 0
+    if not 0 < seconds <= LONGEST:
+        raise CommandError(f"--for {period!r}: write a number and s, m, h, d or w, such as 30m; or --for-good")
+    return seconds
