@@ -4,9 +4,11 @@ from django.contrib import admin
 
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .history import ChangeAdmin
+from .index_entry import InspectorEntry, InspectorEntryAdmin
 from .overrides import OverrideAdmin
 from .rules import RuleAdmin
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
+admin.site.register([InspectorEntry], InspectorEntryAdmin)

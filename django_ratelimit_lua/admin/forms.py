@@ -316,31 +316,3 @@ class PreviewForm(forms.Form):
     preview_burst = forms.IntegerField(label=_("Requests at once"), min_value=0, max_value=100_000, required=False)
     preview_flow = forms.IntegerField(label=_("then, steadily"), min_value=0, max_value=1_000_000, required=False)
     preview_unit = forms.ChoiceField(label=_("per"), choices=list(UNITS.items()), required=False)
-
-
-class InspectForm(forms.Form):
-    """A request to look at: who sends it, and to where."""
-
-    user = forms.CharField(label=_("User"), required=False, help_text=_("Name or primary key. Empty: not logged in."))
-    address = forms.GenericIPAddressField(label=_("Address"), required=False)
-    header = forms.CharField(
-        label=_("Header"), required=False, help_text=_("NAME: value, for example X-API-Key: …"),
-        widget=forms.TextInput(attrs={"autocomplete": "off"}),
-    )  # fmt: skip
-    path = forms.CharField(label=_("Path"), initial="/", max_length=2000)
-    method = forms.ChoiceField(label=_("Method"), choices=[(name, name) for name in METHODS])
-
-    def clean_header(self) -> str:
-        """Raises `ValidationError` where it is no header."""
-        header: str = self.cleaned_data["header"]
-        name, colon, _value = header.partition(":")
-        if header and (not colon or not name.strip()):
-            raise ValidationError(_("Enter NAME: value."))
-        return header
-
-    def clean_path(self) -> str:
-        """Raises `ValidationError` where it is no path."""
-        path: str = self.cleaned_data["path"]
-        if not path.startswith("/"):
-            raise ValidationError(_("A path begins with /."))
-        return path

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import label_for_field
 from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
-from ..models.audit import acting, current_actor
-from ..operations.described import build_request, find_user
-from ..operations.explain import Explanation, explain, reset
-from ..publishing.publish import primary
-from .forms import DURATIONS, InspectForm, covers, own_address
+from ..models import RateLimitOverride, RateLimitRule
+from ..models.audit import acting
+from ..operations.explain import ExplainedLimit, Explanation, explain, reset
+from ..operations.subjects import Subject, end, field_words
+from ..publishing import triggers
+from .forms import DURATIONS, covers, own_address
+from .request_form import Asked, RequestForm
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
+HOUR, FOR_GOOD = "3600", ""
+HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
 
 
 def may_inspect(request: HttpRequest) -> bool:
     """Whether the inspector answers them: who sees rules, or overrides."""
     view = ("view_ratelimitrule", "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
     return any(request.user.has_perm(f"django_ratelimit_lua.{permission}") for permission in view)
+
+
+class Row(NamedTuple):
+    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse."""
+
+    met: ExplainedLimit
+    verdict: str
+    words: str
+    resets: str
+
+
+class Pending(NamedTuple):
+    """What is done only when it is confirmed."""
+
+    action: str
+    subject: str
+    duration: str
+    title: str
+    consequence: str
+    button: str
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -39,11 +61,15 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm(BLOCK_PERMISSION)
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:
-        """What somebody meets: used, remaining, when it frees up; with buttons for those who may."""
+        """What a request meets: used, remaining, when it frees up; with buttons for those who may.
+
+        The request is described in the URL, so that it can be shared; what buttons do is sent to the same URL.
+        """
         if not may_inspect(request):
             raise PermissionDenied
+        given = request.POST if "path" in request.POST else request.GET
+        form = RequestForm(given if "path" in given else None, own_address(request))
         may_act = self.has_block_permission(request)
-        form = InspectForm(request.POST) if request.method == "POST" else InspectForm(initial={"path": "/"})
         context = {
             **self.admin_site.each_context(request),
             "title": _("Inspector"),
@@ -52,105 +78,195 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "may_act": may_act,
             "may_see_overrides": self.has_view_permission(request),
             "ignores_address": callable(conf.IP_META_KEY),
-            "durations": [(seconds, name) for seconds, name in DURATIONS.items() if seconds],
+            "durations": [(seconds, words) for seconds, words in HOW_LONG.items()],
+            "hour": HOUR,
             "media": self.media,
         }
-        if form.is_bound and form.is_valid():
-            self._inspect(request, form, context, may_act)
+        asked = form.asked if form.is_bound and form.is_valid() else None
+        if asked is not None:
+            if request.POST.get("action"):
+                if not may_act:
+                    raise PermissionDenied
+                with acting(request.user):
+                    pending = self._act(request, asked)
+                if pending is None:
+                    return HttpResponseRedirect(f"{request.path}?{form.query}")
+                context["pending"] = pending
+            context |= self._found(request, asked)
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_ratelimit_lua/inspect.html", context)
 
-    def _inspect(self, request: HttpRequest, form: InspectForm, context: dict[str, Any], may_act: bool) -> None:
-        given = form.cleaned_data
-        user = find_user(given["user"]) if given["user"] else None
-        if given["user"] and user is None:
-            form.add_error("user", _("No user has this name or primary key."))
-            return
-        name, _colon, value = given["header"].partition(":")
-        headers = {name.strip(): value.strip()} if name else {}
-        imagined = build_request(
-            given["path"], given["method"], given["address"] or own_address(request), user, headers
-        )
-        action, _slash, target = request.POST.get("action", "").partition(":")
-        if action:
-            if not may_act:
-                raise PermissionDenied
-            with acting(request.user):
-                self._act(request, action, target, explain(imagined), given, user)
-        explanation = explain(imagined)
-        if explanation.decision.source == "fallback":
+    def _found(self, request: HttpRequest, asked: Asked) -> dict[str, Any]:
+        """What the page shows of the request."""
+        found = explain(asked.request())
+        if found.decision.source == "fallback":
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
-        context["found"] = explanation
-        context["subjects"] = [
-            (kind, label)
-            for kind, label, there in (
-                ("user", _("user %s") % user, user),
-                ("address", given["address"], given["address"]),
-                ("header", _("header %s") % name, name),
-            )
-            if there
-        ]
+        return {
+            "found": found,
+            "rows": [_row(met) for met in found.met],
+            "missing": [(field, field_words(field)) for field in found.missing],
+            "subjects": [(kind, str(subject)) for kind, subject in asked.subjects.items()],
+            "network": asked.address if asked.network_size > 1 else "",
+            "looked_at": asked.request().META.get("REMOTE_ADDR"),
+        }
 
-    def _act(
-        self, request: HttpRequest, action: str, target: str, explanation: Explanation, given: dict[str, Any], user: Any
-    ) -> None:
+    def _act(self, request: HttpRequest, asked: Asked) -> Pending | None:
+        """Do what a button says; or what has to be confirmed first."""
+        action, _colon, target = request.POST["action"].partition(":")
         if action == "reset":
-            self._reset(request, explanation, target)
-            return
-        subject = request.POST.get("subject", "")
-        duration = request.POST.get("duration", "")
-        if action not in ("exempt", "block") or duration not in DURATIONS or not duration:
-            raise PermissionDenied
-        override = RateLimitOverride(effect=action, created_by=current_actor(), reason=_("from the inspector"))
-        override.ends = timezone.now() + datetime.timedelta(seconds=int(duration))
-        if target:
-            override.rule = RateLimitRule.objects.filter(name=target).first()
-            if override.rule is None:  # Without a rule, it would be for all of them.
-                messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
-                return
-        if subject == "user" and user is not None:
-            override.user = user
-        elif subject == "address" and given["address"]:
-            override.network = given["address"]
-            if action == "block" and covers(override.network, own_address(request) or ""):
-                messages.error(request, _("This includes your own address: you would lock yourself out."))
-                return
-        elif subject == "header" and given["header"]:
-            name, _colon, value = given["header"].partition(":")
-            override.field = f"header:{name.strip()}"
-            override.set_value(value.strip())
+            self._reset(request, asked, target)
+        elif action == "end":
+            self._end(request, asked, target)
+        elif action in ("exempt", "block"):
+            return self._override(request, asked, action, target)
         else:
-            messages.error(request, _("Enter who it is: a user, an address or a header."))
-            return
+            raise PermissionDenied
+        return None
+
+    def _override(self, request: HttpRequest, asked: Asked, action: Any, target: str) -> Pending | None:
+        kind, duration = request.POST.get("subject", ""), request.POST.get("duration", HOUR)
+        if duration not in HOW_LONG:
+            raise PermissionDenied
+        rule = RateLimitRule.objects.filter(name=target).first() if target else None
+        if target and rule is None:  # Without a rule, it would be for all of them.
+            messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
+            return None
+        subject = asked.subjects.get(kind)
+        if subject is None:
+            messages.error(request, _("Enter who it is: a user, an address, or a field and its value."))
+            return None
+        if action == "block" and _is_oneself(request, subject):
+            messages.error(request, _("This includes yourself: you would lock yourself out."))
+            return None
+        seconds = int(duration) if duration else None
         try:
-            override.full_clean(exclude=["subject", "kind"])
+            override = subject.override(action, seconds, rule=rule, reason=_("from the inspector"))
         except ValidationError as error:
             for name, problems in error.message_dict.items():
                 label = label_for_field(name, RateLimitOverride) if name != NON_FIELD_ERRORS else ""
                 messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
-            return
+            return None
+        words = {"whom": subject, "duration": HOW_LONG[duration]}
+        if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD):
+            return _pending(request.POST["action"], kind, duration, words)
         override.save()
         self.log_addition(request, override, _("From the inspector."))
-        done = _("%(whom)s is exempt") if action == "exempt" else _("%(whom)s is blocked")
-        messages.success(request, f"{done % {'whom': override.whom()}} {DURATIONS[duration]}.")
+        if action == "block":
+            messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
+        else:
+            _tell_exempt(request, asked, subject, override, words)
+        if triggers.unpublished:
+            messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
+        return None
 
-    def _reset(self, request: HttpRequest, explanation: Explanation, target: str) -> None:
+    def _end(self, request: HttpRequest, asked: Asked, target: str) -> None:
+        """End an override that the request meets."""
+        found = explain(asked.request())
+        overrides = [found.block, *(met.override for met in found.met)]
+        ending = [override for override in overrides if override is not None and str(override.pk) == target][:1]
+        end(ending)
+        for override in ending:
+            self.log_change(request, override, _("Ended."))
+            messages.success(request, _("Ended: %(override)s.") % {"override": override})
+        if not ending:
+            messages.warning(request, _("This has ended already, or this request does not meet it any more."))
+
+    def _reset(self, request: HttpRequest, asked: Asked, target: str) -> None:
+        explanation = explain(asked.request())
+        names = [met.name for met in explanation.met if target in ("", met.name)]
         try:
-            if explanation.decision.source == "fallback":
-                raise StoreError(_("Redis is unavailable"))
-            names = reset(explanation, {target} if target else None)
+            done = reset(explanation, {target} if target else None)
         except StoreError as error:
             messages.error(request, _("Nothing was reset: %s") % error)
             return
-        identities = {limit.charge.digest.decode() for limit in explanation.met}
-        RateLimitChange.objects.create(
-            revision=RateLimitRevision.read(primary()).revision,
-            by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
-            name=", ".join(names)[:300], after={"digests": sorted(identities)},
-        )  # fmt: skip
         for limit in explanation.met:
-            if limit.name in names and limit.rule is not None and limit.rule.pk:
+            if limit.name in done and limit.rule is not None and limit.rule.pk:
                 rule = RateLimitRule.objects.filter(pk=limit.rule.pk).first()
                 if rule is not None:
                     self.log_change(request, rule, _("Reset counts in the inspector."))
-        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(names) or "—"})
+        if done:
+            messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+        elif names:
+            text = _("Nothing was reset: for this request, nothing is counted under %(names)s.")
+            messages.warning(request, text % {"names": ", ".join(names)})
+        else:
+            messages.warning(request, _("Nothing was reset: this request meets no limit."))
+
+
+def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
+    if subject.kind == "user":
+        return bool(subject.value == request.user)
+    return subject.kind == "address" and covers(subject.value, own_address(request) or "")
+
+
+def _pending(action: str, subject: str, duration: str, words: dict[str, Any]) -> Pending:
+    if action.startswith("block"):
+        title = _("Block %(whom)s %(duration)s?")
+        consequence = _("Until the block ends, every request of theirs is refused, whatever it asks for: %(whom)s.")
+        button = _("Block %(whom)s")
+    else:
+        title = _("Exempt %(whom)s %(duration)s?")
+        consequence = _("No limit holds for them any more, until somebody ends the exemption: %(whom)s.")
+        button = _("Exempt %(whom)s for good")
+    return Pending(action, subject, duration, title % words, consequence % words, button % words)
+
+
+def _tell_exempt(
+    request: HttpRequest, asked: Asked, subject: Subject, override: RateLimitOverride, words: dict[str, Any]
+) -> None:
+    """Say from which limits somebody is exempt now, and from which not."""
+
+    def split(found: Explanation) -> tuple[str, str]:
+        freed = [met.name for met in found.met if met.override is not None and met.override.pk == override.pk]
+        return ", ".join(freed), ", ".join(met.name for met in found.met if met.name not in freed)
+
+    freed, others = split(explain(asked.request()))
+    if freed:
+        messages.success(request, _("%(whom)s is exempt %(duration)s from: %(names)s.") % {**words, "names": freed})
+    else:
+        text = _("%(whom)s is exempt %(duration)s, but from no limit that this request meets.")
+        messages.warning(request, text % words)
+    if others:
+        text = _("Not exempt from: %(names)s. Another override goes before, or this one is about another rule.")
+        messages.warning(request, text % {"names": others})
+    _freed, strangers = split(explain(asked.request(logged_in=False))) if subject.kind == "user" else ("", "")
+    if strangers:
+        text = _(
+            "This holds only while %(whom)s is logged in. Before, as at a login form, such a request still meets: "
+            "%(names)s. Enter what it is counted by, and reset that, or exempt the address or the form field."
+        )
+        messages.warning(request, text % {**words, "names": strangers})
+
+
+def _row(met: ExplainedLimit) -> Row:
+    state = met.state
+    if state is None:
+        return Row(met, "exempt", _("Exempt"), "")
+    resets = duration_words(state.reset_after) if state.used or state.reset_after else "—"
+    if state.allowed:
+        return Row(met, "allowed", _("Allowed"), resets)
+    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    if met.refuses:
+        return Row(met, "refused", _("Refused; allowed again: %s") % again, resets)
+    return Row(met, "over", _("Over the limit, but refuses nobody"), resets)
+
+
+def duration_words(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration_words(0.26), duration_words(59.2), duration_words(886), duration_words(7300)
+    ('0.3 s', '60 s', '14 min 46 s', '2 h 1 min')
+    """
+    if seconds < 10:
+        return _("%(seconds)s s") % {"seconds": round(seconds, 1)}
+    whole = -int(-seconds // 1)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours_left}
+    if hours:
+        return _("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes_left}
+    if minutes > 1:
+        return _("%(minutes)d min %(seconds)d s") % {"minutes": minutes, "seconds": rest}
+    return _("%(seconds)s s") % {"seconds": whole}

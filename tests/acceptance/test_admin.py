@@ -421,7 +421,10 @@ def test_the_inspector_shows_and_acts(operator: Client) -> None:
     assert visits(3) == [200] * 3
     assert "exempt" in operator.post(url, asked).content.decode()
     operator.post(url, {**asked, "action": "reset"})
-    operator.post(url, {**asked, "action": "block", "subject": "address", "duration": "86400"})
+    block = {**asked, "action": "block", "subject": "address", "duration": "86400"}
+    assert "Block 203.0.113.9 for 1 day?" in operator.post(url, block).content.decode()
+    assert visits() == [200]
+    operator.post(url, {**block, "confirm": "yes"})
     assert visits() == [429]
     page = operator.post(url, asked).content.decode()
     assert "203.0.113.9: block" in page
@@ -442,18 +445,18 @@ def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> N
     page = operator.post(url, {**asked, "user": "ada", "header": "X-API-Key: hush"}).content.decode()
     assert "search:*:ip:100/m" in page
     assert "user ada" in page
-    block = {"action": "block", "subject": "header", "duration": "3600"}
+    block = {"action": "block", "subject": "header:X-API-Key", "duration": "3600", "confirm": "yes"}
     operator.post(url, {**asked, "header": "X-API-Key: hush", **block})
     assert Client(headers={"x-api-key": "hush"}).get("/search").status_code == 429
     operator.post(url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"})
     assert RateLimitOverride.objects.filter(user__username="ada").exists()
     assert "No user has this name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
-    assert "Enter NAME: value" in operator.post(url, {**asked, "header": "key"}).content.decode()
+    assert "Line 1: enter NAME: VALUE" in operator.post(url, {**asked, "header": "key"}).content.decode()
     assert "A path begins with /" in operator.post(url, {**asked, "path": "ok"}).content.decode()
     assert "Exempt by admin" in operator.post(url, {**asked, "path": "/admin/"}).content.decode()
     assert "No rule applies" in operator.post(url, {**asked, "path": "/nowhere"}).content.decode()
     own = {**asked, "address": OPERATOR, "action": "block", "subject": "address", "duration": "3600"}
-    assert "lock yourself out" in operator.post(url, own).content.decode()
+    assert "lock yourself out" in operator.post(url, own, follow=True).content.decode()
     assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
 
 
@@ -487,7 +490,7 @@ def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h", mode="shadow")
     change = RateLimitChange.objects.get()
     url = reverse("admin:django_ratelimit_lua_inspect")
-    block = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "action": "block", "subject": "address"}
+    block = {"address": "203.0.113.9", "path": "/ok", "action": "block", "subject": "address", "confirm": "yes"}
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
     assert looks.post(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
@@ -497,7 +500,7 @@ def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
     assert looks.post(url, {**block, "duration": "3600"}).status_code == 403
     assert "Restore" not in looks.get(f"{CHANGES}{change.pk}/change/").content.decode()
     blocks = staff("block_identity", name="blocks")
-    assert blocks.post(url, {**block, "duration": "3600"}).status_code == 200
+    assert blocks.post(url, {**block, "duration": "3600"}).status_code == 302
     assert visits() == [429]
     assert blocks.get(RULES).status_code == 403
     ended = RateLimitOverride.objects.get()
@@ -589,7 +592,7 @@ def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, mo
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
     assert "Redis is unavailable" in operator.post(url, asked).content.decode()
-    assert "Nothing was reset" in operator.post(url, {**asked, "action": "reset"}).content.decode()
+    assert "Nothing was reset" in operator.post(url, {**asked, "action": "reset"}, follow=True).content.decode()
 
 
 def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix: str, direct: redis.Redis) -> None:

@@ -373,15 +373,16 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
 def test_an_override_for_a_rule_that_is_not_there_is_an_error(action: str, operator: Client) -> None:
     """And never one for all rules."""
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "subject": "address", "duration": "3600"}
-    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": action}).content.decode()
+    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": action}, follow=True).content.decode()
     assert "There is no rule" in page
     assert not RateLimitOverride.objects.exists()
 
 
 def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
     """Told on the page."""
-    asked = {"header": "a" * 250 + ": b", "path": "/ok", "method": "GET", "subject": "header", "duration": "3600"}
-    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": "block"})
+    name = "a" * 250
+    asked = {"header": f"{name}: b", "path": "/ok", "method": "GET", "subject": f"header:{name}", "duration": "3600"}
+    page = operator.post(reverse(f"admin:{APP}_inspect"), {**asked, "action": "block"}, follow=True)
     assert (page.status_code, "Field: Ensure this value has at most 200 characters" in page.content.decode()) == (
         200,
         True,

@@ -109,8 +109,8 @@ def test_the_admin_shows_and_saves(root: Client) -> None:
     assert root.post(admin("ratelimitoverride_changelist"), end).status_code == 302
     assert get(REMOTE_ADDR="203.0.113.9") == [200]
     asked = {"path": "/ok", "method": "GET", "address": "203.0.113.9"}
-    block = {**asked, "action": "block", "subject": "address", "duration": "3600"}
-    assert root.post(reverse("admin:django_ratelimit_lua_inspect"), block).status_code == 200
+    block = {**asked, "action": "block", "subject": "address", "duration": "3600", "confirm": "yes"}
+    assert root.post(reverse("admin:django_ratelimit_lua_inspect"), block).status_code == 302
     assert get(REMOTE_ADDR="203.0.113.9") == [429]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)
 

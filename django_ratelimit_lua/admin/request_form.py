@@ -1,0 +1,183 @@
+"""The inspector's form: a request, in all that a limit can count by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, QueryDict
+from django.utils.translation import gettext_lazy as _
+
+from ..identity.forwarded import parse_network
+from ..limits.rate import LimitError
+from ..models.rule import METHODS
+from ..operations.described import SENT_KINDS, Fields, build_request, find_user
+from ..operations.subjects import Subject, subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it was described. `own_address`: where it comes from if nobody says."""
+
+    path: str
+    method: str
+    host: str
+    address: str
+    own_address: str | None
+    user: Any
+    fields: Fields
+
+    def request(self, *, logged_in: bool = True) -> HttpRequest:
+        """That request; or the same with nobody logged in. Raises `LimitError` for what no request can be."""
+        return build_request(
+            self.path, self.method, self.address or self.own_address, self.user if logged_in else None,
+            host=self.host or None, fields=self.fields,
+        )  # fmt: skip
+
+    @property
+    def subjects(self) -> dict[str, Subject]:
+        """Whom overrides can be about, by their kind."""
+        return {subject.kind: subject for subject in subjects(self.user, self.address, self.fields)}
+
+    @property
+    def network_size(self) -> int:
+        """How many addresses are meant, of which the first one is looked at."""
+        return int(parse_network(self.address).num_addresses) if self.address else 1
+
+
+class Lines(forms.CharField):
+    """Names and values, each pair on a line of its own."""
+
+    def __init__(self, label: Any, mark: str, help_text: Any) -> None:
+        self.mark = mark
+        widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off", "spellcheck": "false"})
+        super().__init__(label=label, required=False, help_text=help_text, widget=widget)
+
+    def pairs(self, text: str) -> list[tuple[str, str]]:
+        """Raises `ValidationError` that names the line."""
+        found = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            name, mark, value = line.partition(self.mark)
+            if line.strip() and not (mark and name.strip()):
+                raise ValidationError(
+                    _("Line %(number)d: enter %(right)s.") % {"number": number, "right": f"NAME{self.mark} VALUE"}
+                )
+            if line.strip():
+                found.append((name.strip(), value.strip()))
+        return found
+
+
+class RequestForm(forms.Form):
+    """A request to look at: who sends it, to where, and with what."""
+
+    path = forms.CharField(
+        label=_("Path"), initial="/", max_length=2000, help_text=_("For example /login/ or /api/?q=x.")
+    )
+    method = forms.ChoiceField(
+        label=_("Method"), required=False, choices=[(name, name) for name in METHODS],
+        help_text=_("A login form is sent with POST."),
+    )  # fmt: skip
+    address = forms.CharField(
+        label=_("Address or network"),
+        required=False,
+        max_length=49,
+        help_text=_("For example 203.0.113.9 or 203.0.113.0/24."),
+    )
+    user = forms.CharField(
+        label=_("Logged-in user"), required=False,
+        help_text=_("Name or primary key. Empty: nobody is logged in, as at a login form."),
+    )  # fmt: skip
+    post = Lines(_("Form fields"), "=", _("One on each line, for example username=ada."))
+    header = Lines(_("Headers"), ":", _("One on each line, for example X-API-Key: …"))
+    cookie = Lines(_("Cookies"), "=", _("One on each line: NAME=VALUE."))
+    get = Lines(_("Query"), "=", _("One parameter on each line: NAME=VALUE."))
+    json = Lines(_("JSON fields"), "=", _("One on each line, for example user.name=ada."))
+    host = forms.CharField(label=_("Host"), required=False, max_length=253)
+
+    MORE = ("header", "cookie", "get", "json", "host")
+    """What few requests need."""
+
+    def __init__(self, data: QueryDict | None, own_address: str | None = None) -> None:
+        super().__init__(None if data is None else _folded(data), label_suffix="")
+        self.own_address = own_address
+        self.asked: Asked | None = None
+
+    def clean_method(self) -> str:
+        """GET where nothing else is said."""
+        return str(self.cleaned_data["method"] or "GET")
+
+    def clean_path(self) -> str:
+        """Raises `ValidationError` where it is no path."""
+        path: str = self.cleaned_data["path"]
+        if not path.startswith("/"):
+            raise ValidationError(_("A path begins with /."))
+        return path
+
+    def clean_address(self) -> str:
+        """Raises `ValidationError` where it is neither an address nor a network."""
+        address: str = self.cleaned_data["address"].strip()
+        try:
+            return address and str(parse_network(address) if "/" in address else parse_network(address).network_address)
+        except ValueError:
+            raise ValidationError(
+                _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
+            ) from None
+
+    def clean(self) -> dict[str, Any]:
+        """Keeps the request as `asked`. Raises `ValidationError` for what no request can be."""
+        given: dict[str, Any] = super().clean() or {}
+        fields: list[tuple[str, str]] = []
+        for kind, field in self.fields.items():
+            if isinstance(field, Lines):
+                try:
+                    fields += [(f"{kind}:{name}", value) for name, value in field.pairs(given.get(kind, ""))]
+                except ValidationError as error:
+                    self.add_error(kind, error)
+        user = find_user(given["user"]) if given.get("user") else None
+        if given.get("user") and user is None:
+            self.add_error("user", _("No user has this name or primary key."))
+        if not self.errors:
+            asked = Asked(
+                given["path"], given["method"], given["host"], given["address"], self.own_address, user, fields
+            )  # fmt: skip
+            try:
+                asked.request()
+            except LimitError as error:
+                raise ValidationError(str(error)) from error
+            self.asked = asked
+        return given
+
+    @property
+    def query(self) -> str:
+        """What was entered, for a link."""
+        return urlencode([(name, self.data[name]) for name in self.fields if self.data.get(name)])
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something was entered that few requests need."""
+        return any(self.data.get(name) or name in self.errors for name in self.MORE)
+
+    def basic(self) -> list[Any]:
+        """The fields that most requests need."""
+        return [field for field in self if field.name not in self.MORE]
+
+    def more(self) -> list[Any]:
+        """The fields that few requests need."""
+        return [field for field in self if field.name in self.MORE]
+
+
+def _folded(data: QueryDict) -> dict[str, str]:
+    """The fields of the form, with what was entered for a single one: `post:username` is a line of `post`."""
+    folded = {name: str(data[name]) for name in RequestForm.base_fields if name in data}
+    if data.get("as"):  # The button of another method.
+        folded["method"] = str(data["as"])
+    for name, value in data.items():
+        kind, colon, field = name.partition(":")
+        if colon and field and value and kind in SENT_KINDS:
+            kind = "post" if kind == "data" else kind
+            line = f"{field}: {value}" if kind == "header" else f"{field}={value}"
+            folded[kind] = "\n".join(filter(None, (folded.get(kind, "").strip(), line)))
+    return folded
