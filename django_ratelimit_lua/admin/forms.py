@@ -246,9 +246,18 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
     own_address: str | None = None
     own_proxy: str | None = None
+    MOST_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.networks: list[str] = []
+        if "network" in self.fields and self.instance.pk is None:
+            self.fields["network"] = forms.CharField(
+                label=self.fields["network"].label, required=False, widget=forms.Textarea(attrs={"rows": 2}),
+                help_text=_(
+                    "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one override each."
+                ),
+            )  # fmt: skip
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
         if "burst" in self.fields:
@@ -273,16 +282,38 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # Of the end of the calendar the model tells.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
-        networks = [given["network"]] if given.get("network") else []
         if given.get("effect") == "block":
-            self._not_oneself(networks)
+            self._not_oneself(self.networks)
         if not given.get("confirm"):
-            _ask(self, override_surprises({**given, "networks": networks}, self.own_proxy))
+            _ask(self, override_surprises({**given, "networks": self.networks}, self.own_proxy))
         return given
+
+    def clean_network(self) -> str:
+        """The first network; all are in `networks`. Raises `ValidationError` that names those that are none."""
+        texts = list(dict.fromkeys(self.cleaned_data["network"].replace(",", " ").split()))
+        wrong = [text for text in texts if not _is_network(text)]
+        if wrong:
+            listed = ", ".join(wrong[:10]) + (" …" if len(wrong) > 10 else "")
+            problem = _("No address or network: %(texts)s. Write for example 203.0.113.9 or 203.0.113.0/24.")
+            raise ValidationError(problem % {"texts": listed})
+        if len(texts) > 1 and self.instance.pk is not None:
+            raise ValidationError(_("This override is for one network. Add a new one for several."))
+        if len(texts) > self.MOST_NETWORKS:
+            raise ValidationError(_("Enter at most %(number)d networks at once.") % {"number": self.MOST_NETWORKS})
+        self.networks = list(dict.fromkeys(str(parse_network(text)) for text in texts))
+        return texts[0] if texts else ""
 
     def _not_oneself(self, networks: Sequence[str]) -> None:
         if self.own_address is not None and any(covers(network, self.own_address) for network in networks):
             self.add_error("network", _("This includes your own address: you would lock yourself out."))
+
+
+def _is_network(text: str) -> bool:
+    try:
+        parse_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def covers(network: str, address: str) -> bool:

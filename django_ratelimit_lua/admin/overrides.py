@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin import site as default_site
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
 from django.db.models import QuerySet
@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import RateLimitOverride
+from ..models.audit import one_change
 from ..rules.describe import rate_words
 from .base import ActingAdmin
 from .forms import OverrideForm, own_address, own_proxy
@@ -66,7 +67,10 @@ class OverrideAdmin(Inspector, ActingAdmin):
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
         (gettext_lazy("Who (fill in one)"), {"fields": ("user", "network", ("field", "value"), "label")}),
-        (gettext_lazy("Effect"), {"fields": ("effect", ("limit", "period", "unit"), "burst", "rule")}),
+        (
+            gettext_lazy("Effect"),
+            {"fields": ("effect", ("limit", "period", "unit"), "burst", ("forbids", "message"), "rule")},
+        ),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created_at"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
@@ -114,4 +118,14 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def save_model(self, request: HttpRequest, obj: RateLimitOverride, form: Any, change: bool) -> None:
         if not change:
             obj.created_by = str(request.user)
-        super().save_model(request, obj, form, change)
+        others = form.networks[1:] if not change else []
+        with one_change(router.db_for_write(RateLimitOverride)):
+            super().save_model(request, obj, form, change)
+            if others:
+                values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
+                del values["id"]
+                rows = [RateLimitOverride(**{**values, "network": network}) for network in others]
+                RateLimitOverride.objects.bulk_create(rows)
+                LogEntry.objects.log_actions(request.user.pk, rows, ADDITION, _("Added with others."))  # type: ignore[arg-type]
+                number = len(form.networks)
+                messages.info(request, _("%(number)d overrides were added, one for each network.") % {"number": number})

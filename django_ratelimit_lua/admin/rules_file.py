@@ -20,7 +20,6 @@ from ..operations import rules_yaml
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
 
-
 LARGEST = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
 

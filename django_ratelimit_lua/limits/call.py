@@ -226,7 +226,7 @@ class Call(NamedTuple):
             state = LimitState(
                 limit.name, verdict == 1, rate.limit, int(used), int(remaining),
                 None if retry < 0 else retry / SECOND, reset / SECOND, wait / SECOND,
-                limit.mode, rate.period_us / SECOND, int(counted_at),
+                limit.mode, rate.period_us / SECOND, int(counted_at), None,
             )  # fmt: skip
             states += (state,)
         if cleared:

@@ -14,6 +14,17 @@ Source = Literal["redis", "deny-cache", "lease", "split", "fallback"]
 Mode = Literal["enforce", "advise", "shadow"]
 
 
+class Block(NamedTuple):
+    """How a block is answered: whether it `forbids` (403, without a time to come back) or is a refusal like others, and
+    what it has to say."""
+
+    forbids: bool = False
+    message: str = ""
+
+
+PLAIN_BLOCK = Block()
+
+
 class LimitState(NamedTuple):
     """One limit's part of a decision. Times are seconds from the moment of the decision.
 
@@ -24,7 +35,8 @@ class LimitState(NamedTuple):
     - `reset_after`: when the limit is wholly unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
     - `counted_at`: the moment from which the units count that were taken, in microseconds since 1970; by it they can be
-      given back (0: none were taken, or not by that clock).
+      given back (0: none were taken, or not by that clock);
+    - `block`: the block that stands in the place of the limit, if one does.
     """
 
     name: str
@@ -38,16 +50,17 @@ class LimitState(NamedTuple):
     mode: Mode = "enforce"
     period: float = 0.0
     counted_at: int = 0
+    block: Block | None = None
 
     def __eq__(self, other: object) -> bool:
         # Whenever the units were counted.
-        return isinstance(other, LimitState) and self[:-1] == other[:-1]
+        return isinstance(other, LimitState) and self[:10] == other[:10] and self.block == other.block
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self[:-1])
+        return hash(self[:10])
 
     @classmethod
     def of(
@@ -70,17 +83,18 @@ class LimitState(NamedTuple):
         )  # fmt: skip
 
     @classmethod
-    def blocked(cls, name: str, retry_after: float | None, mode: Mode) -> LimitState:
+    def blocked(cls, name: str, retry_after: float | None, mode: Mode, block: Block = PLAIN_BLOCK) -> LimitState:
         """What a block says in the place of a limit: nothing goes until it ends."""
-        return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode)
+        return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, block=block)
 
     def later(self, seconds: float) -> LimitState:
         """The same refusal as it reads so many seconds later."""
         retry = None if self.retry_after is None else max(self.retry_after - seconds, 0.0)
         reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
         return LimitState(
-            self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period
-        )
+            self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period,
+            0, self.block,
+        )  # fmt: skip
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
         """The state so many seconds later, as a process sees it that holds units which are taken but not yet spent."""
@@ -91,12 +105,12 @@ class LimitState(NamedTuple):
 
     @property
     def is_block(self) -> bool:
-        """Whether a block stands in the place of the limit: nothing goes, in no time.
+        """Whether a block stands in the place of the limit: nothing goes.
 
         >>> LimitState.blocked("login", None, "enforce").is_block
         True
         """
-        return not self.limit and not self.period
+        return self.block is not None
 
     @property
     def enforced(self) -> bool:

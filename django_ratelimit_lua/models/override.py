@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..identity import Identity, digest, key_id, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..identity.keys import FIELD_KINDS, field_identity, split_field
+from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import USER, Effect, Override, network_identity, network_kind
 from ..rules.rule import RuleError
@@ -80,6 +81,13 @@ class RateLimitOverride(RateFields, AuditedModel):
     effect = models.CharField(_("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT)
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: now."))
     ends = models.DateTimeField(_("ends"), null=True, blank=True, help_text=_("Empty: never."))
+    forbids = models.BooleanField(
+        _("answer 403"), default=False,
+        help_text=_("Blocks: “403 Forbidden” without a time to come back, instead of “429 Too Many Requests”."),
+    )  # fmt: skip
+    message = models.CharField(
+        _("message"), max_length=300, blank=True, help_text=_("Blocks: the text for who is blocked.")
+    )
     reason = models.CharField(_("reason"), max_length=300, blank=True)
     created_by = models.CharField(_("created by"), max_length=254, blank=True, editable=False)
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
@@ -177,8 +185,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         effect: Effect = self.effect  # type: ignore[assignment]
         rate = Rate.parse(self.rate) if effect == "limit" and self.rate else None
         return Override(
-            self.pk, self.rule_id, effect, rate, self.burst if rate else None, _us(self.starts), _us(self.ends)
-        )
+            self.pk, self.rule_id, effect, rate, self.burst if rate else None, _us(self.starts), _us(self.ends),
+            Block(self.forbids, self.message) if effect == "block" else PLAIN_BLOCK,
+        )  # fmt: skip
 
     def declared(self) -> Declared:
         """The override in words that history can keep."""
@@ -191,6 +200,8 @@ class RateLimitOverride(RateFields, AuditedModel):
             "burst": self.burst,
             "starts": None if self.starts is None else self.starts.isoformat(),
             "ends": None if self.ends is None else self.ends.isoformat(),
+            "forbids": self.forbids or None,
+            "message": self.message,
             "reason": self.reason,
         }
         return {field: value for field, value in values.items() if value not in (None, "")}
@@ -233,6 +244,10 @@ class RateLimitOverride(RateFields, AuditedModel):
                 }
         if not problems and self.starts is not None and self.ends is not None and self.starts >= self.ends:
             problems["ends"] = _("The end is before the start.")
+        if self.effect != self.Effects.BLOCK:
+            for name in ("forbids", "message"):
+                if getattr(self, name):
+                    problems[name] = _("This is for blocks. Choose the effect “block”, or leave it empty.")
         if problems:
             raise ValidationError(problems)
 

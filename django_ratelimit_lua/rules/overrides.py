@@ -22,6 +22,7 @@ from ..identity.forwarded import Address
 from ..identity.keys import split_field
 from ..limits import algorithms
 from ..limits.call import TAG_SIZE, Subject
+from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
 from ..process.bounded_map import BoundedMap
@@ -37,7 +38,7 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 @dataclass(frozen=True, slots=True)
 class Override:
     """What is said of one subject: for the rule of that row (None: for all), from and until a time in microseconds
-    since 1970 (None: always)."""
+    since 1970 (None: always). `block`: how it is answered, if it is one."""
 
     pk: int
     rule: int | None
@@ -46,6 +47,7 @@ class Override:
     burst: int | None = None
     starts: int | None = None
     ends: int | None = None
+    block: Block = PLAIN_BLOCK
 
     def is_active(self, now: int) -> bool:
         """Whether it is in force at a time in microseconds."""
@@ -188,6 +190,8 @@ class OverrideCache:
 
 
 override_cache = OverrideCache()
+_BLOCK_WORDS = Block._fields
+"""Words that only blocks have, and only where they say something."""
 _WORDS = ("id", "rule", "effect", "rate", "burst", "starts", "ends")
 
 
@@ -195,6 +199,7 @@ def write_record(overrides: Sequence[Override]) -> bytes:
     """What is written about a subject: a tag, and its overrides as JSON."""
     declared = [
         dict(zip(_WORDS, (row.pk, row.rule, row.effect, _pair(row.rate), row.burst, row.starts, row.ends), strict=True))
+        | {word: value for word, value in zip(_BLOCK_WORDS, row.block, strict=True) if value}
         for row in overrides
     ]
     text = json.dumps(declared, separators=(",", ":")).encode()
@@ -240,7 +245,8 @@ def _read(given: Any) -> Override:
     pk, rule, effect, rate, burst, starts, ends = (given[word] for word in _WORDS)
     if effect not in EFFECTS:
         raise ValueError(f"effect is {effect!r}")
-    if unknown := set(given) - set(_WORDS):
+    forbids, message = (given.get(word, plain) for word, plain in zip(_BLOCK_WORDS, PLAIN_BLOCK, strict=True))
+    if unknown := set(given) - {*_WORDS, *(_BLOCK_WORDS if effect == "block" else ())}:
         if effect != "block":
             raise ValueError(f"unknown {', '.join(sorted(unknown))}")
         logger.warning("Ignored in a block, because this version does not know it: %s", ", ".join(sorted(unknown)))
@@ -249,7 +255,8 @@ def _read(given: Any) -> Override:
         raise ValueError("not a whole number")
     if burst is not None and burst < 1:
         raise ValueError(f"burst is {burst!r}")
-    return Override(pk, rule, effect, None if rate is None else Rate(*rate), burst, starts, ends)
+    block = Block(forbids is True, message if isinstance(message, str) else "")
+    return Override(pk, rule, effect, None if rate is None else Rate(*rate), burst, starts, ends, block)
 
 
 def _is_whole(value: object) -> bool:

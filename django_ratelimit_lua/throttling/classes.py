@@ -326,7 +326,7 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     It takes the place of DRF's own where `django_ratelimit_lua` is in `INSTALLED_APPS` and the project names no
     handler; a handler of the project's calls it in the place of `rest_framework.views.exception_handler`.
     """
-    from rest_framework.exceptions import Throttled
+    from rest_framework.exceptions import PermissionDenied, Throttled
     from rest_framework.views import exception_handler as of_drf
 
     request = plain(context.get("request"))
@@ -340,6 +340,8 @@ def exception_handler(exc: Exception, context: Any) -> Any:
         if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
             # Else the view has something of its own to say.
             error = Throttled(None if refusal.retry_after is None else error.wait, _detail(refusal))
+    if refusal is not None and refusal.is_forbidden:
+        error = PermissionDenied(refusal.detail())
     response = of_drf(error, context)
     if refusal is None:
         return response

@@ -20,11 +20,14 @@ def add_headers(response: HttpResponseBase, decision: Decision) -> None:
       limit, as structured fields (RFC 9651);
     - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit that is nearest to its end.
 
-    Limits in shadow mode are not shown: they change nothing for the client.
+    Limits in shadow mode are not shown: they change nothing for the client. Nothing is, where a block forbids: when it
+    ends is not told.
     """
     style = conf.HEADERS
     states = [state for state in decision.limits if state.mode != "shadow"]
     if style is None or not states or decision.source == "fallback":
+        return
+    if not decision.allowed and any(state.block is not None and state.block.forbids for state in states):
         return
     if style == "x":
         nearest = min(states, key=lambda state: (state.remaining, -state.reset_after))

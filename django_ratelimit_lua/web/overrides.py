@@ -121,7 +121,7 @@ def apply_overrides(
         if override is None:
             applied.append(planned)
         elif override.effect == "block":
-            state = LimitState.blocked(limit.name, override.retry_after(now), limit.mode)
+            state = LimitState.blocked(limit.name, override.retry_after(now), limit.mode, override.block)
             applied.append(planned._replace(blocked=state, subject=overrides.subject_of(override)))
         elif override.effect == "limit":
             changed = override.limit(limit)
@@ -129,5 +129,6 @@ def apply_overrides(
     if has_blocks and not is_enforced:
         override = overrides.strongest_for(None, now)
         if override is not None and override.effect == "block":
-            return (), LimitState.blocked(BLOCK, override.retry_after(now), "enforce"), overrides.subject_of(override)
+            state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
+            return (), state, overrides.subject_of(override)
     return applied, None, b""

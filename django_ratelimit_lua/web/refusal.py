@@ -42,7 +42,8 @@ class Refusal:
       limit could ever allow; "unknown": nothing is known, as where `Ratelimited` is raised by hand;
     - `message`: what the rule has to say; empty: nothing;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
-    - `reference`: see `web.reference`; empty: none.
+    - `reference`: see `web.reference`; empty: none;
+    - `is_forbidden`: a block says 403 instead of 429, and not when it ends.
     """
 
     decision: Decision
@@ -50,9 +51,22 @@ class Refusal:
     message: str
     retry_after: int | None
     reference: str
+    is_forbidden: bool = False
+
+    @property
+    def status(self) -> int:
+        """The status of the answer."""
+        return 403 if self.is_forbidden else 429
+
+    @property
+    def title(self) -> str:
+        """The status in words, for programs: not translated."""
+        return "Forbidden" if self.is_forbidden else "Too Many Requests"
 
     def when(self) -> str:
         """When to try again, or why not, in the language in force."""
+        if self.is_forbidden:
+            return "" if self.message else _("You are blocked.")
         if self.retry_after is not None:
             return _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
         return {
@@ -79,6 +93,7 @@ class Refusal:
     def tell(self, error: Ratelimited) -> Ratelimited:
         """Put on an exception what its handler may want to say."""
         error.message, error.when, error.reference = self.message, self.when(), self.reference
+        error.status = self.status
         return error
 
 
@@ -88,13 +103,16 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
         rule, message = _rule_and_message(decision)
-        seconds = decision.retry_after
+        blocks = [limit.block for limit in decision.enforced if not limit.allowed and limit.block is not None]
+        is_forbidden = any(block.forbids for block in blocks)
+        seconds = None if is_forbidden else decision.retry_after
         refusal = state.refusal = Refusal(
             decision,
-            _reason(decision),
-            message,
+            "blocked" if is_forbidden else _reason(decision),
+            next((block.message for block in blocks if block.message), message),
             None if seconds is None else max(1, math.ceil(seconds)),
             reference_of(decision),
+            is_forbidden,
         )
         refusal_log.write(request, decision, rule, refusal.reference)
     return refusal

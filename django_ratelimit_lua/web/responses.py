@@ -36,13 +36,13 @@ _OUR_PAGE = "django_ratelimit_lua/429.html"
 
 def _problem(refusal: Refusal) -> HttpResponse:
     """A problem document (RFC 9457)."""
-    body: dict[str, object] = {"type": "about:blank", "title": "Too Many Requests", "status": 429}
+    body: dict[str, object] = {"type": "about:blank", "title": refusal.title, "status": refusal.status}
     if detail := refusal.detail():
         body["detail"] = detail
     body |= refusal.members()
     if refusal.retry_after is not None:
         body["retry_after"] = refusal.retry_after
-    return HttpResponse(json.dumps(body), status=429, content_type=PROBLEM)
+    return HttpResponse(json.dumps(body), status=refusal.status, content_type=PROBLEM)
 
 
 def _projects_page() -> Any:
@@ -77,14 +77,16 @@ def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResp
             "reference": refusal.reference,
             "csp_nonce": "" if nonce is None else str(nonce),
         }
-        return HttpResponse(template.render(context, request), status=429)
+        return HttpResponse(template.render(context, request), status=refusal.status)
 
 
 def _plain(refusal: Refusal) -> HttpResponse:
-    lines = [" ".join(filter(None, (_("Too many requests."), refusal.detail())))]
+    begin = "" if refusal.is_forbidden else _("Too many requests.")
+    lines = [" ".join(filter(None, (begin, refusal.detail())))]
     if refusal.reference:
         lines.append(_("Reference: %s") % refusal.reference)
-    return HttpResponse("".join(f"{line}\n" for line in lines), status=429, content_type=f"{_TEXT}; charset=utf-8")
+    text = "".join(f"{line}\n" for line in lines)
+    return HttpResponse(text, status=refusal.status, content_type=f"{_TEXT}; charset=utf-8")
 
 
 def _asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
@@ -110,7 +112,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     `RATELIMIT_VIEW` makes it where that is set, called with the request and a `Ratelimited`; else it is a 429: a
     problem document for clients that ask for JSON, the project's template `429.html`, or else a page of ours for
     browsers and plain text for others. It is not to be stored, and carries `Retry-After` unless the request can never
-    be allowed, and the reference.
+    be allowed, and the reference. A block may say 403 instead.
     """
     refusal = refusal_of(request, decision)
     view = conf.VIEW

@@ -361,7 +361,7 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
     [
         ({}, "Fill in exactly one"),
         ({"network": "203.0.113.9", "field": "header:x", "value": "y"}, "Fill in exactly one"),
-        ({"network": "nowhere"}, "Enter an address or network"),
+        ({"network": "nowhere"}, "No address or network: nowhere."),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"field": "header:X-API-Key"}, "The value is missing"),
         ({"value": "x"}, "Enter the field that has this value"),

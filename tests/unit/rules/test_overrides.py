@@ -25,6 +25,7 @@ ROWS = (
     Override(1, None, "block"),
     Override(2, 7, "limit", Rate(5, 60_000_000), burst=9, starts=5, ends=NOW + 1),
     Override(3, 7, "exempt"),
+    Override(4, None, "block", block=Block(True, "Write to us.")),
 )
 
 

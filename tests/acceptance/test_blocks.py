@@ -1,0 +1,136 @@
+"""Blocks that answer 403 with a message of their own, and overrides for many networks at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.throttling import RuleThrottle
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors, visits
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator = test_admin.operator
+
+
+class Orders(APIView):
+    throttle_classes = (RuleThrottle,)
+
+    def get(self, request: Any) -> Response:
+        return Response({})
+
+
+def told(request: HttpRequest, exception: Any) -> HttpResponse:
+    """A project's own view."""
+    return HttpResponse(f"{exception.status} {exception.message}", status=exception.status)
+
+
+urlpatterns = [*test_admin.urlpatterns, path("orders", Orders.as_view())]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_HEADERS = "draft-10"
+
+
+FORM = {"effect": "block", "period": 1, "unit": "m", "duration": "3600"}
+CLIENT = {"REMOTE_ADDR": "203.0.113.9"}
+
+
+def test_a_block_answers_403_without_a_time_to_come_back(operator: Client) -> None:
+    """In every form of the answer, with its own message; by default it is a 429 as before."""
+    operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9"})
+    answer = Client(**CLIENT).get("/ok")
+    assert (answer.status_code, "Retry-After" in answer) == (429, True)
+    row = RateLimitOverride.objects.get()
+    block = {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "Write to abuse@example.org."}
+    assert operator.post(f"{OVERRIDES}{row.pk}/change/", block).status_code == 302
+    for accept in ("*/*", "text/html", "application/json"):
+        answer = Client(**CLIENT, headers={"accept": accept}).get("/ok")
+        assert (answer.status_code, "Retry-After" in answer, "RateLimit" in answer) == (403, False, False), accept
+        assert "Write to abuse@example.org." in answer.content.decode()
+        assert "again" not in answer.content.decode()
+    body = json.loads(answer.content)
+    assert (body["title"], body["status"], body["detail"]) == ("Forbidden", 403, "Write to abuse@example.org.")
+    assert visits(address="203.0.113.10") == [200]
+
+
+def test_a_403_without_a_message_says_what_it_is(operator: Client) -> None:
+    """Or what the rule has to say that the block stands in the place of."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please.")
+    operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.0/24", "forbids": "on"})
+    answer = Client(**CLIENT).get("/ok")
+    assert (answer.status_code, answer.content.decode().splitlines()[0]) == (403, "Slower, please.")
+    RateLimitRule.objects.update(message="")
+    assert Client(**CLIENT).get("/ok").content.decode().splitlines()[0] == "You are blocked."
+
+
+def test_a_403_is_one_in_a_view_of_rest_framework_and_in_a_projects_view(operator: Client, settings: Any) -> None:
+    """DRF's body, and the exception's status."""
+    settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "RateLimit" not in one]
+    operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "No."})
+    RateLimitRule.objects.create(name="orders", path="/orders", key="ip", limit=5)
+    answer = Client(**CLIENT).get("/orders")
+    assert (answer.status_code, answer.json()["detail"], "Retry-After" in answer) == (403, "No.", False)
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_VIEW = f"{__name__}.told"
+    answer = Client(**CLIENT).get("/ok")
+    assert (answer.status_code, answer.content, "Retry-After" in answer) == (403, b"403 No.", False)
+
+
+@pytest.mark.parametrize("fields", [{"forbids": "on"}, {"message": "No."}])
+def test_an_answer_is_a_blocks(fields: dict[str, str], operator: Client) -> None:
+    """Of an exemption or another limit nobody would read it."""
+    answer = operator.post(f"{OVERRIDES}add/", {**FORM, **fields, "network": "203.0.113.9", "effect": "exempt"})
+    assert "This is for blocks." in errors(answer)
+
+
+def test_a_list_of_networks_becomes_an_override_each(operator: Client) -> None:
+    """In one change, all with the same words; each is in Django's log, and can be ended by itself."""
+    before = RateLimitRevision.read("default").number
+    pasted = "203.0.113.9\r\n198.51.100.128/25, 2001:db8::/48\r\n\r\n203.0.113.9"
+    answer = operator.post(f"{OVERRIDES}add/", {**FORM, "network": pasted, "reason": "scrapers"}, follow=True)
+    assert "3 overrides were added" in answer.content.decode()
+    rows = RateLimitOverride.objects.order_by("pk")
+    assert [row.network for row in rows] == ["203.0.113.9", "198.51.100.128/25", "2001:db8::/48"]
+    assert {(row.reason, row.created_by, row.ends) for row in rows} == {("scrapers", "grace", rows[0].ends)}
+    assert RateLimitRevision.read("default").number == before + 1
+    assert RateLimitChange.objects.count() == LogEntry.objects.count() == 3
+    for address in ("203.0.113.9", "198.51.100.200", "2001:db8::7"):
+        assert visits(address=address) == [429], address
+    assert visits(address="198.51.100.1") == [200]
+    rows[1].delete()
+    assert visits(address="198.51.100.200") == [200]
+
+
+@pytest.mark.parametrize(
+    ("pasted", "problem"),
+    [
+        ("203.0.113.9\nnowhere\n10.0.0.0/99", "No address or network: nowhere, 10.0.0.0/99."),
+        (f"203.0.113.9\n{OPERATOR}", "you would lock yourself out"),
+        ("\n".join(f"10.0.{number // 250}.{number % 250}" for number in range(1001)), "Enter at most 1000 networks"),
+    ],
+)
+def test_a_list_with_something_wrong_adds_nothing(pasted: str, problem: str, operator: Client) -> None:
+    """Which lines are wrong is said."""
+    answer = operator.post(f"{OVERRIDES}add/", {**FORM, "network": pasted})
+    assert problem in errors(answer)
+    assert not RateLimitOverride.objects.exists()
+
+
+def test_an_override_that_is_there_stays_for_one_network(operator: Client) -> None:
+    """Several are added by a new one."""
+    row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    answer = operator.post(f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"})
+    assert "Add a new one for several" in errors(answer)
