@@ -9,6 +9,7 @@ import pytest
 
 from django_ratelimit_lua import Limit, Rate
 from django_ratelimit_lua.limits.call import TAG_SIZE, Subject
+from django_ratelimit_lua.limits.decision import Block
 from django_ratelimit_lua.rules.overrides import (
     KnownOverrides,
     Override,
@@ -25,7 +26,6 @@ ROWS = (
     Override(1, None, "block"),
     Override(2, 7, "limit", Rate(5, 60_000_000), burst=9, starts=5, ends=NOW + 1),
     Override(3, 7, "exempt"),
-    Override(4, None, "block", block=Block(True, "Write to us.")),
 )
 
 
@@ -37,6 +37,8 @@ def known(**by_kind: list[Override]) -> KnownOverrides:
 def test_a_record_says_what_was_written() -> None:
     """All of it, behind a tag that is another for other overrides."""
     assert read_record(write_record(ROWS)) == ROWS
+    forbidding = (Override(4, None, "block", block=Block(True, "Write to us.")),)
+    assert read_record(write_record(forbidding)) == forbidding
     assert write_record(ROWS)[:TAG_SIZE] != write_record(ROWS[:2])[:TAG_SIZE]
 
 
