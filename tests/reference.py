@@ -5,7 +5,7 @@ which it would be let in; `take` and `punish` return the moment from which the u
 the rest does what its name says. Written from the design's words, not from the Lua code.
 
 What is given back leaves a limit as if it had never been taken, as far as it remembers who took what. Each remembers
-only so much, and where it has to put two together it goes by the later of them: `MOST_RUNS`, `MOST_HOLES`,
+only so much, and where it has to put two together it goes by the later of them: `MOST_HITS`, `MOST_HOLES`,
 `MOST_WINDOWS`, `SPARE_SEGMENTS` and `SPARE_UNITS` say how much.
 """
 
@@ -24,7 +24,7 @@ from django_ratelimit_lua.limits.limit import Limit
 
 SET_BACK = 60_000_000
 """Microseconds: a clock that was set back by more takes what is counted along."""
-MOST_RUNS = 16
+MOST_HITS, KEPT_HITS = 16, 7
 MOST_HOLES = 16
 MOST_WINDOWS = 16
 SPARE_SEGMENTS = 16
@@ -69,28 +69,44 @@ class Reference:
 
 
 @dataclass
-class Run:
-    """Units that came together: from the moment of the first of them on, worked off from a moment on."""
+class Hit:
+    """Units that were taken together, and the moment that they go."""
+
+    moment: int
+    units: int
+
+
+@dataclass
+class Past:
+    """Hits that are given back as if all had come with the last of them; and when nothing will be owed of them."""
 
     first: int
-    start: int
+    last: int
     units: int
+    due: Fraction
 
 
 class TokenBucket(Reference):
     """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and under what; and for
-    what is given back, the hits since it was last full, in runs."""
+    what is given back, the hits since it was last full, in the order in which they were taken."""
 
     written = Fraction(0)
     under: object = None
 
     def __init__(self, limit: Limit) -> None:
-        self.runs: list[Run] = []
+        self.hits: list[Hit] = []
+        self.past: Past | None = None
+        self.is_open = False
+        """Whether the latest hit was the latest write: another at its moment is the same one."""
         super().__init__(limit)
 
     def shift(self, back: int) -> None:
         super().shift(back)
-        self.runs = [Run(run.first - back, run.start - back, run.units) for run in self.runs]
+        for hit in self.hits:
+            hit.moment -= back
+        if self.past:
+            past = self.past
+            self.past = Past(past.first - back, past.last - back, past.units, past.due - back)
 
     def capacity(self) -> int:
         return 0 if self.size == 0 else self.limit.burst or self.size
@@ -115,16 +131,21 @@ class TokenBucket(Reference):
         """When nothing will be owed any more."""
         return self.clock(now) + (self.debt(now) / self.rate() if self.size else 0)
 
-    def remembered(self, now: int) -> list[Run]:
+    def remember(self, now: int) -> None:
+        """Forget the hits of a bucket that is full again; those before an edit are what is owed of them."""
         if not self.debt(now):
-            return []
-        if self.is_edited():
-            return [Run(self.runs[0].first, self.seen, int(self.owed()))]
-        return self.runs
+            self.hits, self.past, self.is_open = [], None, False
+        elif self.is_edited():
+            owed = int(self.owed())
+            self.past = Past(self.first(), self.seen, owed, self.seen + owed / self.rate())
+            self.hits, self.is_open = [], False
+
+    def first(self) -> int:
+        return self.past.first if self.past else self.hits[0].moment
 
     def owes(self, now: int, tokens: Fraction) -> None:
         if tokens <= 0:
-            self.runs = []
+            self.hits, self.past, self.is_open = [], None, False
         self.written, self.under = max(tokens, Fraction(0)), (self.rate(), self.capacity())
         self.wrote(now, idle=tokens <= 0)
 
@@ -133,38 +154,30 @@ class TokenBucket(Reference):
         return self.clock(now) + (math.ceil(missing / self.rate()) if missing > 0 else 0)
 
     def note(self, now: int, moment: int, cost: int) -> None:
-        runs = self.remembered(now)
-        while runs and runs[-1].start + runs[-1].units / self.rate() <= self.clock(now):
-            done = runs.pop()
-            if runs:
-                runs[-1].units += done.units
-        if runs and moment <= runs[-1].start:
-            while len(runs) > 1 and runs[-1].first > moment:
-                self.join(runs, len(runs) - 1)
-            runs[-1].first = min(runs[-1].first, moment)
-            runs[-1].units += cost
+        self.remember(now)
+        if self.is_open and self.hits[-1].moment == moment:
+            self.hits[-1].units += cost
         else:
-            runs.append(Run(moment, moment, cost))
-        if len(runs) > MOST_RUNS:
+            if len(self.hits) >= MOST_HITS:
+                self.fold(now)
+            self.hits.append(Hit(moment, cost))
+        self.is_open = moment == self.clock(now)
 
-            def gap(run: Run, later: Run) -> float:
-                is_between = run.start <= self.clock(now) < later.start
-                return math.inf if is_between else later.start - run.start
-
-            gaps = sorted(itertools.starmap(gap, itertools.pairwise(runs)))
-            place = 1
-            while place < len(runs) and len(runs) > MOST_RUNS // 2 + 1:
-                if gap(runs[place - 1], runs[place]) <= gaps[MOST_RUNS // 2 - 1]:
-                    self.join(runs, place)
-                else:
-                    place += 1
-        self.runs = runs
-
-    @staticmethod
-    def join(runs: list[Run], place: int) -> None:
-        later = runs.pop(place)
-        runs[place - 1].start = later.start
-        runs[place - 1].units += later.units
+    def fold(self, now: int) -> None:
+        """The earliest become the past, but what is still to go (and what was taken after that) becomes one hit."""
+        past = self.past or Past(self.hits[0].moment, 0, 0, Fraction(0))
+        ahead: list[Hit] = []
+        folded = len(self.hits) - KEPT_HITS
+        for hit in self.hits[:folded]:
+            if ahead or hit.moment > self.clock(now):
+                ahead.append(hit)
+            else:
+                past.last, past.units = max(past.last, hit.moment), past.units + hit.units
+                past.due = max(past.due, hit.moment) + hit.units / self.rate()
+        del self.hits[:folded]
+        if ahead:
+            self.hits.insert(0, Hit(max(hit.moment for hit in ahead), sum(hit.units for hit in ahead)))
+        self.past = past
 
     def take(self, now: int, at: int, cost: int) -> int:
         # What is owed at the moment it goes, told as of the clock of this write.
@@ -180,27 +193,29 @@ class TokenBucket(Reference):
         return self.clock(now)
 
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        runs, debt = self.remembered(now), self.debt(now)
+        debt = self.debt(now)
+        self.remember(now)
+        self.is_open = False
+        left = debt if hit_at is not None else debt - cost
+        past = self.past or Past(self.first() if self.hits else 0, 0, 0, Fraction(0))
+        before, held = past.units, [hit for hit in (past, *self.hits) if hit.units]
         if hit_at is None:
-            left = debt - cost
-            while runs and cost > 0:
-                back = min(cost, runs[-1].units)
-                runs[-1].units, cost = runs[-1].units - back, cost - back
-                if not runs[-1].units:
-                    runs.pop()
-            left = left if runs or type(self) is not TokenBucket else Fraction(0)
+            held.reverse()
         else:
-            place = max((place for place, run in enumerate(runs) if run.first <= hit_at), default=None)
-            if place is not None:
-                runs[place].units -= min(cost, runs[place].units)
-                if not runs[place].units:
-                    runs.pop(place)
-            due = Fraction(self.clock(now))
-            for run in runs:
-                due = (max(due, run.start) if run is not runs[0] else Fraction(run.start)) + run.units / self.rate()
+            # Where hits have become one, or the limit was edited, the earliest that may have it.
+            own = [hit for hit in held if (hit.last if isinstance(hit, Past) else hit.moment) >= hit_at]
+            held = (own or held)[:1] if hit_at >= past.first else []
+        for hit in held:
+            back = min(cost, hit.units)
+            hit.units, cost = hit.units - back, cost - back
+        if past.units < before:
+            past.due = min(past.due, past.last + past.units / self.rate())
+        self.hits, due = [hit for hit in self.hits if hit.units], past.due
+        for hit in self.hits:
+            due = max(due, hit.moment) + hit.units / self.rate()
+        if hit_at is not None:
             left = min(debt, (due - self.clock(now)) * self.rate())
-        self.runs = runs
-        self.owes(now, left)
+        self.owes(now, left if past.units or self.hits else Fraction(0))
 
     def remaining(self, now: int) -> int:
         return max(0, math.floor(self.capacity() - self.debt(now)))
@@ -239,8 +254,8 @@ class LeakyBucket(TokenBucket):
     def note(self, now: int, moment: int, cost: int) -> None:
         pass
 
-    def remembered(self, now: int) -> list[Run]:
-        return []
+    def remember(self, now: int) -> None:
+        pass
 
     def current_holes(self, now: int) -> list[tuple[int, int]]:
         return self.holes if self.debt(now) and not self.is_edited() else []

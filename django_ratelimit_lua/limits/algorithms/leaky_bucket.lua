@@ -7,7 +7,7 @@ turns behind a hole are given back as well, the next one gets the hole's.
 record          limit, period, tokens, micros, step, step_part, full, full_part
                 limit: how many fit in, the one being served and those that wait behind it; the others as the token bucket;
                 more: not empty where any number may wait
-state           as the token bucket; in the place of its runs, for each hole its beginning, its end, and 0
+state           as the token bucket; in the place of the other hits and the past, for each hole its beginning and its end (7 bytes each)
 promise         units leave period / limit apart (in whole microseconds, without drift); what does not fit is refused
 ]]
 local tokens, micros, step, step_part, full, full_part = a, b, c, d, e, f
@@ -25,8 +25,8 @@ end
 -- The holes, but for those that are over.
 local function load_holes()
   local holes, states = {}, saved_holes()
-  for offset = 1, #states, 24 do
-    local from, to = unpack('<dd', states, offset)
+  for offset = 1, #states, 14 do
+    local from, to = unpack('<I7I7', states, offset)
     if to > time then holes[#holes + 1] = {from, to} end
   end
   return holes
@@ -34,7 +34,7 @@ end
 
 local function save_holes(holes)
   local states = {}
-  for i, hole in ipairs(holes) do states[i] = pack('<ddd', hole[1], hole[2], 0) end
+  for i, hole in ipairs(holes) do states[i] = pack('<I7I7', hole[1], hole[2]) end
   saved_holes(table.concat(states))
 end
 

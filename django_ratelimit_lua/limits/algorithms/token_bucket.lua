@@ -5,37 +5,29 @@ Every token moves that moment by an interval of micros / tokens microseconds. Th
 is ever rounded: a moment or a span is a pair (us, part) that means us + part / tokens microseconds.
 
 A refund by the moment of its hit computes that moment again, without the hit. So the state has the hits since the bucket was
-last full, in runs: what came while a run was not worked off yet begins a run of its own, what came later joins the one
-before. That loses nothing. Of more than sixteen runs, those that are closest become one, as if all of it had come with the
-latest (but nothing that has gone, with what is still to go): so `due` is never too early, and what is left when all are
-given back is nothing.
+last full, in the order in which they were taken. Of more than sixteen, the earliest nine become the past: from then on they
+are given back as if all had come with the latest of them, but what they and those behind them have moved `due` to stays exact.
+Of what is still to go, they become one hit, not of the past. So `due` is never too early, and what is left when all are given
+back is nothing. A hit only puts its own in front of the others: these are read where they become too many, and by a refund.
 
 record          limit, period, tokens, micros, step, step_part, full, full_part
                 limit: the burst; tokens / micros: the rate in lowest terms; step and step_part: an interval, as such a
                 pair; full and full_part: a burst, as such a pair; more: not empty where the algorithm that opens it keeps
-                something else in the runs' place
-state           clock, us, part, tokens, micros, burst; then for each run the moment of its first hit (left out where it is the only one
-                and the next is the same), the moment from which its units are worked off, and the units
+                something else in the place of the hits
+state           integers of 7 bytes, of 4 where units are marked: us, part, tokens, micros, burst; the clock, and the units (4) of
+                the hit that was taken at that moment, or 0; then of the others, the latest first, the moment and the units (4);
+                at the end perhaps the past: the moments of its first and last, its units, and the us and part it led to
 promise         in any interval of x microseconds it lets at most burst + x * tokens / micros units go
 ]]
 local tokens, micros, step, step_part, full, full_part = a, b, c, d, e, f
-local time, us, part, runs, latest = now, now, 0, '', ''
+local time, us, part, latest, units, hits = now, now, 0, now, 0, ''
 
-local function move(units)
+-- Where so many units lead to from a moment.
+local function moved(us, part, units)
   local parts = part + units * step_part
   us, part = us + units * step + floor(parts / tokens), parts % tokens
   if us >= 9007199254740991 then us, part = 9007199254740991, 0 end
-end
-
--- The first moment, the moment it is worked off from, and the units of a run; one that is not ours is a run of nothing.
-local function run_at(offset)
-  local first, from, units = unpack('<ddd', runs, offset)
-  local most = 9007199254740992
-  if not (first > -most and first < most and from > -most and from < most and units > -most and units < most
-      and first % 1 == 0 and from % 1 == 0 and units % 1 == 0) then
-    first, from, units = time, time, 0
-  end
-  return first, from, units
+  return us, part
 end
 
 -- The limit was edited: the tokens owed at the last write are owed under the new numbers, up to a full burst.
@@ -47,36 +39,58 @@ local function owe_anew(clock, due, rest, old_tokens, old_micros)
     owed = owed + 1
   end
   owed = owed < limit and owed or limit
-  us, part = clock, 0
-  move(owed)
-  local first = runs == '' and pack('<d', clock) or string.sub(runs, 1, 8)
-  return us, part, more == '' and first .. pack('<dd', clock, owed) or ''
+  local moment, over = moved(clock, 0, owed)
+  local noted = ''
+  if more == '' then
+    local first = unpack('<I7', hits, #hits % 11 == 2 and #hits - 34 or #hits - 10)
+    noted = pack('<I7I4I7I7I7I7I7', clock, 0, first, clock, owed, moment, over)
+  end
+  return moment, over, noted
+end
+
+-- The state was written before the clock was set back by so much.
+local function move_back(state, back)
+  local function earlier(moment) return moment > back and moment - back or 0 end
+  local due, rest, old_tokens, old_micros, old_burst = unpack('<I7I7I7I7I7', state)
+  local found = {pack('<I7I7I7I7I7', earlier(due), rest, old_tokens, old_micros, old_burst)}
+  local past = more == '' and #state % 11 == 4 and #state - 34 or #state + 1
+  for offset = 36, more == '' and past - 11 or 36, 11 do
+    local moment, count = unpack('<I7I4', state, offset)
+    found[#found + 1] = pack('<I7I4', earlier(moment), count)
+  end
+  if more ~= '' then
+    for offset = 47, #state, 7 do found[#found + 1] = pack('<I7', earlier(unpack('<I7', state, offset))) end
+  elseif past < #state then
+    local first, last, sum, led, over = unpack('<I7I7I7I7I7', state, past)
+    found[#found + 1] = pack('<I7I7I7I7I7', earlier(first), earlier(last), sum, earlier(led), over)
+  end
+  return table.concat(found)
 end
 
 local state = checked(redis.pcall('GET', key), key)
--- A run is looked at where it is read: nearly every call needs the last one only.
-if state and (#state == 64 or (#state >= 48 and #state <= 432 and #state % 24 == 0))
-    and is_ours(state, (more ~= '' or #state < 64) and #state or 64) then
-  local clock, due, rest, old_tokens, old_micros, old_burst = unpack('<dddddd', state)
-  runs = string.sub(state, 49)
-  if #state == 64 then runs = string.sub(state, 49, 56) .. runs end
-  local back = clock_regression(clock)
-  if back > 0 then
-    clock, due = clock - back, due - back
-    local moved = {}
-    for offset = 1, #runs, 24 do
-      local first, from, units = unpack('<ddd', runs, offset)
-      moved[#moved + 1] = pack('<ddd', first - back, from - back, units)
+local length, most = state and #state or 0, 9007199254740992
+if length >= 46 and length <= 270 and (more ~= '' and length % 14 == 4
+    or more == '' and (length % 11 == 2 or length % 11 == 4 and length >= 81)) then
+  local due, rest, old_tokens, old_micros, old_burst, clock, noted = unpack('<I7I7I7I7I7I7I4', state)
+  -- Else not written by this program: no more ours to keep than a key of another type.
+  if due < most and rest < old_tokens and old_tokens < most and old_micros > 0 and old_micros < most
+      and old_burst < most and clock < most then
+    local back = clock_regression(clock)
+    if back > 0 then
+      state = move_back(state, back)
+      rcall('SET', key, state, 'KEEPTTL')
+      due, rest, old_tokens, old_micros, old_burst, clock, noted = unpack('<I7I7I7I7I7I7I4', state)
     end
-    runs = table.concat(moved)
-    rcall('SET', key, pack('<dddddd', clock, due, rest, old_tokens, old_micros, old_burst) .. runs, 'KEEPTTL')
+    hits = string.sub(state, more == '' and 36 or 47)
+    latest, units = clock, noted
+    if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit then
+      units = 0
+      due, rest, hits = owe_anew(clock, due, rest, old_tokens, old_micros)
+    end
+    if clock > time then time = clock end
+    us, part = due, rest
+    if us < time or (us == time and part == 0) then us, part, units, hits = time, 0, 0, '' end
   end
-  if clock > time then time = clock end
-  if (old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit) and old_tokens > 0 and old_micros > 0 then
-    due, rest, runs = owe_anew(clock, due, rest, old_tokens, old_micros)
-  end
-  us, part = due, rest
-  if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
 end
 
 -- The first microsecond at which this cost fits into the burst.
@@ -92,71 +106,47 @@ local function when_allowed(cost)
 end
 
 local function save()
-  if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
-  write(key, pack('<dddddd', time, us, part, tokens, micros, limit) .. runs .. latest, part > 0 and us + 1 or us, time)
+  local finish = part > 0 and us + 1 or us
+  write(key, pack('<I7I7I7I7I7I7I4', us, part, tokens, micros, limit, latest, units) .. hits, finish, time)
 end
 
--- Remember units by the moment they go: the runs as they are saved, and perhaps the latest behind them.
+-- Note units by the moment they go. Before, the first of the hits is the latest; afterwards, the first of the others.
 local function note(cost, moment)
-  cost = bounded(cost)
-  local size, done, first, from, units = #runs, 0, nil, nil, nil
-  while size > 0 do
-    first, from, units = run_at(size - 23)
-    units = bounded(units + done)
-    local parts = units * step_part
-    local finish = from + units * step + floor(parts / tokens)
-    if finish > time or (finish == time and parts % tokens > 0) then break end
-    -- Worked off, even if it were alone: what leaves it leaves the run before.
-    done, size = units, size - 24
-  end
-  if size == 0 then
-    runs = pack('<dd', moment, cost)
-  elseif moment > from then
-    if done > 0 then runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first, from, units) end
-    if #runs < 384 then
-      latest = pack('<ddd', moment, moment, cost)
-    else
-      -- With this one too many: the closer half become one with their neighbours.
-      local numbers, gaps = {unpack('<dddddddddddddddddddddddddddddddddddddddddddddddd', runs)}, {}
-      numbers[49], numbers[50], numbers[51] = moment, moment, cost
-      for i = 1, 46, 3 do
-        local most, m, n, o = 9007199254740992, numbers[i], numbers[i + 1], numbers[i + 2]
-        if not (m > -most and m < most and n > -most and n < most and o > -most and o < most
-            and m % 1 + n % 1 + o % 1 == 0) then
-          numbers[i], numbers[i + 1], numbers[i + 2] = time, time, 0
-        end
+  if units == 0 or latest == moment then hits = string.sub(hits, 12) else units = 0 end
+  latest, units = moment, bounded(units + cost)
+  if #hits >= 176 or units > 4294967295 then
+    local size, left = #hits % 11 == 2 and #hits - 35 or #hits, 77
+    -- More units than are kept of one hit are of the past at once.
+    if units > 4294967295 then left = 0 end
+    if size >= 176 or left == 0 then
+      local first, last, sum, due, rest, ahead_at, ahead = moment, 0, 0, 0, 0, 0, 0
+      if size < #hits then
+        first, last, sum, due, rest = unpack('<I7I7I7I7I7', hits, size + 1)
+      elseif size > 0 then
+        first = unpack('<I7', hits, size - 10)
       end
-      for i = 2, 47, 3 do
-        local start, later = numbers[i], numbers[i + 3]
-        gaps[#gaps + 1] = start <= time and later > time and math.huge or later - start
-      end
-      table.sort(gaps)
-      local near, joined, size = gaps[8], 0, 0
-      first, from, units = numbers[1], numbers[2], numbers[3]
-      for i = 4, 49, 3 do
-        local start = numbers[i + 1]
-        if start - from <= near and joined < 8 and not (from <= time and start > time) then
-          joined, from, units = joined + 1, start, bounded(units + numbers[i + 2])
+      for offset = size - 10, left == 0 and -10 or left + 1, -11 do
+        local from, count = moment, units
+        if offset > 0 then from, count = unpack('<I7I4', hits, offset) end
+        -- What was taken after what will go later, goes with it.
+        if from < ahead_at then from = ahead_at end
+        if from > time and ahead + count <= 4294967295 then
+          ahead_at, ahead = from, ahead + count
         else
-          numbers[size + 1], numbers[size + 2], numbers[size + 3] = first, from, units
-          size, first, from, units = size + 3, numbers[i], start, numbers[i + 2]
+          if from > last then last = from end
+          if from > due then due, rest = from, 0 end
+          sum = bounded(sum + count)
+          due, rest = moved(due, rest, count)
         end
       end
-      numbers[size + 1], numbers[size + 2], numbers[size + 3] = first, from, units
-      runs = pack('<' .. string.rep('d', size + 3), unpack_args(numbers, 1, size + 3))
+      local joined = ahead > 0 and pack('<I7I4', ahead_at, ahead) or ''
+      hits = string.sub(hits, 1, left) .. joined .. pack('<I7I7I7I7I7', first, last, sum, due, rest)
+      if left == 0 then latest, units = time, 0 end
     end
-  else
-    -- Together with the last, or taken after what will go later.
-    while size > 24 and first > moment do
-      local earlier, _, before = run_at(size - 47)
-      first, units, size = earlier, units + before, size - 24
-    end
-    first, units = first < moment and first or moment, bounded(units + cost)
-    if size == 24 and first == from then
-      runs = pack('<dd', from, units)
-    else
-      runs = string.sub(runs, 1, size - 24) .. pack('<ddd', first, from, units)
-    end
+  end
+  if latest > time then
+    hits = pack('<I7I4', latest, units) .. hits
+    latest, units = time, 0
   end
 end
 
@@ -164,42 +154,72 @@ local function charge(cost, moment, refused)
   if moment < time then moment = time end
   if more == '' then
     note(cost, moment)
+  else
+    latest, units = time, 0
   end
   if moment > us then us, part = moment, 0 end
-  move(cost)
+  us, part = moved(us, part, cost)
   -- A refused hit costs too, but never more than an empty bucket.
   if refused and (us - time > full or (us - time == full and part > full_part)) then us, part = time + full, full_part end
   save()
   return moment
 end
 
--- Take units out of the run that has the hit (without a moment: out of the latest) and see what is owed without them.
+-- Take units out of the hit of that moment (without one: out of the latest) and see what is owed without them.
 local refund = op == 'refund' and function(cost)
-  local before, before_part, left, remaining = us, part, cost, ''
-  if not given_at or more ~= '' then move(-cost) end
-  if more ~= '' then return save() end
-  local due, due_part, total = time, 0, 0
-  for offset = #runs - 23, 1, -24 do
-    local first, from, units = run_at(offset)
-    if left > 0 and (not given_at or first <= given_at) then
-      local back = units < left and units or left
-      units, left = units - back, given_at and 0 or left - back
-    end
-    if units > 0 then
-      remaining, total = pack('<ddd', first, from, units) .. remaining, total + units
-      local parts = total * step_part
-      local finish, rest = from + total * step + floor(parts / tokens), parts % tokens
-      if finish > due or (finish == due and rest > due_part) then due, due_part = finish, rest end
-    end
+  latest, units = time, 0
+  if more ~= '' then
+    us, part = moved(us, part, -cost)
+    if us < time then us, part, hits = time, 0, '' end
+    return save()
   end
-  runs = remaining
-  if #runs == 24 and string.sub(runs, 1, 8) == string.sub(runs, 9, 16) then runs = string.sub(runs, 9) end
+  local size = #hits % 11 == 2 and #hits - 35 or #hits
+  local first, last, sum, due, rest = 0, 0, 0, 0, 0
+  if size < #hits then
+    first, last, sum, due, rest = unpack('<I7I7I7I7I7', hits, size + 1)
+  elseif size > 0 then
+    first = unpack('<I7', hits, size - 10)
+  end
+  local moments, counts, from, to, by, left = {last}, {sum}, 1, 1, 1, cost
+  for offset = size - 10, 1, -11 do
+    to = to + 1
+    moments[to], counts[to] = unpack('<I7I4', hits, offset)
+  end
+  local most = to
   if given_at then
-    us, part = before, before_part
-    if due < us or (due == us and due_part < part) then us, part = due, due_part end
-  elseif runs == '' then
-    us, part = time, 0
+    -- Where hits have become one, or the limit was edited, the earliest that may have it.
+    while from < most and (moments[from] < given_at or counts[from] == 0) do from = from + 1 end
+    if moments[from] < given_at or counts[from] == 0 then from = 1 end
+    while from < most and counts[from] == 0 do from = from + 1 end
+    if given_at < first then left = 0 end
+    to = from
+  else
+    from, to, by = to, 1, -1
   end
+  for place = from, to, by do
+    local back = math.min(left, counts[place])
+    left, counts[place] = left - back, counts[place] - back
+  end
+  if counts[1] < sum then
+    local other, over = moved(last, 0, counts[1])
+    if other < due or (other == due and over < rest) then due, rest = other, over end
+  end
+  local past, total, kept = '', counts[1], ''
+  if size < #hits then past = pack('<I7I7I7I7I7', first, last, counts[1], due, rest) end
+  for place = 2, most do
+    if counts[place] > 0 then
+      total, kept = total + counts[place], pack('<I7I4', moments[place], counts[place]) .. kept
+      if moments[place] > due then due, rest = moments[place], 0 end
+      due, rest = moved(due, rest, counts[place])
+    end
+  end
+  hits = kept .. past
+  if not given_at then
+    us, part = moved(us, part, -cost)
+  elseif due < us or (due == us and rest < part) then
+    us, part = due, rest
+  end
+  if total == 0 or us < time then us, part = time, 0 end
   save()
 end
 
@@ -214,10 +234,10 @@ end
 
 if more == '' then return when_allowed, charge, refund, report end
 
--- For an algorithm that keeps something else in the runs' place: that, and what takes its place.
-local function in_place_of_runs(text)
-  runs = text or runs
-  return runs
+-- For an algorithm that keeps something else in the place of the hits: that, and what takes its place.
+local function in_place_of_hits(text)
+  hits = text or hits
+  return hits
 end
 
 -- When the latest so many units begin to be worked off.
@@ -230,32 +250,27 @@ end
 -- To be due at a moment that is earlier; without one, only to write down what has changed.
 local function due_at(moment)
   if moment then us, part = moment, 0 end
+  latest, units = time, 0
   save()
 end
 
-return when_allowed, charge, refund, report, time, in_place_of_runs, begins_at, due_at
+return when_allowed, charge, refund, report, time, in_place_of_hits, begins_at, due_at
 
 --[==[ hit
-local time, us, part, runs, latest, more = now, now, 0, '', '', ''
+local time, us, part, latest, units, hits, more = now, now, 0, now, 0, '', ''
 if state then
   local size, most = #state, 9007199254740992
-  if size ~= 64 and (size < 48 or size > 432 or size % 24 ~= 0) then return again end
-  -- Behind the last number, `unpack` gives a position.
-  local clock, due, rest, old_tokens, old_micros, old_burst, first, from = unpack(
-    size > 48 and '<dddddddd' or '<dddddd', state)
-  from = from or 0
-  if not (clock >= 0 and clock - now <= 60000000 and due >= 0 and due < most and rest >= 0 and rest < old_tokens
-      and first >= 0 and first < most and from >= 0 and from < most
-      and clock % 1 + due % 1 + rest % 1 + first % 1 + from % 1 == 0) then return again end
-  runs = string.sub(state, 49)
-  if size == 64 then runs = string.sub(runs, 1, 8) .. runs end
+  if size < 46 or size > 270 or size % 11 ~= 2 and (size % 11 ~= 4 or size < 81) then return again end
+  local old_tokens, old_micros, old_burst
+  us, part, old_tokens, old_micros, old_burst, latest, units = unpack('<I7I7I7I7I7I7I4', state)
+  if not (latest - now <= 60000000 and us < most and part < old_tokens) then return again end
+  hits = string.sub(state, 36)
   if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit then
-    if not (old_tokens < most and old_micros > 0 and old_micros < most and old_burst > -most and old_burst < most
-        and old_tokens % 1 + old_micros % 1 + old_burst % 1 == 0) then return again end
-    due, rest, runs = owe_anew(clock, due, rest, old_tokens, old_micros)
+    if not (old_tokens < most and old_micros > 0 and old_micros < most and old_burst < most) then return again end
+    units = 0
+    us, part, hits = owe_anew(latest, us, part, old_tokens, old_micros)
   end
-  if clock > time then time = clock end
-  us, part = due, rest
-  if us < time or (us == time and part == 0) then us, part, runs = time, 0, '' end
+  if latest > time then time = latest end
+  if us < time or (us == time and part == 0) then us, part, units, hits = time, 0, 0, '' end
 end
 ]==]
