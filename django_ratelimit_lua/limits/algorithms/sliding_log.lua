@@ -175,7 +175,7 @@ if newest[1] then
   if has_gone then
     total = rcall('ZCOUNT', key, string.format('(%.0f', time - period), '+inf')
   else
-    total = rcall('ZCOUNT', key, '-inf', '+inf')
+    total = rcall('ZCARD', key)
   end
 end
 

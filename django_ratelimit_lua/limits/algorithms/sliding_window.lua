@@ -137,7 +137,7 @@ local time, from, total, live, last, finish, units = now, now, 0, nil, nil, nil,
 if state then
   local size, most = #state, 9007199254740992
   if size < 32 or size % 16 ~= 0 then return again end
-  local clock, since = unpack('<dd', state)
+  local clock, since, moment, count = unpack('<dddd', state)
   if not (clock >= 0 and clock - now <= 60000000 and since > -most and since < most and clock % 1 + since % 1 == 0) then
     return again
   end
@@ -145,7 +145,7 @@ if state then
   from = since
   local offset = 17
   while offset < size do
-    local moment, count = unpack('<dd', state, offset)
+    if offset > 17 then moment, count = unpack('<dd', state, offset) end
     if not (moment >= 0 and moment < most and count >= 0 and count < most and moment % 1 + count % 1 == 0) then
       return again
     end
@@ -191,7 +191,8 @@ end
 local function charge(cost, moment, refused)
   local ends, earlier = time - time % length + length, ''
   if finish == ends then
-    units, earlier = bounded(units + cost), string.sub(state, live, -17)
+    units = bounded(units + cost)
+    if live < #state - 15 then earlier = string.sub(state, live, -17) end
   else
     if live then
       earlier = string.sub(state, live)
@@ -201,7 +202,9 @@ local function charge(cost, moment, refused)
     finish, units = ends, bounded(cost)
   end
   last, total = time, total + cost
-  write(key, pack('<dd', time, from) .. earlier .. pack('<dd', last, units), finish + period, time)
+  local kept = earlier == '' and pack('<dddd', time, from, last, units)
+    or pack('<dd', time, from) .. earlier .. pack('<dd', last, units)
+  write(key, kept, finish + period, time)
   return time
 end
 

@@ -24,8 +24,9 @@ local time, us, part, latest, units, hits = now, now, 0, now, 0, ''
 
 -- Where so many units lead to from a moment.
 local function moved(us, part, units)
-  local parts = part + units * step_part
-  us, part = us + units * step + floor(parts / tokens), parts % tokens
+  part = part + units * step_part
+  local rest = part % tokens
+  us, part = us + units * step + (part - rest) / tokens, rest
   if us >= 9007199254740991 then us, part = 9007199254740991, 0 end
   return us, part
 end
@@ -98,8 +99,9 @@ local function when_allowed(cost)
   local moment
   if cost <= limit then
     local parts = part + cost * step_part - full_part
-    moment = us + cost * step - full + floor(parts / tokens)
-    if parts % tokens > 0 then moment = moment + 1 end
+    local rest = parts % tokens
+    moment = us + cost * step - full + (parts - rest) / tokens
+    if rest > 0 then moment = moment + 1 end
     if moment <= time then moment = now end
   end
   return moment
@@ -112,7 +114,11 @@ end
 
 -- Note units by the moment they go. Before, the first of the hits is the latest; afterwards, the first of the others.
 local function note(cost, moment)
-  if units == 0 or latest == moment then hits = string.sub(hits, 12) else units = 0 end
+  if units > 0 and latest < moment then
+    units = 0
+  elseif hits ~= '' then
+    hits = string.sub(hits, 12)
+  end
   latest, units = moment, bounded(units + cost)
   if #hits >= 176 or units > 4294967295 then
     local size, left = #hits % 11 == 2 and #hits - 35 or #hits, 77
@@ -261,16 +267,20 @@ local time, us, part, latest, units, hits, more = now, now, 0, now, 0, '', ''
 if state then
   local size, most = #state, 9007199254740992
   if size < 46 or size > 270 or size % 11 ~= 2 and (size % 11 ~= 4 or size < 81) then return again end
-  local old_tokens, old_micros, old_burst
+  local from, old_tokens, old_micros, old_burst = 36, nil, nil, nil
   us, part, old_tokens, old_micros, old_burst, latest, units = unpack('<I7I7I7I7I7I7I4', state)
   if not (latest - now <= 60000000 and us < most and part < old_tokens) then return again end
-  hits = string.sub(state, 36)
   if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit then
     if not (old_tokens < most and old_micros > 0 and old_micros < most and old_burst < most) then return again end
-    units = 0
-    us, part, hits = owe_anew(latest, us, part, old_tokens, old_micros)
+    hits = string.sub(state, 36)
+    us, part, state = owe_anew(latest, us, part, old_tokens, old_micros)
+    units, from = 0, 1
   end
   if latest > time then time = latest end
-  if us < time or (us == time and part == 0) then us, part, units, hits = time, 0, 0, '' end
+  if us < time or (us == time and part == 0) then
+    us, part, units, hits = time, 0, 0, ''
+  else
+    hits = string.sub(state, from)
+  end
 end
 ]==]
