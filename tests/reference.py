@@ -11,7 +11,6 @@ only so much, and where it has to put two together it goes by the later of them:
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -202,9 +201,10 @@ class TokenBucket(Reference):
         if hit_at is None:
             held.reverse()
         else:
-            # Where hits have become one, or the limit was edited, the earliest that may have it.
+            # Where hits have become one, or the limit was edited, the earliest that may have it; and all of its moment.
             own = [hit for hit in held if (hit.last if isinstance(hit, Past) else hit.moment) >= hit_at]
-            held = (own or held)[:1] if hit_at >= past.first else []
+            first = (own or held or [None])[0] if hit_at >= past.first else None
+            held = [hit for hit in held if hit is first or (first and isinstance(hit, Hit) and hit.moment == hit_at)]
         for hit in held:
             back = min(cost, hit.units)
             hit.units, cost = hit.units - back, cost - back

@@ -26,7 +26,7 @@ from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget exists pexpire"
-IN_SCRIPTS += " zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
+IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval script|load publish subscribe ping"
 RULES = "hget hset hdel expire persist rename hincrby hgetall"
 

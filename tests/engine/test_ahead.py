@@ -140,6 +140,26 @@ def test_a_limit_that_does_not_wait_knows_the_end_of_a_far_window() -> None:
     assert datetime.fromtimestamp(midnight / 1e6, UTC).hour == 0
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "one", "ten", "most"),
+    [
+        ("token_bucket", 46, 145, 257),
+        ("leaky_bucket", 46, 46, 46),
+        ("fixed_window", 40, 40, 40),
+        ("sliding_window", 32, 32, 192),
+    ],
+)
+def test_a_state_is_small(algorithm: str, one: int, ten: int, most: int, direct: redis.Redis) -> None:
+    """Bytes after a hit, after ten within a second, and at most, when a thousand have come over two periods."""
+    ask, sizes = Asker(Limit("small", "2000/h", algorithm=algorithm)), []
+    for number in range(1000):
+        now = START + number * (100_000 if number < 10 else 7_200_000)
+        assert ask(now, max_wait_us=-1)
+        sizes.append(direct.strlen(ask.call(now).keys()[0]))
+    assert (sizes[0], sizes[9]) == (one, ten)
+    assert max(sizes) <= most
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> None:
     """A thousand who wait take no more of the server's memory than a limit's worth and a bit: at most 1 KB, and of a

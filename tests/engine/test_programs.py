@@ -160,13 +160,15 @@ def garbage(chance: random.Random, state: bytes | None) -> bytes:
     """What is no state of ours, or nearly one."""
     numbers = [0.0, -1.0, 0.5, 1e300, -1e300, 2.0**53, float("nan"), float("inf"), START + 7e7]
     if not state or chance.random() < 0.2:
-        return chance.randbytes(chance.choice([0, 1, 8, 16, 24, 32, 40, 48, 64, 72, 96, 120, 400]))
+        return chance.randbytes(
+            chance.choice([0, 1, 8, 16, 24, 32, 40, 46, 48, 57, 59, 64, 72, 81, 96, 120, 257, 268, 400])
+        )
     how = chance.randrange(4)
     if how == 0:
         return state[: chance.randrange(len(state) + 1)]
     if how == 1:
-        return state + chance.randbytes(chance.choice([1, 8, 16, 24]))
-    place = chance.randrange(0, len(state) - 7, 8) if len(state) >= 8 else 0
+        return state + chance.randbytes(chance.choice([1, 8, 11, 16, 24, 35]))
+    place = chance.randrange(0, len(state) - 7, chance.choice([7, 8])) if len(state) >= 8 else 0
     if how == 2:
         return state[:place] + struct.pack("<d", chance.choice(numbers)) + state[place + 8 :]
     return state[:place] + chance.randbytes(8) + state[place + 8 :]
@@ -208,6 +210,41 @@ def test_foreign_states_are_left_to_the_general_program(algorithm: str, direct: 
         for _ in range(3):
             both(Call(charges, now=now))
             now += chance.choice(LATER)
+
+
+def test_a_token_bucket_takes_any_number_of_units(direct: redis.Redis) -> None:
+    """Also more at once than it keeps of one hit: both programs agree, and when all is given back, nothing is left."""
+    chance, many = random.Random(5), [1, 1, 2**32 - 1, 2**32 - 1, 2**32, 5 * 10**9, 10**10]
+    for rate in ("1000000000000/d", "700000000000/11h"):
+        both, now, taken = Both(direct), START, []
+        for _ in range(400):
+            now += chance.choice([0, 1, 7, 1000, 10**8])
+            limit = Limit("many", rate, algorithm="token_bucket")
+            if taken and chance.random() < 0.3:
+                moment, cost = taken.pop(chance.randrange(len(taken)))
+                both(Call([Charge(limit, both.who, cost)], "refund", now=now, hit_at=moment))
+                continue
+            cost = chance.choice(many)
+            reply = struct.unpack("<12d", both(Call([Charge(limit, both.who, cost)], now=now))[: -len(TOKEN)])
+            if reply[11]:
+                taken.append((int(reply[11]), cost))
+        assert both.again == 0
+        for moment, cost in taken:
+            both(Call([Charge(limit, both.who, cost)], "refund", now=now, hit_at=moment))
+        left = struct.unpack("<12d", both(Call([Charge(limit, both.who, 1)], "peek", now=now))[: -len(TOKEN)])
+        assert left[6] == 0, "used"
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_a_bucket_that_was_kept_as_doubles_starts_afresh(algorithm: str, direct: redis.Redis) -> None:
+    """As it was before the first release: six of them, and three or two for each run or hole."""
+    limit = Limit("old", "5/h", algorithm=algorithm, **({"queue": 4} if algorithm == "leaky_bucket" else {}))
+    header = struct.pack("<6d", START, START + 9 * 10**8, 0.0, 1.0, 720_000_000.0, 5.0)
+    run = struct.pack("<3d", START - 1, START, 1.0)
+    for state in [header + struct.pack("<2d", START, 1.0), *(header + run * count for count in range(17))]:
+        call = Call([Charge(limit, b"%032d" % next(serial))], prefix=b"old:", now=START + 1, max_wait_us=0)
+        direct.set(call.keys()[0], state)
+        assert get_store().decide(call).limits[0].used == 1
 
 
 def test_what_is_no_plain_hit_is_decided_by_the_general_program() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from fractions import Fraction
 from typing import Any
 
@@ -167,6 +168,27 @@ def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, sc
         assert state.remaining <= ideal.remaining(now)
 
 
+@pytest.mark.parametrize("rate", ["100/m", "700/11s", "1/s"])
+def test_the_latest_are_given_back_exactly_however_many_came_before(rate: str) -> None:
+    """A token bucket, also one that is never full again: as if it had never been taken, whichever of the latest seven
+    hits is given back."""
+    limit, chance = Limit("latest", rate, algorithm="token_bucket", burst=1000), random.Random(rate)
+    ask, ideal, now, taken = Asker(limit), REFERENCES["token_bucket"](limit), START, []
+    for _ in range(300):
+        now += chance.choice([1, 1_000, 300_000, 900_000])
+        taken.append(Taken(now, ask(now), 1))
+        one = chance.choice(taken[-7:])
+        if chance.random() < 0.4 and not one.is_back:
+            one.is_back = True
+            ask(now, "refund", hit_at=one.moment)
+    for one in taken:
+        if not one.is_back:
+            ideal.take(one.asked, one.moment, one.cost)
+    state = ask(now, "peek", 0).limits[0]
+    assert state.used > 20 or rate == "700/11s"
+    assert (state.remaining, round(state.reset_after * 1e6)) == (ideal.remaining(now), ideal.idle(now) - now)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("order", ["first", "last", "middle"])
 def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
@@ -213,6 +235,17 @@ def test_a_hole_in_a_queue_takes_room_until_those_behind_it_are_gone() -> None:
             assert ask(START + 3).limits[0].counted_at == turns[1]
         else:
             assert ask(START + 1_000_000).limits[0].counted_at == turns[2] + 1_000_000
+
+
+def test_hits_of_one_moment_are_all_given_back() -> None:
+    """Also where another hit was given back in between, so that they were noted apart."""
+    ask = Asker(Limit("moment", "10/m", algorithm="token_bucket"))
+    for cost in (1, 2):
+        ask(START, cost=cost)
+    ask(START, "refund", 2, hit_at=START)
+    ask(START, cost=3)
+    ask(START, "refund", 3, hit_at=START)
+    assert ask(START, "refund", 1, hit_at=START).limits[0].used == 0
 
 
 def test_a_hit_of_a_later_clock_is_found_again() -> None:

@@ -1,9 +1,9 @@
 --[[
 What every algorithm shares: the clock, reading and writing one limit's state, and the arithmetic of whole tokens.
 
-A state is a few doubles packed by `struct`: integers up to 2^53 survive it, and Lua's own number formatting, which loses
-the digits of a microsecond stamp, is never used. Its first number is the clock of the last write, and a limit's `time` is
-never before that: a clock that steps backwards refills nothing and forgets nothing. Where it was set back by more than a
+A state is a few numbers packed by `struct`, as doubles or as integers of seven bytes: integers up to 2^53 survive both, and
+Lua's own number formatting, which loses the digits of a microsecond stamp, is never used. One of them is the clock of the last
+write, and a limit's `time` is never before that: a clock that steps backwards refills nothing and forgets nothing. Where it was set back by more than a
 minute, the state is moved along with it, once: what was counted stays counted, and time goes on from there.
 ]]
 local op, cleared = ARGV[1], 0

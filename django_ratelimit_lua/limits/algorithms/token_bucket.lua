@@ -191,20 +191,22 @@ local refund = op == 'refund' and function(cost)
     to = to + 1
     moments[to], counts[to] = unpack('<I7I4', hits, offset)
   end
-  local most = to
+  local held = to
   if given_at then
     -- Where hits have become one, or the limit was edited, the earliest that may have it.
-    while from < most and (moments[from] < given_at or counts[from] == 0) do from = from + 1 end
+    while from < held and (moments[from] < given_at or counts[from] == 0) do from = from + 1 end
     if moments[from] < given_at or counts[from] == 0 then from = 1 end
-    while from < most and counts[from] == 0 do from = from + 1 end
+    while from < held and counts[from] == 0 do from = from + 1 end
     if given_at < first then left = 0 end
-    to = from
   else
     from, to, by = to, 1, -1
   end
   for place = from, to, by do
-    local back = math.min(left, counts[place])
-    left, counts[place] = left - back, counts[place] - back
+    -- Several may be of the same moment, where something else was written in between.
+    if not given_at or place == from or moments[place] == given_at then
+      local back = math.min(left, counts[place])
+      left, counts[place] = left - back, counts[place] - back
+    end
   end
   if counts[1] < sum then
     local other, over = moved(last, 0, counts[1])
@@ -212,7 +214,7 @@ local refund = op == 'refund' and function(cost)
   end
   local past, total, kept = '', counts[1], ''
   if size < #hits then past = pack('<I7I7I7I7I7', first, last, counts[1], due, rest) end
-  for place = 2, most do
+  for place = 2, held do
     if counts[place] > 0 then
       total, kept = total + counts[place], pack('<I7I4', moments[place], counts[place]) .. kept
       if moments[place] > due then due, rest = moments[place], 0 end
