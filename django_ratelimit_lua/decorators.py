@@ -128,7 +128,7 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     template = rule.template
     # `method_decorator` tries a decorator out on a function of its own.
     if template is not None and template.key is not None and not group.startswith("django.utils.decorators."):
-        known_call_sites.add(rule.group or group, CallSite("@ratelimit", group, template.rates, template.key.name))
+        known_call_sites.add(rule.group or group, CallSite.of(rule, group))
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
 

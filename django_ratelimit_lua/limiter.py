@@ -65,7 +65,8 @@ class RateLimiter:
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
-        known_call_sites.add(name, CallSite("RateLimiter", place, tuple(limit.rate for limit in self.limits)))
+        rates = tuple([limit.rate for limit in self.limits])
+        known_call_sites.add(name, CallSite("RateLimiter", place, rates, limits=self.limits))
 
     @property
     def limits(self) -> tuple[Limit, ...]:

@@ -8,11 +8,15 @@ from ..rules.rule import RuleError, compile_rule
 from ..stats.refusals import refusal_counts
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
+from .reference import BadReferenceError, OpenedReference, ReferredLimit, open_reference
 
 __all__ = [
+    "BadReferenceError",
     "ClientAddress",
     "Explanation",
     "Health",
+    "OpenedReference",
+    "ReferredLimit",
     "RuleError",
     "ahealth",
     "client_address",
@@ -20,6 +24,7 @@ __all__ = [
     "explain",
     "health",
     "normalised",
+    "open_reference",
     "publish",
     "reading",
     "refusal_counts",

@@ -51,8 +51,7 @@ def _add_those_of(view: Any) -> None:
     for stack, _method in stacks_on(view):
         for rule in stack.rules:
             if rule.template is not None and rule.key is not None:
-                site = CallSite("@ratelimit", stack.group, rule.template.rates, rule.key.name)
-                known_call_sites.add(rule.group or stack.group, site)
+                known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
 
 def call_sites_of(name: str) -> tuple[CallSite, ...]:

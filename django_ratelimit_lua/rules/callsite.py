@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 
 from ..identity.keys import KeyLike
+from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from .describe import rate_words, whom
@@ -24,12 +25,23 @@ _ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "re
 
 class CallSite(NamedTuple):
     """A place in the code that has limits: its `kind` (what it is written with), its `place` there, its `rates` as far
-    as they are constant (else functions, or None for no limit) and its `key` (empty: each call says whom it counts)."""
+    as they are constant (else functions, or None for no limit) and its `key` (empty: each call says whom it counts);
+    `limits`: what the constant rates become, as far as that is known there."""
 
     kind: str
     place: str
     rates: tuple[Any, ...]
     key: str = ""
+    limits: tuple[Limit, ...] = ()
+
+    @classmethod
+    def of(cls, rule: Rule, group: str) -> CallSite:
+        """That of a decorator in that place, whose rule has rates and a key."""
+        template = rule.template
+        assert template is not None
+        assert template.key is not None
+        limits = template.limits(rule.name_at(group))
+        return cls("@ratelimit", group, template.rates, template.key.name, limits)
 
     def words(self) -> str:
         """What it limits, and where it stands."""

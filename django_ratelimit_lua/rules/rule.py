@@ -170,13 +170,7 @@ class Rule:
         if self.template is None:
             return []
         templates = [self.template, *(template for _, template in self.template.tiers)]
-        names = [
-            template.limit(self.name, rate).name
-            for template in templates
-            for rate in template.rates
-            if isinstance(rate, Rate)
-        ]
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(limit.name for template in templates for limit in template.limits(self.name)))
 
 
 def lumps_strangers(key: Key, audience: Sequence[str]) -> bool:

@@ -103,6 +103,10 @@ class LimitTemplate:
             self._limits[limit_key] = limit
         return limit
 
+    def limits(self, name: str) -> tuple[Limit, ...]:
+        """The limits that keep the constant rates."""
+        return tuple([self.limit(name, rate) for rate in self.rates if isinstance(rate, Rate)])
+
     @property
     def _longest(self) -> int:
         """The longest of the periods that are known, in microseconds."""

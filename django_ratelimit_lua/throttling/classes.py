@@ -164,7 +164,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         if self.key is None:
             return None
         cost = whole_cost(self.get_cost(request, view), f"{self.name}: cost is")
-        return Charge(self._limit(request), digest(str(self.key)), cost)
+        return Charge(self._limit(request.method), digest(str(self.key)), cost)
 
     @property
     def name(self) -> str:
@@ -193,10 +193,21 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]
         return Place(rules, self.name, own if replacement is None else (), self)
 
-    def _limit(self, request: Any) -> Limit:
+    def limits_on(self, view: Any) -> list[Limit]:
+        """Its own limits of requests to a view, of all methods."""
+        if not self.rate:
+            return []
+        limits = []
+        for method in self._by_method() if isinstance(self.rate, Mapping) else (None,):
+            self._parse(method)
+            if self.num_requests is not None and self.duration is not None:
+                limits.append(self._limit(method))
+        return limits
+
+    def _limit(self, method: str | None) -> Limit:
         name = self.name
         if isinstance(self.rate, Mapping):
-            name = f"{name}:{self._counts_as(request.method)}"
+            name = f"{name}:{self._counts_as(method)}"
         rate = Rate.parse((self.num_requests or 0, self.duration or 0))
         algorithm = self.algorithm or conf.THROTTLE_ALGORITHM
         if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:
@@ -283,6 +294,14 @@ class ScopedRateThrottle(UserRateThrottle):
         self.rate = self.get_rate()
         self._parse(request.method)
         return super().prepare(request, view)
+
+    def limits_on(self, view: Any) -> list[Limit]:
+        """Those of the view's scope; none for a view without one."""
+        self.scope = getattr(view, self.scope_attr, None)
+        if not self.scope:
+            return []
+        self.rate = self.get_rate()
+        return super().limits_on(view)
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """As rules of the view's scope say, too; nothing for a view without one."""

@@ -15,8 +15,8 @@ PUBLIC = {
     "exceptions": "LimitError Ratelimited StoreError",
     "middleware": "RateLimitMiddleware",
     "models": "RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
-    "operations": "ClientAddress Explanation Health RuleError ahealth client_address compile_rule explain health "
-    "normalised publish reading refusal_counts",
+    "operations": "BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit RuleError ahealth "
+    "client_address compile_rule explain health normalised open_reference publish reading refusal_counts",
     "signals": "limit_exceeded rules_changed store_down store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, transaction
+from django.utils.timezone import is_aware, localtime
 
 from ...conf import conf
 from ...exceptions import StoreError
@@ -18,6 +20,7 @@ from ...models import RateLimitRevision, RateLimitRule
 from ...models.audit import acting
 from ...operations import rules_yaml
 from ...operations.explain import explain
+from ...operations.reference import BadReferenceError, open_reference
 from ...publishing import triggers
 from ...publishing.publish import primary, publish
 from ...publishing.triggers import migration_problem
@@ -45,6 +48,10 @@ class Command(BaseCommand):
             description="Why a request is allowed or refused. Counts nothing.",
         )  # fmt: skip
         add_request(explained)
+        explained.add_argument(
+            "--reference", metavar="REFERENCE",
+            help="instead: what refused a client that was shown this, and what is counted there now",
+        )  # fmt: skip
         switched = commands.add_parser("mode", help="change the mode of a rule, when the admin cannot be reached")
         switched.add_argument("name")
         switched.add_argument("mode", choices=MODES)
@@ -84,6 +91,9 @@ class Command(BaseCommand):
         self.stdout.write(f"{_rules(len(ruleset.rules))}; revision {ruleset.revision.number}")
 
     def _explain(self, **options: Any) -> None:
+        if options["reference"] is not None:
+            self._explain_reference(options["reference"])
+            return
         request = described(options)
         if options["ip"] is not None and callable(conf.IP_META_KEY):
             self._warn("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
@@ -110,6 +120,31 @@ class Command(BaseCommand):
         for line in (*explanation.notes, *hints(explanation, options["method"])):
             self.stdout.write(line)
         self.stdout.write(verdict(explanation))
+
+    def _explain_reference(self, text: str) -> None:
+        try:
+            opened = open_reference(text)
+        except BadReferenceError as error:
+            raise CommandError(f"--reference: {error}") from error
+        what = "a block refused" if opened.is_block else "refused"
+        self.stdout.write(f"{what} at {_moment(opened.at)}, identity {opened.identity}")
+        if opened.is_of_earlier_key:
+            self._warn("It was sealed with an earlier secret: counts began afresh with the present one.")
+        for override in opened.overrides:
+            ends = "for good" if override.ends is None else f"until {_moment(override.ends)}"
+            self.stdout.write(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
+        if opened.is_block and not opened.overrides:
+            self.stdout.write("there is no override about that subject any more")
+        if opened.error:
+            self._warn(f"The counts are not known: {opened.error}")
+        if not opened.limits and not opened.is_block:
+            self.stdout.write("the limit is not known here: it is gone, or is made in code that is not imported")
+        elif opened.limits and not opened.is_exact:
+            self.stdout.write("that limit is not there any more; where it stood, there is now:")
+        for limit in opened.limits:
+            self.stdout.write(f"{limit.name} ({limit.source}): {limit.reading}")
+            if limit.state is not None:
+                self.stdout.write(f"    now {_words(limit.state)}")
 
     def _mode(self, name: str, mode: str, **options: Any) -> None:
         rule = RateLimitRule.objects.filter(name=name).first()
@@ -191,6 +226,11 @@ def _words(state: LimitState) -> str:
     if state.mode == "shadow":
         verdict += ", but in shadow mode"
     return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
+
+
+def _moment(moment: datetime.datetime) -> str:
+    local = localtime(moment) if is_aware(moment) else moment
+    return f"{local:%Y-%m-%d %H:%M:%S %Z}".strip()
 
 
 def _failures() -> list[str]:

@@ -1,0 +1,138 @@
+"""What a reference says that a client was shown with a 429, and what is counted there now."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.decide import build_call
+from ..exceptions import StoreError
+from ..limits.call import Charge
+from ..limits.decision import LimitState
+from ..limits.limit import Limit
+from ..models import RateLimitOverride
+from ..rules.callsite import known_call_sites
+from ..rules.describe import reading
+from ..rules.provider import reload
+from ..rules.rule import Rule
+from ..store import get_store
+from ..web.reference import BadReferenceError, SealedRefusal
+from ..web.reference import open_reference as unseal
+from .call_sites import look_for_call_sites, url_patterns
+
+__all__ = ["BadReferenceError", "OpenedReference", "ReferredLimit", "open_reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferredLimit:
+    """A limit that a reference is about.
+
+    - `source`: where it is written: "admin", "settings" or "code"; `reading`: what it says; `rule`: the rule it is of
+      (None: it is in code);
+    - `state`: what it has counted for that identity now, by its own numbers; None: it is not known, because Redis
+      cannot be asked, because processes keep the count (`split`), or because a block refused, which counts nobody.
+    """
+
+    name: str
+    source: str
+    reading: str
+    rule: Rule | None
+    state: LimitState | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedReference:
+    """What a reference says, and how it is now.
+
+    - `at`: when it was refused; `identity`: the digest of whom the limit counts, or of whom the block is about;
+    - `limits`: the limit that refused. Several where two cannot be told apart; none where it has no such name here any
+      more, or is made in code that this process has not imported;
+    - `is_exact`: these are the limits that refused. Else they are what stands now where that one stood: of the same
+      group, scope or rule;
+    - `is_block`: a block refused; `overrides`: these about that subject, as far as they are still there;
+    - `is_of_earlier_key`: it was sealed with a secret that is a fallback now; counts began afresh with the new one;
+    - `error`: why nothing is known of the counts; empty: they are known.
+    """
+
+    at: datetime.datetime
+    identity: str
+    limits: tuple[ReferredLimit, ...]
+    is_exact: bool
+    is_block: bool
+    overrides: tuple[RateLimitOverride, ...]
+    is_of_earlier_key: bool
+    error: str
+
+
+def open_reference(text: str) -> OpenedReference:
+    """What a reference says, however it was written down, and what is counted there now. Takes nothing.
+
+    Raises `BadReferenceError` for what is none of this site's, with what is wrong with it.
+    """
+    sealed = unseal(text)
+    known: dict[tuple[str, str], _Known] = {}
+    for one in _known_limits():
+        known.setdefault(one[:2], one)  # A tier counts under the same name as the rule itself, which is said first.
+    found = [one for one in known.values() if sealed.is_of_limit(one[0])]
+    is_exact = bool(found)
+    limits, error = [], ""
+    for name, source, words, rule, limit in found or [one for one in known.values() if sealed.is_of_place(one[0])]:
+        state = None
+        if limit is not None and limit.split is None and not sealed.is_block:
+            try:
+                state = _state(limit, sealed)
+            except StoreError as problem:
+                error = str(problem)
+        limits.append(ReferredLimit(name, source, words, rule, state))
+    overrides = RateLimitOverride.objects.filter(subject=sealed.identity.decode()) if sealed.is_block else ()
+    return OpenedReference(
+        datetime.datetime.fromtimestamp(sealed.moment, datetime.UTC),
+        sealed.identity.decode(),
+        tuple(limits),
+        is_exact,
+        sealed.is_block,
+        tuple(overrides),
+        sealed.secret > 0,
+        error,
+    )
+
+
+def _state(limit: Limit, sealed: SealedRefusal) -> LimitState:
+    return get_store(background=True).decide(build_call([Charge(limit, sealed.identity)], "peek")).limits[0]
+
+
+_Known = tuple[str, str, str, Rule | None, Limit | None]
+"""Name, source, what it says, its rule, and itself, as far as it is known."""
+
+
+def _known_limits() -> Iterator[_Known]:
+    """The limits that this site has, as far as they are known here."""
+    for rule in reload().rules:
+        words = reading(rule.given or {})
+        for template in () if rule.template is None else (rule.template, *(tier for _, tier in rule.template.tiers)):
+            for limit in template.limits(rule.name):
+                yield limit.name, rule.source, words, rule, limit
+        yield rule.name, rule.source, words, rule, None  # Its rate may be a function.
+    look_for_call_sites()
+    for name in known_call_sites.names():
+        for site in known_call_sites.of(name):
+            for limit in site.limits:
+                yield limit.name, "code", site.words(), None, limit
+    yield from _of_throttles()
+
+
+def _of_throttles() -> Iterator[_Known]:
+    """Those of Django REST framework's views; known by what they have, as that need not be installed."""
+    for pattern, _space in url_patterns():
+        cls, given = getattr(pattern.callback, "cls", None), getattr(pattern.callback, "initkwargs", None) or {}
+        for throttle in given.get("throttle_classes") or getattr(cls, "throttle_classes", None) or ():
+            if not isinstance(cls, type) or not hasattr(throttle, "limits_on"):
+                continue
+            with suppress(Exception):  # A throttle of the project's may ask for more than is here.
+                view: Any = cls(**given)
+                for limit in throttle().limits_on(view):
+                    words = reading({"rate": str(limit.rate), "group": limit.name.partition(":")[0]})
+                    yield limit.name, "code", words, None, limit
