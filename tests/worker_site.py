@@ -82,6 +82,7 @@ import django
 django.setup()
 logging.getLogger("django_ratelimit_lua").addHandler(Kept())
 logging.getLogger("django_ratelimit_lua").propagate = False
+logging.getLogger("django_ratelimit_lua.refusals").disabled = True  # Who is refused here is asked for.
 
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.core import checks

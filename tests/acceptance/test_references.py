@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -42,7 +42,7 @@ class OnMethod(View):
 
 
 class Hourly(UserRateThrottle):
-    rate = {"GET": "1/h", "*": "5/h"}
+    rate: ClassVar[dict[str, str]] = {"GET": "1/h", "*": "5/h"}
     scope = "hourly"
 
 
@@ -55,7 +55,7 @@ class Throttled(APIView):
 
 
 class Scoped(ScopedRateThrottle):
-    THROTTLE_RATES = {"reports": "1/h"}
+    THROTTLE_RATES: ClassVar[dict[str, str]] = {"reports": "1/h"}
 
 
 class Reports(Throttled):
@@ -119,7 +119,7 @@ def only(opened: OpenedReference) -> tuple[str, str, LimitState]:
     ],
 )
 def test_what_refused_in_the_code_is_found(where: str, name: str) -> None:
-    """The one of several limits, by decorators, throttles and `RateLimiter`s; and what it has counted for that client."""
+    """The one of several limits, by decorators, throttles and `RateLimiter`s; and what it counts for that client."""
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     opened = open_reference(refused(where))
     found, source, state = only(opened)
