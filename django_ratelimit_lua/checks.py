@@ -25,13 +25,12 @@ from .rules.callsite import group_of
 from .rules.methods import method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
-from .rules.stacks import stacks_on
+from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on
 from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
-LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 
 
 class Problem(NamedTuple):
@@ -162,18 +161,11 @@ def _views(patterns: Sequence[Any]) -> Iterator[Any]:
 
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
-    cls = getattr(view, "view_class", None)
-    is_for_users = LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True)
-    # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
-    is_closed = hasattr(view, "login_url")
-    # Others ask in `dispatch`, before the methods.
-    # Django's AccessMixin by what it has: to import it, django.contrib.auth would have to be installed.
-    asks = any(hasattr(cls, name) for name in ("handle_no_permission", "permission_classes"))
-    is_gated = cls is not None and (is_closed or asks)
-    for stack, method in stacks_on(view):
-        is_inside = is_closed and not hasattr(stack.checker, "login_url")
-        is_in_dispatched = method not in ("", "dispatch")
-        yield stack.rules, not (is_for_users or is_inside or (is_gated and is_in_dispatched))
+    # A view of Django REST framework asks for permission before its methods; whom that takes is not looked at.
+    asks = hasattr(getattr(view, "view_class", None), "permission_classes")
+    for standing in stacks_on(view):
+        is_after = asks and standing.method not in BEFORE_METHODS
+        yield standing.stack.rules, not (is_after or is_behind_login(view, standing))
 
 
 @register(Tags.caches)

@@ -30,14 +30,12 @@ from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import Stack, layers, stacks_on
+from ..rules.stacks import BEFORE_METHODS, Stack, Standing, is_behind_login, layers, stacks_on
 from ..web.plan import Place, RequestPlanner
 from ..web.throttles import own_clock, throttle_planner
 from .described import SENT_KINDS
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
-BEFORE_THROTTLES = ("", "dispatch")
-"""Where stacks stand that are asked before the throttles of a view, and before that has found out who the user is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +91,14 @@ def explain(request: HttpRequest) -> Explanation:
     if conf.ENABLE:
         reload()
     state = request_state(request)
-    counted, user = state.counted, request.user
+    counted, user = state.counted, getattr(request, "user", None)
     state.counted = set()
     try:
         return _explained(request)
     finally:
-        state.counted, request.user = counted, user
+        state.counted = counted
+        if user is not None:
+            request.user = user
 
 
 def _explained(request: HttpRequest) -> Explanation:
@@ -109,13 +109,10 @@ def _explained(request: HttpRequest) -> Explanation:
         looking.notes[_("No URL pattern matches this path.")] = None
         return looking.explanation(())
     standing = stacks_on(match.func, request.method or "")
-    for stack, method in standing:
-        if method in BEFORE_THROTTLES:
-            looking.at_stack(stack)
+    # Throttles are asked in between, and find out who the user is.
+    looking.at_stacks(match.func, [one for one in standing if one.method in BEFORE_METHODS])
     looking.at_throttles(match)
-    for stack, method in standing:
-        if method not in BEFORE_THROTTLES:
-            looking.at_stack(stack)
+    looking.at_stacks(match.func, [one for one in standing if one.method not in BEFORE_METHODS])
     return looking.explanation(_other_methods(match.func, request.method or ""))
 
 
@@ -163,9 +160,16 @@ class _Looking:
         on_error = self._on_error
         self._decide(RequestPlanner(self.request, choose, operation="peek", has_blocks=is_applied, on_error=on_error))
 
-    def at_stack(self, stack: Stack) -> None:
+    def at_stacks(self, view: Any, standing: Sequence[Standing]) -> None:
         """What `@ratelimit` decides."""
+        for one in standing:
+            if is_behind_login(view, one) and not _is_logged_in(self.request):
+                text = _("Not looked at: limits that only logged-in users meet. Enter a user to see them.")
+                self.notes[text] = None
+            else:
+                self._at_stack(one.stack)
 
+    def _at_stack(self, stack: Stack) -> None:
         def choose(ruleset: Ruleset) -> list[Place]:
             return [self._place(ruleset.for_call_sites(stack.rules, stack.group, self.request), stack.group)]
 
@@ -293,11 +297,15 @@ def _view(function: Any, match: Any, request: HttpRequest) -> Any:
         setattr(view, method, getattr(view, action))
     view.args, view.kwargs, view.headers = match.args, match.kwargs, {}
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
-    if request.user.is_authenticated:
+    if _is_logged_in(request):
         view.request.user = request.user  # As it was described; else whoever its headers say.
-    else:
-        request.user = view.request.user or request.user
+    elif view.request.user is not None:
+        request.user = view.request.user
     return view
+
+
+def _is_logged_in(request: HttpRequest) -> bool:
+    return getattr(getattr(request, "user", None), "is_authenticated", False)
 
 
 def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple
 
+from django.conf import settings
+
 from .rule import Rule
+
+LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
+BEFORE_METHODS = ("", "dispatch")
+"""Where stacks stand that are asked before a class-based view looks at its request: around it, and on `dispatch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,21 @@ def stacks_on(view: Any, method: str | None = None) -> list[Standing]:
     elif not inspect.isfunction(innermost):
         found.add_method(innermost, "__call__")
     return found.standing
+
+
+def is_behind_login(view: Any, standing: Standing) -> bool:
+    """Whether somebody has to be logged in before a stack is asked, by Django's own means: the middleware, the
+    decorator or the mixin."""
+    if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
+        return True
+    # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
+    is_closed = hasattr(view, "login_url")
+    # The mixin asks in `dispatch`, before the methods.
+    # Django's AccessMixin by what it has: to import it, django.contrib.auth would have to be installed.
+    cls = _class_of(view)
+    asks = cls is not None and (is_closed or hasattr(cls, "handle_no_permission"))
+    is_inside = is_closed and not hasattr(standing.stack.checker, "login_url")
+    return is_inside or (asks and standing.method not in BEFORE_METHODS)
 
 
 def _class_of(view: Any) -> type | None:

@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -388,7 +390,15 @@ class Keyed(Picky):
     allow_request = AnonRateThrottle.allow_request
 
 
+class Gated(LoginRequiredMixin, View):
+    @method_decorator(TWO)
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return fine(request)
+
+
 urlpatterns += [
+    path("closed/", login_required(TWO(fine), login_url="/ok/")),
+    path("gated/", Gated.as_view(login_url="/ok/")),
     path("picky/", Throttled.as_view(throttle_classes=[Picky])),
     path("keyed/", Throttled.as_view(throttle_classes=[Keyed])),
 ]
@@ -403,6 +413,25 @@ def test_throttles_of_ones_own_are_named() -> None:
     explanation = explain(build_request("/keyed/"))
     assert "Picky.get_cache_key goes by (key of anon)" in explanation.notes[0]
     assert [limit.refuses for limit in explanation.met] == [True]
+
+
+@pytest.mark.parametrize("name", ["closed", "gated"])
+def test_limits_behind_a_login_are_met_by_who_is_logged_in(name: str, settings: Any) -> None:
+    """For nobody else, real requests lead to the login form, and what is explained says so."""
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+    ]
+    ada, client = User.objects.create(username="ada"), Client(REMOTE_ADDR=ADDRESS)
+    client.force_login(ada)
+    assert [client.get(f"/{name}/").status_code for _ in range(3)] == [200, 200, 429]
+    assert not explain(build_request(f"/{name}/", address=ADDRESS, user=ada)).decision.allowed
+    cookie = (("cookie:sessionid", client.cookies["sessionid"].value),)
+    assert not explain(build_request(f"/{name}/", address=ADDRESS, fields=cookie)).decision.allowed
+    assert Client(REMOTE_ADDR=ADDRESS).get(f"/{name}/").status_code == 302
+    explanation = explain(build_request(f"/{name}/", address=ADDRESS))
+    assert (explanation.decision.allowed, explanation.met) == (True, ())
+    assert explanation.notes[0].endswith("Enter a user to see them.")
 
 
 def test_a_limit_that_only_tells_the_view_refuses_nobody() -> None:

@@ -1,0 +1,239 @@
+"""The inspector tells the truth: what real requests have used up is what it shows, and what it does, they obey."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import path, reverse
+from django.utils import translation
+
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from tests.acceptance import test_explained_views as explained
+from tests.acceptance.test_admin import staff
+from tests.acceptance.test_explained_views import ADDRESS, VIEWS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+urlpatterns = [path("admin/", admin.site.urls), *explained.urlpatterns]
+INSPECTOR = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
+ALLOWED, REFUSED = "request like this would be allowed", "request like this would be refused"
+POSTED = {"path": "/posted/", "method": "POST", "address": ADDRESS}
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.locale.LocaleMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+@pytest.fixture
+def operator() -> Client:
+    client = Client(REMOTE_ADDR="198.51.100.1")
+    client.force_login(User.objects.create_superuser("grace"))
+    return client
+
+
+def text_of(response: Any) -> str:
+    """A page as it is read."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
+
+
+def shown(operator: Client, asked: dict[str, Any]) -> str:
+    response = operator.get(INSPECTOR, asked)
+    assert response.status_code == 200
+    return text_of(response)
+
+
+def pressed(operator: Client, asked: dict[str, Any], **buttons: str) -> str:
+    """What the page says after a button."""
+    return text_of(operator.post(f"{INSPECTOR}?{urlencode(asked)}", buttons, follow=True))
+
+
+def post(username: str = "ada", address: str = ADDRESS, **meta: Any) -> int:
+    return int(Client(REMOTE_ADDR=address).post("/posted/", {"username": username}, **meta).status_code)
+
+
+@pytest.mark.parametrize("name", [name for name, case in VIEWS.items() if case.count])
+def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: Client) -> None:
+    """For views of every kind: real requests until one is refused, the page, its button, and the real request again."""
+    User.objects.create(username="ada")
+    case = VIEWS[name]
+    asked: dict[str, Any] = {"path": f"/{case.path or name + '/'}", "method": case.method.upper(), "address": ADDRESS}
+    asked |= dict(case.fields)
+    assert ALLOWED in shown(operator, asked)
+    while explained.visit(case, name) == 200:
+        pass
+    page = shown(operator, asked)
+    assert REFUSED in page
+    assert "Refused; allowed again: in" in page
+    page = pressed(operator, asked, action="reset")
+    assert "Counts are reset: " in page
+    assert ALLOWED in page
+    assert explained.visit(case, name) == 200
+
+
+def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
+    """As support does it: the path, the method that the page proposes, the field that it asks for, and one button."""
+    assert [post() for _ in range(3)] == [200, 200, 429]
+    page = shown(operator, {"path": "/posted/", "address": ADDRESS})
+    assert "More limits are met here by: POST" in page
+    page = shown(operator, {"path": "/posted/", "address": ADDRESS, "as": "POST"})
+    assert "would be allowed, as far as it is entered" in page
+    assert "form field username" in page
+    assert "Nothing was reset: for this request, nothing is counted" in pressed(operator, POSTED, action="reset")
+    page = shown(operator, {**POSTED, "post:username": "ada"})
+    assert REFUSED in page
+    assert "username=ada" in page
+    page = pressed(operator, {**POSTED, "post:username": "ada"}, action="reset")
+    assert ALLOWED in page
+    assert post() == 200
+    assert [(change.kind, change.by) for change in RateLimitChange.objects.all()] == [("identity", "grace")]
+
+
+def test_a_link_shows_the_same_request(operator: Client) -> None:
+    """After a button, the address of the page has what was entered, and nothing else."""
+    asked = {**POSTED, "header": "X-API-Key: k", "post": "username=ada\r\nq=1", "json": "", "host": "one.example"}
+    response = operator.post(INSPECTOR, {**asked, "action": "reset"})
+    assert response.status_code == 302
+    page = operator.get(response["Location"])
+    assert page.context["form"].asked.fields == [("post:username", "ada"), ("post:q", "1"), ("header:X-API-Key", "k")]
+    assert page.context["form"].asked.host == "one.example"
+    assert "csrf" not in response["Location"]
+    assert operator.get(INSPECTOR).status_code == 200
+
+
+def test_an_exemption_says_what_it_is_from_and_what_not(operator: Client) -> None:
+    """Of a user it does nothing for a form that nobody is logged in at; of the form's field it does."""
+    User.objects.create(username="ada")
+    RateLimitRule.objects.create(name="site", path="/posted/", key="user_or_ip", limit=100, unit="h")
+    assert [post() for _ in range(3)] == [200, 200, 429]
+    asked = {**POSTED, "user": "ada", "post": "username=ada"}
+    page = pressed(operator, asked, action="exempt", subject="user", duration="3600")
+    limit = f"{explained.__name__}.fine:POST:ip+post:username:2/h"
+    assert f"User ada is exempt for 1 hour from: site, {limit}." in page
+    assert f"such a request still meets: site, {limit}." in page
+    assert post() == 429
+    asked = {**POSTED, "post": "username=ada"}
+    page = pressed(operator, asked, action="exempt", subject="post:username", duration="3600")
+    assert f"Form field username = ada is exempt for 1 hour from: site, {limit}." in page
+    assert "Not exempt from" not in page
+    assert ALLOWED in page
+    assert post() == 200
+    page = pressed(operator, asked, action="exempt:site", subject="address", duration="3600")
+    assert "but from no limit that this request meets" in page
+    assert f"Not exempt from: site, {limit}. Another override goes before" in page
+
+
+def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
+    """Nothing is done before; then it is done for as long as it says, and can be ended on the page."""
+    asked = {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"}
+    for action, duration, words in (
+        ("block", "3600", "Block 203.0.113.0/24 for 1 hour?"),
+        ("block", "", "Block 203.0.113.0/24 for good?"),
+        ("exempt", "", "Exempt 203.0.113.0/24 for good?"),
+    ):
+        page = pressed(operator, asked, action=action, subject="address", duration=duration)
+        assert words in page
+        assert not RateLimitOverride.objects.exists()
+    block = {"action": "block", "subject": "address", "confirm": "yes"}
+    page = pressed(operator, asked, **block)
+    assert "203.0.113.0/24 is blocked for 1 hour." in page
+    assert REFUSED in page
+    assert (post(), post(address="203.0.114.9")) == (429, 200)
+    override = RateLimitOverride.objects.get()
+    assert 3590 < (override.ends - override.created_at).total_seconds() < 3610
+    page = pressed(operator, asked, action=f"end:{override.pk}")
+    assert "Ended: 203.0.113.0/24." in page
+    assert ALLOWED in page
+    assert post() == 200
+    assert "has ended already" in pressed(operator, asked, action=f"end:{override.pk}")
+    pressed(operator, asked, **block, duration="")
+    assert RateLimitOverride.objects.lasting().get().ends is None
+    pressed(operator, asked, action="exempt", subject="address", duration="", confirm="yes")
+    assert RateLimitOverride.objects.lasting().filter(effect="exempt").get().ends is None
+
+
+def test_nobody_blocks_themselves(operator: Client) -> None:
+    """By user, by address, or by a network around it."""
+    asked = {"path": "/ok/", "user": "grace", "address": "198.51.100.0/24"}
+    for subject in ("user", "address"):
+        page = pressed(operator, asked, action="block", subject=subject, confirm="yes")
+        assert "you would lock yourself out" in page
+    assert not RateLimitOverride.objects.exists()
+
+
+def test_of_a_network_its_first_address_is_looked_at(operator: Client) -> None:
+    """And the page says so."""
+    assert [post(address="203.0.113.0") for _ in range(3)] == [200, 200, 429]
+    page = shown(operator, {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"})
+    assert "Of 203.0.113.0/24, its first address is looked at: 203.0.113.0." in page
+    assert REFUSED in page
+
+
+@pytest.mark.parametrize(
+    ("entered", "said"),
+    [
+        ({"address": "203.0.113.999"}, "Enter an address or network"),
+        ({"post": "username"}, "Line 1: enter NAME= VALUE."),
+        ({"header": "X-Key: 1\nnothing"}, "Line 2: enter NAME: VALUE."),
+        ({"post": "a=1", "json": "b=2"}, "either form fields or JSON fields"),
+        ({"json": "a=1\na.b=2"}, "another field says that a is text"),
+        ({"cookie": "a b=1"}, "Illegal key"),
+        ({"user": "nobody"}, "No user has this name"),
+        ({"path": "nowhere"}, "A path begins with /."),
+    ],
+)
+def test_what_no_request_can_be_is_told_at_its_field(entered: dict[str, str], said: str, operator: Client) -> None:
+    """And no page fails."""
+    assert said in shown(operator, {"path": "/ok/", **entered})
+
+
+def test_the_index_leads_to_the_inspector(operator: Client) -> None:
+    """For those who may see it."""
+    entry = "/admin/django_ratelimit_lua/inspector/"
+    assert f'href="{entry}"' in operator.get("/admin/").content.decode()
+    assert operator.get(entry)["Location"] == reverse("admin:django_ratelimit_lua_inspect") == INSPECTOR
+    assert f'href="{entry}"' in staff("view_ratelimitrule", name="looks").get("/admin/").content.decode()
+    nobody = staff("view_ratelimitchange", name="nobody")
+    assert entry not in nobody.get("/admin/").content.decode()
+    looks = Client()
+    looks.force_login(User.objects.get(username="looks"))
+    assert looks.post(f"{INSPECTOR}?path=/ok/", {"action": "reset"}).status_code == 403
+    assert "Reset" not in text_of(looks.get(f"{INSPECTOR}?path=/class/"))
+
+
+def test_what_is_done_is_in_the_log(operator: Client) -> None:
+    """Overrides, ends of overrides and resets of rules, by whom."""
+    RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=1, unit="h")
+    Client(REMOTE_ADDR=ADDRESS).get("/ok/")
+    asked = {"path": "/ok/", "address": ADDRESS}
+    pressed(operator, asked, action="reset:site")
+    pressed(operator, asked, action="block", subject="address", confirm="yes")
+    pressed(operator, asked, action=f"end:{RateLimitOverride.objects.get().pk}")
+    messages = [(entry.user.username, entry.change_message) for entry in LogEntry.objects.order_by("pk")]
+    assert messages == [
+        ("grace", "Reset counts in the inspector."), ("grace", "From the inspector."), ("grace", "Ended."),
+    ]  # fmt: skip
+
+
+def test_the_page_speaks_german(operator: Client) -> None:
+    """With the same words for the same things."""
+    assert [post() for _ in range(3)] == [200, 200, 429]
+    with translation.override("de"):
+        page = text_of(operator.get(INSPECTOR, {**POSTED, "post": "username=ada"}, headers={"accept-language": "de"}))
+    assert "Abgelehnt; wieder erlaubt: in 1 Std." in page
+    assert "Formularfelder" in page

@@ -1,0 +1,137 @@
+"""`ratelimit_reset`, `ratelimit_block` and `ratelimit_unblock`: what a terminal does, the next request obeys."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.test import Client
+
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from tests.acceptance import test_explained_views as explained
+from tests.acceptance.test_explained_views import ADDRESS, VIEWS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+OPTIONS = {"post": "field", "json": "json", "header": "header", "cookie": "cookie", "get": "query", "data": "field"}
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = explained.__name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def said(command: str, *arguments: str) -> str:
+    output = io.StringIO()
+    call_command(f"ratelimit_{command}", *arguments, stdout=output, stderr=output)
+    return output.getvalue()
+
+
+def status(path: str = "/ok/", address: str = ADDRESS, **meta: Any) -> int:
+    return int(Client(REMOTE_ADDR=address).get(path, **meta).status_code)
+
+
+@pytest.mark.parametrize("name", ["both", "throttled", "form", "json", "header", "cookie", "query", "data", "host"])
+def test_what_is_reset_lets_the_real_request_go(name: str) -> None:
+    """Described by options, several of each; first `explain` says that it would be refused."""
+    case = VIEWS.get(name) or explained.Case(None, 1, "host/", sends={"headers": {"host": "one.example"}})
+    asked = ["--path", f"/{case.path or name + '/'}", "--method", case.method, "--ip", ADDRESS, "--host", "one.example"]
+    for field, value in case.fields:
+        kind, _colon, part = field.partition(":")
+        asked += [f"--{OPTIONS[kind]}", f"{part}:{value}" if kind == "header" else f"{part}={value}"]
+    while explained.visit(case, name) == 200:
+        pass
+    assert "would be refused." in said("rules", "explain", *asked)
+    text = said("reset", *asked)
+    assert text.startswith("reset: ")
+    assert text.endswith("The next request like this would be allowed.\n")
+    assert explained.visit(case, name) == 200
+    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit_reset"}
+
+
+def test_a_reset_that_removed_nothing_says_so() -> None:
+    """And what would find more: a field that is missing, another method."""
+    text = said("reset", "--path", "/posted/", "--method", "POST", "--ip", ADDRESS)
+    assert "Nothing was reset: nothing is counted for it under tests.acceptance" in text
+    assert "its limits count by the form field username: add --field username=VALUE" in text
+    text = said("reset", "--path", "/posted/")
+    assert "Nothing was reset: such a request meets no limit." in text
+    assert "requests of other methods meet more limits here: --method POST" in text
+    assert not RateLimitChange.objects.exists()
+
+
+def test_one_limit_of_several_is_reset() -> None:
+    """By its name; one that such a request does not meet is an error with the names of those that it meets."""
+    while status("/both/") == 200:
+        pass
+    names = [f"{explained.__name__}.OnBoth.get:*:ip:{rate}" for rate in ("2/h", "5/h")]
+    assert f"reset: {names[0]}\nThe next" in said("reset", "--path", "/both/", "--ip", ADDRESS, "--limit", names[0])
+    assert status("/both/") == 200
+    with pytest.raises(CommandError, match=r"does not meet the limit 'nothing'; it meets: .*5/h"):
+        said("reset", "--path", "/both/", "--limit", "nothing")
+
+
+def test_block_and_unblock() -> None:
+    """An address, a network, a user, or whoever sends a value; an hour, as long as is said, or for good."""
+    User.objects.create(username="ada")
+    for asked, meta in (
+        (("--ip", ADDRESS), {}), (("--ip", "203.0.113.0/24"), {}),
+        (("--header", "X-API-Key: hush"), {"headers": {"x-api-key": "hush"}}),
+        (("--cookie", "c=1"), {"headers": {"cookie": "c=1"}}), (("--query", "q=x"), {"query_params": {"q": "x"}}),
+    ):  # fmt: skip
+        text = said("block", *asked, "--reason", "scraper")
+        assert " is blocked until 2" in text
+        assert (status(**meta), status(address="192.0.2.1")) == (429, 200)
+        assert "ended: override" in said("unblock", *asked)
+        assert status(**meta) == 200
+    override = RateLimitOverride.objects.latest("pk")
+    assert (override.reason, override.created_by) == ("scraper", "ratelimit_block")
+    assert " is blocked for good: override" in said("block", "--user", "ada", "--for-good")
+    assert RateLimitOverride.objects.latest("pk").ends is None
+    said("block", "--ip", ADDRESS, "--for", "30m")
+    override = RateLimitOverride.objects.latest("pk")
+    assert 1790 < (override.ends - override.created_at).total_seconds() < 1810
+    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit_block", "ratelimit_unblock"}
+
+
+def test_a_block_by_one_rule_refuses_where_that_applies() -> None:
+    """And nowhere else."""
+    RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=100, unit="h")
+    assert "is blocked by the rule site until" in said("block", "--ip", ADDRESS, "--rule", "site")
+    assert (status("/ok/"), status("/plain/")) == (429, 200)
+    with pytest.raises(CommandError, match="--rule 'nothing': the admin has no rule of this name"):
+        said("block", "--ip", ADDRESS, "--rule", "nothing")
+
+
+def test_unblock_says_what_it_did_not_end() -> None:
+    """Where no block is about them; and the blocked networks that an address is in."""
+    said("block", "--ip", "203.0.112.0/20")
+    text = said("unblock", "--ip", ADDRESS)
+    assert f"Nothing was ended: no block is about {ADDRESS}." in text
+    assert f"203.0.112.0/20 is blocked, and {ADDRESS} is in it: override " in text
+    assert status() == 429
+    assert "203.0.112.0/20 is blocked" not in said("unblock", "--ip", "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("block",), r"say who it is, by one of --user, --ip, .* or --json; there is none"),
+        (("block", "--ip", ADDRESS, "--cookie", "c=1"), "there are 2"),
+        (("block", "--ip", "nowhere"), "--ip 'nowhere' is not an address or network"),
+        (("block", "--ip", ADDRESS, "--for", "ever"), "--for 'ever': write a number and s, m, h, d or w"),
+        (("block", "--ip", ADDRESS, "--for", "0m"), "--for '0m': write"),
+        (("unblock", "--user", "nobody"), "--user 'nobody': no user has this name"),
+        (("unblock", "--field", "username"), "--field 'username': write NAME=VALUE"),
+        (("reset", "--ip", "203.0.113.0/24"), "is not an address"),
+        (("reset", "--field", "a=1", "--json", "b=2"), "either form fields or JSON fields"),
+    ],
+)
+def test_what_is_wrong_is_told(arguments: tuple[str, ...], problem: str) -> None:
+    """With what would be right, and nothing is done."""
+    with pytest.raises(CommandError, match=problem):
+        said(*arguments)
+    assert not RateLimitOverride.objects.exists()
