@@ -111,6 +111,11 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
+        for field, names in (("name", "ratelimit-names"), ("group", "ratelimit-names"), ("route", "ratelimit-routes")):
+            if field in self.fields:
+                self.fields[field].widget.attrs["list"] = names
+        if "name" in self.fields and self.instance.pk is None:
+            self.fields["name"].widget.attrs["data-focus"] = "first"
         # Not where a rule may only be looked at.
         for field, present in (("groups", group_names), ("methods", methods)):
             if field in self.fields:

@@ -26,6 +26,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 628, 12, 206
 
 def previewed(posted: Any) -> dict[str, Any]:
     """What the preview's template needs, from a form that need not be complete."""
+    if not posted.get("limit") and not posted.get("exempt"):
+        return {"hint": _("Enter a limit to see what it would do.")}
     sent = PreviewForm(posted)
     if not sent.is_valid():
         return {"problems": [f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()]}
@@ -40,7 +42,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     if rule.exempt and not problems:
         return {"problems": [_("The rule exempts requests: every request is allowed, and none is counted.")]}
     if problems or rule.limit is None or not rule.period:
-        return {"problems": problems or [_("Enter a limit to see a preview.")]}
+        return {"problems": problems}
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None

@@ -28,6 +28,7 @@ from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..stats.refusals import FAILED, refusal_counts
 from .base import ActingAdmin
+from .choices import choices
 from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .inspector import may_inspect
@@ -90,7 +91,11 @@ class RuleAdmin(RulesFile, ActingAdmin):
                 "description": gettext_lazy(
                     "For example 100 requests per 1 minute. If a request costs more than 1, the limit is in units."
                 ),
-                "fields": (("limit", "period", "unit"), "more_rates", "key", ("algorithm", "burst"), "cost"),
+                "classes": ("ratelimit-limit",),
+                "fields": (
+                    ("limit", "period", "unit"), "more_rates", "key",
+                    "algorithm", "burst", "queue", "segments", "align", "time_zone", "cost",
+                ),
             },
         ),
         (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
@@ -99,7 +104,7 @@ class RuleAdmin(RulesFile, ActingAdmin):
             {
                 "classes": ("collapse",),
                 "fields": (
-                    "message", "group", "order", ("max_wait", "queue", "segments"), ("align", "time_zone"),
+                    "message", "group", "order", "max_wait",
                     *(option for option in OPTIONS if option not in _PLACED),
                 ),
             },
@@ -194,6 +199,7 @@ class RuleAdmin(RulesFile, ActingAdmin):
         """With the numbers for the preview."""
         context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
         context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
+        context["choices"] = choices()
         context["call_site_url"] = reverse("admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name)
         rule = kwargs.get("obj")
         context |= _in_place_of("" if rule is None else rule.name)

@@ -249,7 +249,9 @@ def test_the_preview_shows_what_the_rule_would_do(operator: Client, direct: Any,
         "needs the algorithm token bucket"
         in operator.post(f"{RULES}preview/", {**form, "algorithm": "sliding_log"}).content.decode()
     )
-    assert "A rule needs a limit" in operator.post(f"{RULES}preview/", {**form, "limit": ""}).content.decode()
+    untouched = operator.post(f"{RULES}preview/", {**form, "limit": ""}).content.decode()
+    assert "Enter a limit to see what it would do." in untouched
+    assert "ratelimit-problems" not in untouched
     huge = {**form, "limit": 1_000_000, "burst": "", "preview_burst": 2000, "preview_flow": 100000}
     assert "Of 2000 at once, 2000 are allowed." in operator.post(f"{RULES}preview/", huge).content.decode()
     assert "at once" in operator.post(f"{RULES}preview/", {**form, "preview_burst": -1}).content.decode()

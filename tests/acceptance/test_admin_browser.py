@@ -143,6 +143,58 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert complaints(browser) == []
 
 
+def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
+    """Whom it counts is chosen and makes the key; only the options that the algorithm takes are there; the name has
+    the focus and says what it takes the place of; no error is shown before anything is typed."""
+    browser.set_window_size(1280, 1000)
+    log_in(browser, demo)
+    browser.get(f"{demo}{RULES}add/")
+    waiting = WebDriverWait(browser, 20)
+    waiting.until(lambda page: page.execute_script("return document.activeElement.id") == "id_name")
+    waiting.until(lambda page: "Enter a limit" in page.find_element("css selector", ".ratelimit-plot").text)
+    assert browser.find_elements("css selector", ".ratelimit-plot .ratelimit-problems") == []
+    fill(browser, name="search")
+    waiting.until(
+        lambda page: "10 per second and 500 per hour" in page.find_element("class name", "ratelimit-call-site").text
+    )
+
+    def key() -> str:
+        return str(browser.find_element("id", "id_key").get_attribute("value"))
+
+    def parts(selector: str) -> list[Any]:
+        return [
+            one for one in browser.find_elements("css selector", f".ratelimit-key {selector}") if one.is_displayed()
+        ]
+
+    Select(parts("select")[0]).select_by_visible_text("client address")
+    assert (key(), parts("input")) == ("ip", [])
+    browser.find_element("css selector", ".ratelimit-key + .button").click()
+    Select(parts("select")[1]).select_by_visible_text("value of a form field …")
+    parts("input")[0].send_keys("username")
+    assert key() == "ip+post:username"
+    parts("button")[0].click()
+    assert key() == "post:username"
+
+    def offered() -> list[str]:
+        names = ("burst", "queue", "segments", "align", "time_zone", "groups")
+        return [name for name in names if browser.find_element("class name", f"field-{name}").is_displayed()]
+
+    assert offered() == ["segments"]
+    fill(browser, algorithm="token_bucket")
+    assert offered() == ["burst"]
+    fill(browser, burst="5", algorithm="fixed_window", align="day", audience="groups")
+    assert offered() == ["burst", "align", "time_zone", "groups"]  # What has a value is never unseen.
+    routes = browser.execute_script(
+        "return [...document.getElementById('id_route').list.options].map(one => one.value)"
+    )
+    assert {"search", "admin:index"} <= set(routes)
+    numbers, preview = (
+        browser.find_element("css selector", f".ratelimit-columns > {one}") for one in ("div", "fieldset")
+    )
+    assert abs(numbers.rect["y"] - preview.rect["y"]) < 50
+    assert complaints(browser) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
 def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, browser: Any, demo: str) -> None:

@@ -1,10 +1,18 @@
 "use strict";
-// Shows what the rule in the form would do, asked of the server whenever the form has changed.
+// Shows what the rule in the form would do, asked of the server whenever the form has changed; beside the numbers.
 document.addEventListener("DOMContentLoaded", () => {
   const box = document.querySelector("[data-preview-url]");
   if (!box) return;
   const form = box.closest("form");
   const into = box.querySelector("[data-preview-into]");
+  const numbers = form.querySelector("fieldset.ratelimit-limit");
+  if (numbers) {
+    const columns = document.createElement("div"), left = document.createElement("div");
+    columns.className = "ratelimit-columns";
+    left.append(...numbers.querySelectorAll(":scope > .form-row"));
+    columns.append(left, box);
+    numbers.append(columns);
+  }
   let timer = 0, latest = 0;
 
   async function show() {

@@ -1,20 +1,96 @@
 "use strict";
-// Says beside the name of a rule which limits of the code it takes the place of, while the name is typed.
+// The form of a rule: whom it counts in words, only the options that its algorithm takes, and what it takes the place of.
 document.addEventListener("DOMContentLoaded", () => {
-  const note = document.querySelector("[data-call-site-url]");
-  const name = document.getElementById("id_name");
-  if (!note || !name) return;
-  name.closest(".form-row").append(note);
-  let timer = 0, latest = 0;
+  const field = (name) => document.getElementById(`id_${name}`);
 
-  async function show() {
-    const number = ++latest;
-    const answer = await fetch(`${note.dataset.callSiteUrl}?name=${encodeURIComponent(name.value)}`, {credentials: "same-origin"});
-    const text = await answer.text();
-    if (number === latest && answer.ok) note.innerHTML = text;
+  // Beside the name: the limits of the code whose place the rule takes, while the name is typed.
+  const note = document.querySelector("[data-call-site-url]");
+  const name = field("name");
+  if (note && name) {
+    name.closest(".form-row").append(note);
+    let timer = 0, latest = 0;
+    const show = async () => {
+      const number = ++latest;
+      const answer = await fetch(`${note.dataset.callSiteUrl}?name=${encodeURIComponent(name.value)}`, {credentials: "same-origin"});
+      const text = await answer.text();
+      if (number === latest && answer.ok) note.innerHTML = text;
+    };
+    name.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => show().catch(() => {}), 200);
+    });
+    if (name.value) show().catch(() => {});
+    if (name.dataset.focus) window.addEventListener("load", () => name.focus());  // Django focuses the first button.
   }
-  name.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => show().catch(() => {}), 200);
-  });
+
+  // Above the key: a choice in words that makes it.
+  const key = field("key"), part = document.getElementById("ratelimit-key-part");
+  if (key && part) {
+    const parts = document.createElement("div");
+    const more = document.getElementById("ratelimit-key-more").content.cloneNode(true).querySelector("button");
+    parts.className = "ratelimit-key";
+    const label = document.querySelector("label[for=id_key]");
+    key.closest(".form-row").prepend(...[label, parts, more].filter(Boolean));
+
+    const make = () => {
+      const texts = [...parts.children].map((row) => {
+        const kind = row.querySelector("select").value;
+        const text = row.querySelector("input").value.trim();
+        return kind === "other" ? text : kind.endsWith(":") ? kind + text : kind;
+      });
+      key.value = texts.filter(Boolean).join("+");
+      key.dispatchEvent(new Event("input", {bubbles: true}));
+    };
+    const fit = (row) => {
+      const kind = row.querySelector("select").value;
+      row.querySelector("input").hidden = !(kind === "other" || kind.endsWith(":"));
+      row.querySelector("button").hidden = parts.children.length < 2;
+    };
+    const add = (text) => {
+      const row = part.content.cloneNode(true).querySelector("div");
+      const select = row.querySelector("select"), input = row.querySelector("input");
+      const kinds = [...select.options].map((option) => option.value);
+      const kind = kinds.includes(text) ? text : kinds.find((one) => one.endsWith(":") && text.startsWith(one)) ?? "other";
+      select.value = kind;
+      input.value = kind === "other" ? text : text.slice(kind.length);
+      for (const kind of ["input", "change"]) {
+        row.addEventListener(kind, (event) => { event.stopPropagation(); fit(row); make(); });
+      }
+      row.querySelector("button").addEventListener("click", () => { row.remove(); [...parts.children].forEach(fit); make(); });
+      parts.append(row);
+      [...parts.children].forEach(fit);
+      return row;
+    };
+    const read = () => {
+      parts.replaceChildren();
+      key.value.split("+").map((text) => text.trim()).forEach(add);
+    };
+    more.addEventListener("click", () => add("ip").querySelector("select").focus() ?? make());
+    key.addEventListener("change", read);
+    read();
+  }
+
+  // Only what the algorithm takes; and what has a value, so that nothing is kept unseen.
+  const takes = document.getElementById("ratelimit-takes"), algorithm = field("algorithm");
+  if (takes && algorithm) {
+    const taken = JSON.parse(takes.textContent);
+    const options = [...new Set(Object.values(taken).flat())];
+    const has = (input) => input.type === "checkbox" ? input.checked : input.value !== "";
+    const fit = () => {
+      for (const option of options) {
+        const input = field(option);
+        if (!input) continue;
+        const needsCalendar = option === "time_zone" && !["day", "week", "month"].includes(field("align")?.value);
+        const isUsed = has(input) || input.closest(".form-row").classList.contains("errors");
+        input.closest(".form-row").hidden = !isUsed && (needsCalendar || !taken[algorithm.value].includes(option));
+      }
+      const groups = field("groups"), audience = field("audience");
+      if (groups && audience) {
+        const isTicked = groups.querySelector("input:checked") !== null;
+        groups.closest(".form-row").hidden = audience.value !== "groups" && !isTicked;
+      }
+    };
+    document.getElementById("ratelimitrule_form")?.addEventListener("change", fit);
+    fit();
+  }
 });

@@ -1,0 +1,47 @@
+"""What the form of a rule offers: keys in words, names that are in the code, and which options an algorithm takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from ..conf import conf
+from ..limits import algorithms
+from ..operations.call_sites import look_for_call_sites, route_names
+from ..rules.callsite import known_call_sites
+
+MOST_NAMES = 1000
+"""Names that a page offers: more would make it slow, and nobody reads them."""
+
+
+def key_choices() -> list[tuple[str, str]]:
+    """Keys, or what they begin with where a name follows, in words."""
+    return [
+        ("", _("as the code says")),
+        ("ip", _("client address")),
+        ("user", _("signed-in user (all others share one count)")),
+        ("user_or_ip", _("signed-in user, for others the address")),
+        ("session", _("session")),
+        ("header:", _("value of a header …")),
+        ("cookie:", _("value of a cookie …")),
+        ("post:", _("value of a form field …")),
+        ("json:", _("value in a JSON body …")),
+        ("data:", _("value of a form field or in a JSON body …")),
+        ("get:", _("value in the query …")),
+        ("kwarg:", _("part of the URL …")),
+        ("path", _("path")),
+        ("route", _("route")),
+    ]
+
+
+def choices() -> dict[str, Any]:
+    """For the template of the form."""
+    look_for_call_sites()
+    takes = {name: sorted(algorithm.options) for name, algorithm in algorithms.ALGORITHMS.items()}
+    return {
+        "keys": key_choices(),
+        "names": known_call_sites.names()[:MOST_NAMES],
+        "routes": sorted(route_names())[:MOST_NAMES],
+        "takes": {**takes, "": takes[algorithms.find(conf.ALGORITHM).name]},
+    }
