@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack, cast
+from weakref import ref
 
 from .conf import conf
 from .engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, decide, forgetting
@@ -59,7 +60,8 @@ class RateLimiter:
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}
-        self._known: tuple[Ruleset | None, Sequence[Limit], Rule | None] = (None, (), None)
+        # By which rules, without keeping all of them: a limiter that is seldom asked would keep old ones.
+        self._known: tuple[ref[Ruleset], Sequence[Limit], Rule | None] | None = None
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
@@ -83,14 +85,19 @@ class RateLimiter:
 
     def _limits_by(self, ruleset: Ruleset) -> tuple[Sequence[Limit], Rule | None]:
         """The limits, or those of the rule that takes their place; and the rule of that name."""
-        known, limits, rule = self._known
-        if known is not ruleset:  # Which are others, too, when settings have changed.
-            rule, limits = ruleset.by_name.get(self.name), self.limits
-            if rule is not None and rule.group == self.name and rule.template is not None:
-                rates = [rate for rate in rule.template.rates if isinstance(rate, Rate)]
-                limits = () if rule.mode == "off" else tuple([rule.template.limit(self.name, rate) for rate in rates])
-            self._known = (ruleset, limits, rule)
+        known = self._known
+        if known is not None and known[0]() is ruleset:  # Which are others, too, when settings have changed.
+            return known[1:]
+        rule, limits = ruleset.by_name.get(self.name), self.limits
+        if rule is not None and rule.group == self.name and rule.template is not None:
+            rates = [rate for rate in rule.template.rates if isinstance(rate, Rate)]
+            limits = () if rule.mode == "off" else tuple([rule.template.limit(self.name, rate) for rate in rates])
+        self._known = (ref(ruleset), limits, rule)
         return limits, rule
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy, or another process, is made of: the rules there are its own."""
+        return {**self.__dict__, "_known": None}
 
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _Planner:
         return _Planner(self.name, self._limits_by, operation, identity, cost, options)

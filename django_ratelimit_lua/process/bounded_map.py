@@ -106,7 +106,7 @@ class BoundedMap(Generic[K, V]):
     def clear(self) -> list[V]:
         """Forget all; returns it."""
         with self._lock:
-            values = [value for value, _ in self.entries.values()]
+            values = [value for value, _ in list(self.entries.values())]  # While others put, who take no lock.
             self.entries.clear()
             self._labelled.clear()
             self._bytes = 0

@@ -54,8 +54,9 @@ class LimitTemplate:
     - `rates`: units per time, or functions that are called for them; `options`: of each limit;
     - `tiers`: what stands in its place for the members of Django groups, the most favourable first;
     - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and a rate is
-      told by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that another
-      is put beside.
+      told by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that a
+      shorter is put beside (one that is not the longest any more begins anew). What a function says beside other rates
+      is told by the whole rate, so that it is never counted in the place of one that is written down.
     """
 
     key: Key | None
@@ -96,6 +97,8 @@ class LimitTemplate:
                 self._limits.clear()
             if self.label:
                 name = f"{name}:{self.label}:{rate}"
+            elif len(self.rates) > 1 and rate not in self.rates:
+                name = f"{name}:{rate}"
             elif len(self.rates) > 1 and rate.period_us != self._longest:
                 name = f"{name}:{rate.per}"
             options: Options = {**self.options, "algorithm": algorithm}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 import uuid
 from typing import Any
@@ -26,6 +27,17 @@ def test_hit_peek_refund_reset() -> None:
     limiter.hit("ada")
     limiter.reset("ada")
     assert limiter.peek("ada").remaining == 5
+
+
+def test_a_limiter_can_be_sent_to_another_process(settings: Any) -> None:
+    """As `multiprocessing.Pool.map(limiter.hit, ...)` does: also one that was used, whatever the rules are."""
+    settings.RATELIMIT_RULES = [
+        {"name": "x", "group": "x", "rate": "5/h"},
+        {"path": "/", "key": lambda *_: "", "rate": "1/h", "name": "y"},
+    ]
+    limiter = RateLimiter("x", "9/h")
+    assert limiter.hit("ada").remaining == 4
+    assert pickle.loads(pickle.dumps(limiter)).hit("ada").remaining == 3
 
 
 def test_the_same_for_coroutines() -> None:

@@ -32,7 +32,7 @@ from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import current, start_fresh
 from tests.kept import kept
 
 MANY, BOUND, FEW = 1_500, 500, 400
@@ -225,3 +225,14 @@ def test_a_long_name_is_shortened_and_none_is_another() -> None:
     limit = first.limits[0]
     assert len(limit.name) == 500
     assert limit.at(limit.rate, 5).key_part == limit.key_part
+
+
+def test_a_limiter_keeps_no_rules_that_are_not_in_force(settings: Any) -> None:
+    """However many limiters there are that were asked once: a thousand rules take about a megabyte."""
+    seen: list[weakref.ref[Any]] = []
+    for number in range(10):
+        settings.RATELIMIT_RULES = [{"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}]
+        assert limiter(f"seldom {number}", "5/h").hit("ada")
+        seen.append(weakref.ref(current()))
+    gc.collect()
+    assert [ruleset() for ruleset in seen] == [None] * 9 + [current()]

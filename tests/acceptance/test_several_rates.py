@@ -68,7 +68,7 @@ def test_a_rule_of_several_rates_takes_the_place_of_a_limiter() -> None:
 
 
 def test_counts_stay_whichever_rate_is_changed() -> None:
-    """A rate is told from the others by its period alone: a lower number, or one more rate, forgets nothing."""
+    """A rate is told from the others by its period alone: a lower number, or a shorter rate beside, forgets nothing."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=3, unit="h")
     assert asked(2, "/ok") == [200, 200]
     rule.limit, rule.unit, rule.more_rates = 50, "s", ["3/h"]
@@ -77,6 +77,20 @@ def test_counts_stay_whichever_rate_is_changed() -> None:
     rule.more_rates = ["5/h"]
     rule.save()
     assert asked(3, "/ok") == [200, 200, 429]
+
+
+def of_pages(group: str, request: HttpRequest) -> str | None:
+    return "100/h" if request.method == "GET" else None
+
+
+@pytest.mark.parametrize("rates", [[of_pages, "3/h"], ["3/h", of_pages], [of_pages, lambda group, request: "3/h"]])
+def test_what_a_function_says_takes_no_count_of_another_rate(rates: list[Any], settings: Any) -> None:
+    """Also for the same period, and whether or not it says anything of a request: 3 an hour are never more."""
+    settings.RATELIMIT_RULES = [{"name": "site", "path": "/ok", "key": "ip", "rate": rates}]
+    client = Client(REMOTE_ADDR="203.0.113.9")
+    assert [client.post("/ok").status_code for _ in range(2)] == [200, 200]
+    assert [client.get("/ok").status_code for _ in range(2)] == [200, 429]
+    assert client.post("/ok").status_code == 429
 
 
 def test_tiers_have_several_rates_too(operator: Client) -> None:

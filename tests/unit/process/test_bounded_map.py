@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 from hypothesis import given
@@ -77,3 +78,29 @@ def test_many_threads_put_at_once() -> None:
         thread.join()
     assert not failed
     assert len(bounded) == 50
+
+
+def test_one_thread_clears_while_others_put() -> None:
+    """It is told what there was, and does not fail over what comes meanwhile."""
+    usual = sys.getswitchinterval()
+    bounded: BoundedMap[int, int] = BoundedMap(20_000)
+    is_over = threading.Event()
+
+    def put() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            bounded.put(number, number)
+
+    thread = threading.Thread(target=put)
+    sys.setswitchinterval(0.00001)
+    thread.start()
+    try:
+        for _ in range(300):
+            while len(bounded) < 200:
+                is_over.wait(0.0001)
+            assert len(bounded.clear()) >= 200
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(usual)
