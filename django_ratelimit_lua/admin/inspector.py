@@ -14,13 +14,15 @@ from django.utils.translation import gettext_lazy
 
 from ..conf import conf
 from ..exceptions import StoreError
+from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
+from ..operations.reference import ReferredLimit, reset_reference
 from ..operations.subjects import Subject, end, field_words
 from ..publishing import triggers
 from .forms import DURATIONS, covers, own_address
-from .request_form import Asked, RequestForm
+from .request_form import Asked, ReferenceForm, RequestForm
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
 HOUR, FOR_GOOD = "3600", ""
@@ -34,9 +36,10 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 class Row(NamedTuple):
-    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse."""
+    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse, or is
+    not known."""
 
-    met: ExplainedLimit
+    met: ExplainedLimit | ReferredLimit
     verdict: str
     words: str
     resets: str
@@ -70,18 +73,30 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         given = request.POST if "path" in request.POST else request.GET
         form = RequestForm(given if "path" in given else None, own_address(request))
         may_act = self.has_block_permission(request)
+        reference = ReferenceForm(request.GET if "reference" in request.GET else None, label_suffix="")
         context = {
             **self.admin_site.each_context(request),
             "title": _("Inspector"),
             "opts": self.opts,
             "form": form,
+            "reference": reference,
             "may_act": may_act,
             "may_see_overrides": self.has_view_permission(request),
+            "may_see_rules": request.user.has_perm("django_ratelimit_lua.view_ratelimitrule"),
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": [(seconds, words) for seconds, words in HOW_LONG.items()],
             "hour": HOUR,
             "media": self.media,
         }
+        if reference.is_bound and reference.is_valid():
+            if request.POST.get("action"):
+                if not may_act:
+                    raise PermissionDenied
+                with acting(request.user):
+                    self._reset_referred(request, reference)
+                return HttpResponseRedirect(request.get_full_path())
+            context["opened"] = reference.opened
+            context["referred"] = [_referred(limit) for limit in reference.opened.limits]
         asked = form.asked if form.is_bound and form.is_valid() else None
         if asked is not None:
             if request.POST.get("action"):
@@ -171,6 +186,17 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if not ending:
             messages.warning(request, _("This has ended already, or this request does not meet it any more."))
 
+    def _reset_referred(self, request: HttpRequest, reference: ReferenceForm) -> None:
+        try:
+            done = reset_reference(reference.opened)
+        except StoreError as error:
+            messages.error(request, _("Nothing was reset: %s") % error)
+            return
+        if done:
+            messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+        else:
+            messages.warning(request, _("Nothing was reset: nothing is counted any more."))
+
     def _reset(self, request: HttpRequest, asked: Asked, target: str) -> None:
         explanation = explain(asked.request())
         names = [met.name for met in explanation.met if target in ("", met.name)]
@@ -242,13 +268,24 @@ def _row(met: ExplainedLimit) -> Row:
     state = met.state
     if state is None:
         return Row(met, "exempt", _("Exempt"), "")
-    resets = duration_words(state.reset_after) if state.used or state.reset_after else "—"
+    if state.allowed or met.refuses:
+        return _by_state(met, state)
+    return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
+
+
+def _referred(limit: ReferredLimit) -> Row:
+    return Row(limit, "over", _("Not known"), "—") if limit.state is None else _by_state(limit, limit.state)
+
+
+def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
     if state.allowed:
-        return Row(met, "allowed", _("Allowed"), resets)
+        return Row(met, "allowed", _("Allowed"), _resets(state))
     again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
-    if met.refuses:
-        return Row(met, "refused", _("Refused; allowed again: %s") % again, resets)
-    return Row(met, "over", _("Over the limit, but refuses nobody"), resets)
+    return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
+
+
+def _resets(state: LimitState) -> str:
+    return duration_words(state.reset_after) if state.used or state.reset_after else "—"
 
 
 def duration_words(seconds: float) -> str:

@@ -15,6 +15,7 @@ from ..identity.forwarded import parse_network
 from ..limits.rate import LimitError
 from ..models.rule import METHODS
 from ..operations.described import SENT_KINDS, Fields, build_request, find_user
+from ..operations.reference import BadReferenceError, OpenedReference, open_reference
 from ..operations.subjects import Subject, subjects
 
 
@@ -68,6 +69,25 @@ class Lines(forms.CharField):
             if line.strip():
                 found.append((name.strip(), value.strip()))
         return found
+
+
+class ReferenceForm(forms.Form):
+    """What a client was shown with a 429. Where it is valid, `opened` is what it says."""
+
+    opened: OpenedReference
+    reference = forms.CharField(
+        label=_("Reference"), max_length=400, help_text=_("What the 429 showed to who was refused."),
+        widget=forms.TextInput(attrs={"size": 80, "autocomplete": "off", "spellcheck": "false"}),
+    )  # fmt: skip
+
+    def clean_reference(self) -> str:
+        """Opens it."""
+        text: str = self.cleaned_data["reference"]
+        try:
+            self.opened = open_reference(text)
+        except BadReferenceError as error:
+            raise ValidationError(str(error)) from None
+        return text
 
 
 class RequestForm(forms.Form):

@@ -19,11 +19,12 @@ from ..rules.describe import reading
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..store import get_store
-from ..web.reference import BadReferenceError, SealedRefusal
+from ..web.reference import BadReferenceError
 from ..web.reference import open_reference as unseal
 from .call_sites import look_for_call_sites, url_patterns
+from .explain import reset_charges
 
-__all__ = ["BadReferenceError", "OpenedReference", "ReferredLimit", "open_reference"]
+__all__ = ["BadReferenceError", "OpenedReference", "ReferredLimit", "open_reference", "reset_reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class ReferredLimit:
     - `source`: where it is written: "admin", "settings" or "code"; `reading`: what it says; `rule`: the rule it is of
       (None: it is in code);
     - `state`: what it has counted for that identity now, by its own numbers; None: it is not known, because Redis
-      cannot be asked, because processes keep the count (`split`), or because a block refused, which counts nobody.
+      cannot be asked, because processes keep the count (`split`), or because a block refused, which counts nobody;
+    - `charge`: what is counted there, as far as the limit is known and no block refused.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ReferredLimit:
     reading: str
     rule: Rule | None
     state: LimitState | None
+    charge: Charge | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,14 @@ def open_reference(text: str) -> OpenedReference:
     is_exact = bool(found)
     limits, error = [], ""
     for name, source, words, rule, limit in found or [one for one in known.values() if sealed.is_of_place(one[0])]:
+        charge = None if limit is None or sealed.is_block else Charge(limit, sealed.identity)
         state = None
-        if limit is not None and limit.split is None and not sealed.is_block:
+        if charge is not None and charge.limit.split is None:
             try:
-                state = _state(limit, sealed)
+                state = get_store(background=True).decide(build_call([charge], "peek")).limits[0]
             except StoreError as problem:
                 error = str(problem)
-        limits.append(ReferredLimit(name, source, words, rule, state))
+        limits.append(ReferredLimit(name, source, words, rule, state, charge))
     overrides = RateLimitOverride.objects.filter(subject=sealed.identity.decode()) if sealed.is_block else ()
     return OpenedReference(
         datetime.datetime.fromtimestamp(sealed.moment, datetime.UTC),
@@ -100,8 +104,12 @@ def open_reference(text: str) -> OpenedReference:
     )
 
 
-def _state(limit: Limit, sealed: SealedRefusal) -> LimitState:
-    return get_store(background=True).decide(build_call([Charge(limit, sealed.identity)], "peek")).limits[0]
+def reset_reference(opened: OpenedReference) -> list[str]:
+    """Forget what the limits of a reference have counted for its identity; it is recorded as done by who is `acting`.
+
+    Returns the names of those that had counted something. Raises `StoreError`.
+    """
+    return reset_charges([limit.charge for limit in opened.limits if limit.charge is not None])
 
 
 _Known = tuple[str, str, str, Rule | None, Limit | None]

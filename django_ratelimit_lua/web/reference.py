@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..limits.decision import Decision
@@ -85,14 +86,14 @@ def open_reference(text: str) -> SealedRefusal:
     letters = text[: LETTERS * 4].upper().translate(_LOOK_ALIKES)
     foreign = next((letter for letter in letters if letter.encode() not in _CROCKFORD), None)
     if foreign is not None:
-        raise BadReferenceError(
-            f"{foreign!r} is no letter of a reference; these are digits and capitals, without I, L, O, U"
-        )
+        problem = _("%(letter)r is no letter of a reference; these are digits and capitals, without I, L, O, U")
+        raise BadReferenceError(problem % {"letter": foreign})
     if len(letters) != LETTERS:
-        raise BadReferenceError(f"a reference has {LETTERS} letters and digits, and this has {len(letters)}")
+        problem = _("a reference has %(right)d letters and digits, and this has %(number)d")
+        raise BadReferenceError(problem % {"right": LETTERS, "number": len(letters)})
     sealed = base64.b32decode(letters[:-1].encode().translate(_READ))
     if _check(sealed) != letters[-1].encode():
-        raise BadReferenceError("this is mistyped: compare it with the original, letter by letter")
+        raise BadReferenceError(_("this is mistyped: compare it with the original, letter by letter"))
     for number, secret in enumerate((conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS)):
         for is_block, kind in _KINDS.items():
             try:
@@ -101,8 +102,10 @@ def open_reference(text: str) -> SealedRefusal:
                 continue
             return SealedRefusal(identity.hex().encode(), moment, tag, is_block, number)
     raise BadReferenceError(
-        "this was not sealed by this site: it is made up, or of another site, or of a RATELIMIT_KEY_SECRET or "
-        "SECRET_KEY that is not among the fallbacks any more"
+        _(
+            "this was not sealed by this site: it is made up, or of another site, or of a RATELIMIT_KEY_SECRET or "
+            "SECRET_KEY that is not among the fallbacks any more"
+        )
     )
 
 

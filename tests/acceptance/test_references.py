@@ -6,9 +6,12 @@ import datetime
 import io
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 import pytest
 import redis
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
@@ -21,7 +24,7 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import BadReferenceError, OpenedReference, open_reference
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
 from tests.server import url
@@ -77,6 +80,7 @@ urlpatterns = [
     path("scoped", Reports.as_view()),
     path("deep", raising),
     path("plain", ok),
+    path("admin/", admin.site.urls),
 ]
 
 
@@ -130,14 +134,18 @@ def test_what_refused_in_the_code_is_found(where: str, name: str) -> None:
 
 
 def test_looking_takes_nothing(direct: redis.Redis, settings: Any) -> None:
-    """However often it is opened, and however many were refused: nothing is written."""
-    reference = refused("/decorated")
-    keys = {key: direct.dump(key) for key in direct.keys(f"{settings.RATELIMIT_CACHE_PREFIX}{{*}}:search*")}
-    assert keys
+    """However often it is opened, and however many are refused: nothing is written."""
+
+    def kept() -> dict[bytes, bytes]:
+        return {key: direct.dump(key) for key in direct.keys(f"{settings.RATELIMIT_CACHE_PREFIX}{{*}}:search*")}
+
+    reference, before = refused("/decorated"), kept()
     for _ in range(3):
         assert only(open_reference(reference))[2].used == 1
         refused("/decorated")
-    assert {key: direct.dump(key) for key in direct.keys(f"{settings.RATELIMIT_CACHE_PREFIX}{{*}}:search*")} == keys
+    after = kept()
+    assert [key for key in after if b"1/h" in key]
+    assert after.items() <= before.items()  # What lasts a second has ended meanwhile.
 
 
 def test_a_rule_is_found_as_it_is_now() -> None:
@@ -240,3 +248,86 @@ def test_another_process_opens_it(prefix: str, tmp_path: Path) -> None:
         pytest.raises(AssertionError, match="not sealed by this site"),
     ):
         stranger(f"str({view}.open_reference({reference!r}))")
+
+
+INSPECTOR = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
+
+
+def desk(*permissions: str) -> Client:
+    user = User.objects.create_user("desk", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client(REMOTE_ADDR="192.0.2.1")
+    client.force_login(user)
+    return client
+
+
+def page(client: Client, reference: str) -> str:
+    response = client.get(INSPECTOR, {"reference": reference})
+    assert response.status_code == 200
+    return " ".join(response.content.decode().split())
+
+
+@pytest.fixture
+def admin_site(settings: Any) -> None:
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        *settings.MIDDLEWARE,
+    ]
+
+
+@pytest.mark.usefixtures("admin_site")
+def test_the_inspector_opens_it_and_resets_what_is_counted() -> None:
+    """Rule and counts as they are now; who may act resets them, and the client is let in."""
+    rule = RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    reference = refused("/plain", REMOTE_ADDR="203.0.113.9")
+    client = desk("view_ratelimitrule", "block_identity")
+    text = page(client, reference.replace("-", " ").lower())
+    assert '<h2 id="opened" class="ratelimit-verdict refused">Refused, ' in text
+    assert f"ratelimitrule/{rule.pk}/change/" in text
+    assert "1 per hour per address, on /plain" in text
+    assert "1 / 1" in text
+    assert "Refused; allowed again: in " in text
+    assert Client(REMOTE_ADDR="203.0.113.9").get("/plain").status_code == 429
+    response = client.post(f"{INSPECTOR}?{urlencode({'reference': reference})}", {"action": "reset"}, follow=True)
+    text = response.content.decode()
+    assert "Counts are reset: all." in text
+    assert "0 / 1" in text
+    assert Client(REMOTE_ADDR="203.0.113.9").get("/plain").status_code == 200
+    change = RateLimitChange.objects.get(kind=RateLimitChange.Kind.IDENTITY)
+    assert (change.name, change.after["digests"]) == ("all", [open_reference(reference).identity])
+    for _ in range(2):
+        response = client.post(f"{INSPECTOR}?{urlencode({'reference': reference})}", {"action": "reset"}, follow=True)
+    assert "Nothing was reset: nothing is counted any more." in response.content.decode()
+
+
+@pytest.mark.usefixtures("admin_site")
+def test_who_may_only_look_is_offered_no_reset() -> None:
+    """And cannot send it."""
+    RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    reference = refused("/plain")
+    client = desk("view_ratelimitoverride")
+    text = page(client, reference)
+    assert "1 / 1" in text
+    assert "Reset for this identity" not in text
+    assert "ratelimitrule/" not in text
+    response = client.post(f"{INSPECTOR}?{urlencode({'reference': reference})}", {"action": "reset"})
+    assert response.status_code == 403
+
+
+@pytest.mark.usefixtures("admin_site")
+def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
+    """Or that what refused is not there any more."""
+    client = desk("view_ratelimitoverride")
+    assert "a reference has 65 letters and digits, and this has 5" in page(client, "ABCDE")
+    assert "This field is required." in page(client, "")
+    rule = RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    reference = refused("/plain")
+    rule.delete()
+    assert "The limit is not known here" in page(client, reference)
+    block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
+    reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER]
+    assert f"ratelimitoverride/{block.pk}/change/" in page(client, reference)
+    block.delete()
+    assert "That block is not there any more." in page(client, reference)
