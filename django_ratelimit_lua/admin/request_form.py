@@ -77,7 +77,7 @@ class ReferenceForm(forms.Form):
     opened: OpenedReference
     reference = forms.CharField(
         label=_("Reference"), max_length=400, help_text=_("What the 429 showed to who was refused."),
-        widget=forms.TextInput(attrs={"size": 80, "autocomplete": "off", "spellcheck": "false"}),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )  # fmt: skip
 
     def clean_reference(self) -> str:
