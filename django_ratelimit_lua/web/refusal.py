@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from django.utils.translation import ngettext
 
 from ..exceptions import Ratelimited
 from ..identity.request_state import request_state
-from ..limits.decision import Decision
+from ..limits.decision import Decision, LimitState
 from ..rules.provider import current
 from .headers import violated_policies
 from .reference import reference_of
@@ -30,8 +30,6 @@ Reason = Literal["wait", "blocked", "unavailable", "too large", "unknown"]
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 """Of draft-ietf-httpapi-ratelimit-headers-10, section 5.1, for programs: not translated."""
-_UNITS = ((90, 1), (90 * 60, 60), (36 * 3600, 3600), (math.inf, 86_400))
-"""Up to so many seconds, a time is told in units of so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +100,14 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
     state = request_state(request)
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
-        rule, message = _rule_and_message(decision)
-        blocks = [limit.block for limit in decision.enforced if not limit.allowed and limit.block is not None]
+        refused = [limit for limit in decision.limits if limit.mode == "enforce" and not limit.allowed]
+        rule, message = _rule_and_message(refused)
+        blocks = [limit.block for limit in refused if limit.block is not None]
         is_forbidden = any(block.forbids for block in blocks)
         seconds = None if is_forbidden else decision.retry_after
         refusal = state.refusal = Refusal(
             decision,
-            "blocked" if is_forbidden else _reason(decision),
+            "blocked" if is_forbidden else _reason(refused),
             next((block.message for block in blocks if block.message), message),
             None if seconds is None else max(1, math.ceil(seconds)),
             reference_of(decision),
@@ -118,17 +117,17 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
     return refusal
 
 
-def _rule_and_message(decision: Decision) -> tuple[str | None, str]:
+def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
     """The rule that refuses first, and what the rules that refuse have to say."""
     ruleset = current()
     if ruleset is None:
         return None, ""
-    rules = [rule for rule in map(ruleset.rule_of, decision.denied_by) if rule is not None]
+    found = [ruleset.rule_of(state.name) for state in refused]
+    rules = [rule for rule in found if rule is not None]
     return (rules[0].name if rules else None), next((rule.message for rule in rules if rule.message), "")
 
 
-def _reason(decision: Decision) -> Reason:
-    refused = [state for state in decision.enforced if not state.allowed]
+def _reason(refused: Sequence[LimitState]) -> Reason:
     if not refused:
         return "unknown"
     never = [state for state in refused if state.retry_after is None]
@@ -145,15 +144,18 @@ def in_time(seconds: int) -> str:
     >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
     ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
     """
-    unit = next(unit for most, unit in _UNITS if seconds <= most)
-    count = -(-seconds // unit)
-    words = {
-        1: ngettext("in %(count)d second", "in %(count)d seconds", count),
-        60: ngettext("in about %(count)d minute", "in about %(count)d minutes", count),
-        3600: ngettext("in about %(count)d hour", "in about %(count)d hours", count),
-        86_400: ngettext("in about %(count)d day", "in about %(count)d days", count),
-    }
-    return words[unit] % {"count": count}
+    if seconds <= 90:
+        count, words = seconds, ngettext("in %(count)d second", "in %(count)d seconds", seconds)
+    elif seconds <= 90 * 60:
+        count = -(-seconds // 60)
+        words = ngettext("in about %(count)d minute", "in about %(count)d minutes", count)
+    elif seconds <= 36 * 3600:
+        count = -(-seconds // 3600)
+        words = ngettext("in about %(count)d hour", "in about %(count)d hours", count)
+    else:
+        count = -(-seconds // 86_400)
+        words = ngettext("in about %(count)d day", "in about %(count)d days", count)
+    return words % {"count": count}
 
 
 @contextmanager

@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import axe_core_python
 import pytest
+from django.conf import settings as site_settings
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.utils import timezone, translation
@@ -20,7 +22,9 @@ from django.utils.functional import SimpleLazyObject
 
 from django_ratelimit_lua import Ratelimited, ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from tests.demo import screenshot
 
+AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 GERMAN = {"accept": BROWSER, "accept-language": "de-CH,de;q=0.9,en;q=0.5"}
 LOCALE = "django.middleware.locale.LocaleMiddleware"
@@ -304,3 +308,43 @@ def test_the_reference_can_be_switched_off(client: Client, settings: Any) -> Non
         response = blocked(client, accept=accept)
         assert REFERENCE not in response.headers
         assert "eference" not in response.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_real_browser_shows_the_page(theme: str, browser: Any, live_server: Any, settings: Any) -> None:
+    """On a desk and on a phone, light and dark; whole under the strictest policy, and accessible with and without."""
+    settings.MIDDLEWARE = ["tests.acceptance.test_answers.with_policy"]
+    theme_feature = {"name": "prefers-color-scheme", "value": theme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme_feature]})
+    for policy, font in (("", "system-ui, sans-serif"), ("default-src 'none'", None)):
+        settings.TEST_POLICY = policy
+        for _ in range(3):
+            browser.get(f"{live_server.url}/plain")
+        assert browser.find_element("tag name", "h1").text == "Too many requests"
+        body = browser.find_element("tag name", "body")
+        assert body.text.splitlines()[1].startswith("Try again in ")
+        assert (body.value_of_css_property("font-family") == font) == (font is not None)
+        assert body.value_of_css_property("color") == (
+            "rgba(255, 255, 255, 1)" if theme == "dark" else "rgba(0, 0, 0, 1)"
+        )
+        for width in (1280, 390):
+            metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            screenshot(browser, f"429-{'strict' if policy else 'styled'}-{width}-{theme}")
+        browser.execute_script(AXE)
+        found = browser.execute_async_script("axe.run().then(arguments[0])")
+        assert [problem["id"] for problem in found["violations"]] == []
+
+
+def with_policy(get_response: Any) -> Any:
+    """A site's middleware."""
+
+    def answer(request: Any) -> Any:
+        response = get_response(request)
+        if site_settings.TEST_POLICY:
+            response["Content-Security-Policy"] = site_settings.TEST_POLICY
+        return response
+
+    return answer
