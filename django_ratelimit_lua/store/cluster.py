@@ -48,7 +48,7 @@ Steps = Generator[Any, Any, Any]
 def slot_of(key: bytes) -> int:
     """The slot of a key.
 
-    >>> slot_of(b"rl:{abc}:login:sw") == slot_of(b"rl:{abc}:search:tb")
+    >>> slot_of(b"rl:{abc}:login:sw") == slot_of(b"rl:{abc}:search:tb2")
     True
     """
     return key_slot(key)

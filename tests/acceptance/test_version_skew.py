@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import struct
@@ -19,7 +20,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.limits.call import Revision, StaleRules
+from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.rate import SECOND
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.publishing import triggers
@@ -27,6 +30,7 @@ from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
+from django_ratelimit_lua.store import get_store
 from tests.acceptance.test_rules import another_process, rule
 from tests.clusters import until
 
@@ -496,3 +500,27 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct:
         assert limiter.hit("ada").source == "redis"
 
     holds()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "form"),
+    [
+        ("token_bucket", "tb2 a361a98518239bfe"),
+        ("leaky_bucket", "lb2 8ca4fe10a7853191"),
+        ("fixed_window", "fw 516cb93340b9c176"),
+        ("sliding_window", "sw 696b6e83eb708c6a"),
+        ("sliding_log", "sl 20134605a61b17c2"),
+    ],
+)
+def test_a_state_of_another_form_has_another_key(algorithm: str, form: str, direct: redis.Redis, prefix: str) -> None:
+    """What versions of before have written under a key, and go on to write while versions change. Where this fails, the
+    algorithm needs another `suffix`: else each version takes the other's state for none, and nobody is refused."""
+    asked = Call([Charge(Limit("form", "40/h", algorithm=algorithm), b"0" * 32)], prefix=prefix.encode())
+    first = 1_700_000_000_000_000
+    moments = [get_store().decide(asked._replace(now=first + turn * SECOND)).limits[0].counted_at for turn in range(20)]
+    last = first + 20 * SECOND
+    get_store().decide(asked._replace(operation="refund", now=last, hit_at=moments[-2]))
+    (key,) = asked.keys()
+    is_log = direct.type(key) == b"zset"
+    state = b"%r" % direct.zrange(key, 0, -1, withscores=True) if is_log else direct.get(key) or b""
+    assert form == f"{key.decode().rpartition(':')[2]} {hashlib.sha256(state).hexdigest()[:16]}"

@@ -19,7 +19,7 @@ class LeakyBucket(Algorithm):
 
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced, others wait")
-    suffix = b"lb"
+    suffix = b"lb2"
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
 

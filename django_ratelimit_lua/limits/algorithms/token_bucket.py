@@ -18,7 +18,7 @@ class TokenBucket(Algorithm):
 
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
-    suffix = b"tb"
+    suffix = b"tb2"
     options = frozenset({"burst", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
