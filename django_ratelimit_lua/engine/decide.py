@@ -105,13 +105,6 @@ class Outcome(NamedTuple):
             decided.append(DecidedCharge(planned, state, token))
         return decided
 
-    @property
-    def refused(self) -> list[DecidedCharge]:
-        """The charges whose limits refuse, or would; none where Redis could not be asked."""
-        if self.decision.source == "fallback":
-            return []
-        return [decided for decided in self.charges if not decided.state.allowed]
-
 
 class Planner(Protocol):
     """What a face says about one decision. `units`: what is granted where rate limiting is switched off; `gathers`:
