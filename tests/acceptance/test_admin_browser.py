@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.cookiejar
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +90,41 @@ def previewed(browser: Any) -> str:
 def complaints(browser: Any) -> list[str]:
     """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept out."""
     return [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+
+
+def signs_in(demo: str, name: str, password: str) -> int:
+    """What the login form of the site answers a browser of one's own: 302 leads inside."""
+    cookies = http.cookiejar.CookieJar()
+    client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+    client.open(f"{demo}login/")
+    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
+    form = urllib.parse.urlencode({"username": name, "password": password, "csrfmiddlewaretoken": token})
+    try:
+        client.open(urllib.request.Request(f"{demo}login/", form.encode(), {"Referer": demo}))
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 302 if "sessionid" in {cookie.name for cookie in cookies} else 200
+
+
+def test_a_customer_who_is_locked_out_at_login_is_let_in(browser: Any, demo: str) -> None:
+    """From the admin's index in five presses: what refuses is found by the path alone, and the right password works."""
+    assert [signs_in(demo, "ada", "guess") for _ in range(6)] == [200] * 5 + [429]
+    assert signs_in(demo, "ada", "lovelace") == 429
+    browser.set_window_size(1280, 1000)
+    log_in(browser, demo)
+    goes_on(browser, browser.find_element("css selector", ".model-inspector a").click)
+    fill(browser, path="/login/", address="127.0.0.1")
+    press(browser, ".submit-row [type=submit]")
+    press(browser, "button[name=as][value=POST]")
+    fill(browser, **{"post:username": "ada"})
+    press(browser, ".ratelimit-missing .ratelimit-acts button")
+    assert "would be refused" in browser.find_element("id", "found").text
+    assert "5 / 5" in browser.find_element("css selector", ".ratelimit-row.refused").text
+    screenshot(browser, "admin-refused")
+    press(browser, "button[value=reset]")
+    assert "would be allowed" in browser.find_element("id", "found").text
+    assert signs_in(demo, "ada", "lovelace") == 302
+    assert complaints(browser) == []
 
 
 def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str) -> None:
