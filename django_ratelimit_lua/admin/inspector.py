@@ -9,6 +9,7 @@ from django.contrib.admin.utils import label_for_field
 from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -267,6 +268,7 @@ def _tell_exempt(
 def _row(met: ExplainedLimit) -> Row:
     state = met.state
     if state is None:
+<<<<<<< HEAD
         return Row(met, "exempt", _("Exempt"), "")
     if state.allowed or met.refuses:
         return _by_state(met, state)
@@ -278,6 +280,10 @@ def _referred(limit: ReferredLimit) -> Row:
 
 
 def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
+=======
+        return Row(met, "exempt", capfirst(_("exempt")), "")
+    resets = duration_words(state.reset_after) if state.used or state.reset_after else "—"
+>>>>>>> 2e4e6d0 (The inspector's German has one word for each verdict)
     if state.allowed:
         return Row(met, "allowed", _("Allowed"), _resets(state))
     again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
