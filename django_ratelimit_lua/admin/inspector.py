@@ -268,8 +268,7 @@ def _tell_exempt(
 def _row(met: ExplainedLimit) -> Row:
     state = met.state
     if state is None:
-<<<<<<< HEAD
-        return Row(met, "exempt", _("Exempt"), "")
+        return Row(met, "exempt", capfirst(_("exempt")), "")
     if state.allowed or met.refuses:
         return _by_state(met, state)
     return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
@@ -280,10 +279,6 @@ def _referred(limit: ReferredLimit) -> Row:
 
 
 def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
-=======
-        return Row(met, "exempt", capfirst(_("exempt")), "")
-    resets = duration_words(state.reset_after) if state.used or state.reset_after else "—"
->>>>>>> 2e4e6d0 (The inspector's German has one word for each verdict)
     if state.allowed:
         return Row(met, "allowed", _("Allowed"), _resets(state))
     again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)

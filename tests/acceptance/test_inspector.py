@@ -234,5 +234,5 @@ def test_the_page_speaks_german(operator: Client) -> None:
     assert [post() for _ in range(3)] == [200, 200, 429]
     with translation.override("de"):
         page = text_of(operator.get(INSPECTOR, {**POSTED, "post": "username=ada"}, headers={"accept-language": "de"}))
-    assert "Abgelehnt; wieder zugelassen: in 1 Std." in page
+    assert "Abgewiesen; wieder zugelassen: in 1 Std." in page
     assert "Formularfelder" in page
