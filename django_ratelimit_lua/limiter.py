@@ -26,6 +26,7 @@ from .rules.provider import current
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .stats.refusals import refusal_counter
+from .stats.shadow import shadow_counter
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
@@ -263,6 +264,10 @@ class _Planner:
             for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
                 if planned.rule is not None and not state.allowed:
                     refusal_counter.add(planned.rule.name, state.mode)
+            rule = next((planned.rule for planned in outcome.planned if planned.rule is not None), None)
+            if rule is not None and rule.mode == "shadow":
+                is_refused = not all(state.allowed for state in outcome.decision.limits)
+                shadow_counter.add(rule, outcome.planned[0].charge.digest, is_refused)
         return ()
 
 

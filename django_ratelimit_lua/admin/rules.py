@@ -27,6 +27,7 @@ from ..rules.describe import reading
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..stats.refusals import FAILED, refusal_counts
+from ..stats.shadow import shadow_numbers
 from .base import ActingAdmin
 from .choices import choices
 from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
@@ -149,9 +150,9 @@ class RuleAdmin(RulesFile, ActingAdmin):
         @admin.display(description=_("refused (7 days)"))
         def exceeded_in_days(rule: RateLimitRule) -> str:
             of = counts.get(rule.name, {})
-            refused, would_be = of.get("enforce", 0), of.get("shadow", 0)
+            refused = of.get("enforce", 0)
             parts = [_("%(number)d refused") % {"number": refused}] if refused else []
-            parts += [_("%(number)d would have been refused") % {"number": would_be}] if would_be else []
+            parts += [judged] if rule.mode == "shadow" and (judged := self.judged(rule)) else []
             failed = of.get(FAILED, 0)
             parts += [_("%(number)d times not applied (see the log)") % {"number": failed}] if failed else []
             return ", ".join(parts) or "—"
@@ -171,6 +172,19 @@ class RuleAdmin(RulesFile, ActingAdmin):
                 ngettext("%(number)d tier", "%(number)d tiers", tiers) % {"number": tiers},
             )
         )
+
+    def judged(self, rule: RateLimitRule) -> str:
+        """What this version of a rule has seen in shadow mode, in words; empty where Redis cannot be asked."""
+        try:
+            numbers = shadow_numbers(rule.declared())
+        except StoreError:
+            return ""
+        if not numbers.seen:
+            return _("This version of the rule has seen no request in shadow mode yet.")
+        return _(
+            "Seen: %(seen)d requests of about %(people)d clients. Would have refused: %(refused)d (%(share)s %%), of "
+            "about %(refused_people)d clients."
+        ) % {**numbers._asdict(), "share": f"{100 * numbers.refused / numbers.seen:.2g}"}
 
     def switch(self, request: HttpRequest, rules: QuerySet[RateLimitRule], mode: str) -> None:
         """Switch rules to a mode, one by one, so that each is in Django's log."""
@@ -202,15 +216,31 @@ class RuleAdmin(RulesFile, ActingAdmin):
         context["choices"] = choices()
         context["call_site_url"] = reverse("admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name)
         rule = kwargs.get("obj")
+        if rule is not None and rule.mode == "shadow":
+            context["judged"] = self.judged(rule)
         context |= _in_place_of("" if rule is None else rule.name)
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
 
     def mode_view(self, request: HttpRequest, pk: int, mode: str) -> HttpResponse:
-        """One click: from shadow to enforce."""
+        """From shadow to enforce: asks, with what this version of the rule would have refused."""
         rule = get_object_or_404(RateLimitRule, pk=pk)
-        if not self.has_change_permission(request, rule) or mode not in MODES or request.method != "POST":
+        if not self.has_change_permission(request, rule) or mode not in MODES:
             raise PermissionDenied
+        if request.method != "POST":
+            context = {
+                **self.admin_site.each_context(request),
+                "title": _("Enforce this rule?"),
+                "opts": self.opts,
+                "media": self.media,
+                "rule": rule,
+                "judged": self.judged(rule),
+                "mode": mode,
+            }
+            if mode != "enforce":  # The others refuse nobody: there is nothing to ask.
+                raise PermissionDenied
+            request.current_app = self.admin_site.name
+            return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
         with acting(request.user):
             self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))

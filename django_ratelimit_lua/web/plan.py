@@ -31,6 +31,7 @@ from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
 from ..stats.refusals import FAILED, refusal_counter
+from ..stats.shadow import shadow_counter
 from .overrides import REFUSED, apply_overrides, override_kinds, override_subjects
 
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]
@@ -286,10 +287,14 @@ class RequestPlanner:
         waits: list[Wait] = []
         if self._operation != "hit":
             return waits
+        shadows: dict[str, tuple[Rule, bytes, bool]] = {}
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
             rule_name = planned.rule.name if planned.rule is not None else ""
             if rule_name:
                 self._state.counted.add(rule_name)
+                if state.mode == "shadow" and planned.rule is not None:  # Once for a request, whatever rates it has.
+                    _rule, _subject, is_refused = shadows.get(rule_name, (None, b"", False))
+                    shadows[rule_name] = planned.rule, planned.charge.digest, is_refused or not state.allowed
             if state.allowed or outcome.decision.source == "fallback":
                 continue
             if rule_name:
@@ -309,6 +314,9 @@ class RequestPlanner:
                         partial(limit_exceeded.asend_robust, Decision, **arguments),
                     )
                 )
+        if shadows and outcome.decision.source != "fallback":
+            for shadow in shadows.values():
+                shadow_counter.add(*shadow)
         return waits
 
 

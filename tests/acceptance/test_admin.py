@@ -211,7 +211,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     refusal_counter.flush()
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
-    assert "1 would have been refused" in page
+    assert "Seen: 2 requests of about 1 clients. Would have refused: 1 (50 %), of about 1 clients." in page
     assert "Revision 1 is published" in page
     assert "no limits, on /admin/" in page
     row = {
@@ -231,7 +231,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     assert visits() == [429]
     operator.post(f"{RULES}{rule.pk}/mode/shadow/")
     assert visits() == [200]
-    assert operator.get(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
+    assert operator.get(f"{RULES}{rule.pk}/mode/shadow/").status_code == 403
     assert "Enforce now" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
 
 

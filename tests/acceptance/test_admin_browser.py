@@ -28,6 +28,8 @@ PAGES = {
     "rule-history": f"{RULES}2/history/",
     "overrides": OVERRIDES,
     "override-new": f"{OVERRIDES}add/",
+    "rule-file": f"{RULES}file/",
+    "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
@@ -175,7 +177,9 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert [status(search) for _ in range(4)] == [200] * 4
 
     browser.get(f"{demo}{RULES}1/change/")
-    press(browser, ".ratelimit-tool button")
+    press(browser, ".ratelimit-enforce")
+    assert "This version of the rule has seen no request" in browser.find_element("class name", "ratelimit-judged").text
+    press(browser, ".submit-row [type=submit]")
     assert "Enforce: applies from the next request on." in browser.find_element("css selector", ".messagelist").text
     assert complaints(browser) == []
 

@@ -22,13 +22,14 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.stats.refusals import refusal_counter, refusal_counts
+from django_ratelimit_lua.stats.shadow import shadow_numbers
 from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval script|load publish subscribe ping"
-RULES = "hget hset hdel expire persist rename hincrby hgetall"
+RULES = "hget hset hdel expire persist rename hincrby hgetall pfadd pfcount"
 
 
 def alias(location: str, **options: Any) -> dict[str, Any]:
@@ -136,6 +137,9 @@ def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     assert RateLimiter("where", "100/h").hit("someone").limits[0].limit == 1
     refusal_counter.flush()
     assert refusal_counts()["where"] == {"enforce": 1}
+    RateLimitRule.objects.create(name="shadow", limit=1, unit="h", mode="shadow")
+    RateLimiter("shadow", "100/h").hit("someone")
+    assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
     call_command("ratelimit_health", stdout=io.StringIO())
     assert health().ok
     # redis-py would like to tell its name, and does without.

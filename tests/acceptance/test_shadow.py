@@ -1,0 +1,74 @@
+"""A rule in shadow mode is judged by what this version of it has seen and would have refused."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.stats.shadow import ShadowNumbers, shadow_numbers
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import RULES, staff, visits
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator, site = test_admin.operator, test_admin.site
+parcels = RateLimiter("shadow.parcels", "100/h")
+
+
+def rule(**fields: object) -> RateLimitRule:
+    return RateLimitRule.objects.create(**{
+        "name": "site", "path": "/ok", "key": "ip", "limit": 2, "unit": "h", "mode": "shadow", **fields,
+    })  # fmt: skip
+
+
+def test_seen_refused_and_of_how_many_are_counted() -> None:
+    """A request once, whatever rates the rule has; enforced rules are none of it."""
+    one = rule(more_rates=["2/d"])
+    for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
+        assert visits(times, address) == [200] * times
+    assert shadow_numbers(one.declared()) == ShadowNumbers(seen=8, refused=3, people=3, refused_people=2)
+    one.switch("enforce")
+    assert visits(2, "203.0.113.9") == [200, 200]
+    assert shadow_numbers(one.declared()).seen == 8
+
+
+def test_another_version_begins_afresh() -> None:
+    """With another limit, key or path; not with another description, order or mode. The earlier one is not lost."""
+    one = rule()
+    assert visits(3) == [200] * 3
+    one.description, one.order, one.message = "Better.", 5, "Slower."
+    one.save()
+    assert visits() == [200]
+    assert shadow_numbers(one.declared()).seen == 4
+    one.limit = 50
+    one.save()
+    assert visits() == [200]
+    assert shadow_numbers(one.declared()) == ShadowNumbers(1, 0, 1, 0)
+    one.limit = 2
+    assert shadow_numbers(one.declared()).refused == 2
+
+
+def test_a_limiter_in_whose_place_a_rule_stands_counts_too() -> None:
+    """By its identities."""
+    one = rule(name="shadow.parcels", path="", key="", limit=1)
+    assert [parcels.hit(who).allowed for who in ("ada", "ada", "grace")] == [True] * 3
+    assert shadow_numbers(one.declared()) == ShadowNumbers(3, 1, 2, 1)
+
+
+def test_enforce_now_repeats_the_numbers_and_asks(operator: Client) -> None:
+    """Nothing is switched by looking; who may not change rules is not asked."""
+    one = rule()
+    assert visits(3) == [200] * 3
+    words = "Seen: 3 requests of about 1 clients. Would have refused: 1 (33 %), of about 1 clients."
+    url = f"{RULES}{one.pk}/mode/enforce/"
+    page = operator.get(f"{RULES}{one.pk}/change/").content.decode()
+    assert words in page
+    assert f'href="{url}"' in page
+    asked = operator.get(url).content.decode()
+    assert words in asked
+    assert "2 per hour per address, on /ok" in asked
+    assert visits() == [200]
+    assert staff("view_ratelimitrule").get(url).status_code == 403
+    operator.post(url)
+    assert visits() == [429]
