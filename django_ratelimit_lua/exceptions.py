@@ -20,12 +20,14 @@ class Ratelimited(PermissionDenied):
 
     What `RATELIMIT_VIEW` is called with, and what is raised of `RATELIMIT_EXCEPTION_CLASS`, has as text, each of them
     perhaps empty: `message`, what the rule has to say; `when`, when to try again, or why not, in the client's language;
-    and `reference`, by which support finds out what refused. Its `status` is 429, or 403 where a block says so.
+    and `reference`, by which support finds out what refused. Its `status` is 429, or 403 where a block says so;
+    `remedy` says to staff who are refused by a rule in the admin what switches it off.
     """
 
     message = ""
     when = ""
     reference = ""
+    remedy = ""
     status = 429
 
     def __init__(self, decision: Decision | None = None) -> None:
@@ -34,7 +36,11 @@ class Ratelimited(PermissionDenied):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As it was made: a task queue sends it on, and what is made of it there is to have the decision too.
-        told = {name: vars(self)[name] for name in ("message", "when", "reference", "status") if name in vars(self)}
+        told = {
+            name: vars(self)[name]
+            for name in ("message", "when", "reference", "remedy", "status")
+            if name in vars(self)
+        }
         return type(self), (self.decision,), told
 
 

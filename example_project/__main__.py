@@ -43,7 +43,10 @@ def main() -> None:
 
         print(f"\n  The limits are kept in {os.environ['REDIS_URL']}")
         print(f"  Open http://127.0.0.1:{port}/ and stop with Ctrl-C.")
-        print(f"  The rules: http://127.0.0.1:{port}/admin/ as grace, password hopper.\n", flush=True)
+        print(f"  The rules: http://127.0.0.1:{port}/admin/ as grace, password hopper.")
+        place = f"REDIS_URL={os.environ['REDIS_URL']} EXAMPLE_DATABASE={os.environ['EXAMPLE_DATABASE']}"
+        print("  Commands for this database and this Redis, in another terminal, such as:")
+        print(f"  {place} \\\n    {sys.executable} -m example_project.manage ratelimit_rules list\n", flush=True)
         uvicorn.run("example_project.asgi:application", port=port, log_level="warning")
 
 

@@ -33,6 +33,7 @@ from .choices import choices
 from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .inspector import may_inspect
+from .limits import LimitsInCode, copied
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -47,8 +48,11 @@ class TierInline(admin.TabularInline):  # type: ignore[type-arg]
     model = RateLimitTier
     form = TierForm
     formset = TierFormSet
-    extra = 0
     verbose_name_plural = gettext_lazy("tiers: other limits for Django groups; the most generous one applies")
+
+    def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
+        """As many empty ones as a copied rule has tiers."""
+        return len(copied(request)[1]) if obj is None else 0
 
 
 @admin.action(description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"])
@@ -69,7 +73,7 @@ def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLim
     modeladmin.switch(request, queryset, "off")
 
 
-class RuleAdmin(RulesFile, ActingAdmin):
+class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     """Rules."""
 
     form = RuleForm

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from ..limits.rate import Rate
+from ..models import RateLimitRule
 from ..rules.callsite import CallSite, known_call_sites
+from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..rules.stacks import stacks_on
+from .rules_yaml import Built, build_rule
 
 SETTINGS = "RATELIMIT_RULES"
 
@@ -71,3 +76,56 @@ def meant_by(name: str) -> str:
     if not name or name in known_call_sites:
         return ""
     return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInCode:
+    """A name under which the code limits: what stands there, and the rules of the admin that have its name (`rule`) or
+    stand beside it."""
+
+    name: str
+    sites: tuple[CallSite, ...]
+    rule: RateLimitRule | None
+    beside: tuple[RateLimitRule, ...]
+
+    @property
+    def is_rule(self) -> bool:
+        """Whether it is a rule of the settings."""
+        return any(site.kind == SETTINGS for site in self.sites)
+
+    def rates(self) -> list[str]:
+        """The constant rates of the first call site, as rules write them."""
+        return [str(rate) for rate in self.sites[0].rates if isinstance(rate, Rate)] if self.sites else []
+
+
+def limits_in_code() -> list[LimitInCode]:
+    """Everything that the code limits, as far as it is imported: rules of the settings, decorators, throttles and
+    limiters, by name."""
+    look_for_call_sites()
+    rules = list(RateLimitRule.objects.prefetch_related("tiers"))
+    by_name = {rule.name: rule for rule in rules}
+    names = {*known_call_sites.names(), *(rule.name for rule in settings_rules() if rule.template is not None)}
+    return [
+        LimitInCode(
+            name, call_sites_of(name), by_name.get(name),
+            tuple(rule for rule in rules if rule.group == name and rule.name != name),
+        )
+        for name in sorted(names)
+    ]  # fmt: skip
+
+
+def taken_over(name: str) -> Built:
+    """A rule of the settings as a row and its tiers, not saved. Raises `RuleError` where it cannot be one."""
+    rule = next((rule for rule in settings_rules() if rule.name == name), None)
+    if rule is None:
+        raise RuleError("RATELIMIT_RULES", "name", f"there is no rule {name!r}")
+    given: dict[str, Any] = {word: _listed(value) for word, value in (rule.given or {}).items()}
+    if rule.template is not None and all(isinstance(rate, Rate) for rate in rule.template.rates):
+        given["rate"] = [str(rate) for rate in rule.template.rates]
+    if not rule.paths and rule.route is None and rule.group is None:
+        given["path"] = "/"  # In the settings, that is every request.
+    return build_rule(given, "RATELIMIT_RULES")
+
+
+def _listed(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, frozenset)) else list(value) if isinstance(value, tuple) else value

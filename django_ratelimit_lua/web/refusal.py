@@ -41,7 +41,8 @@ class Refusal:
     - `message`: what the rule has to say; empty: nothing;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
     - `reference`: see `web.reference`; empty: none;
-    - `is_forbidden`: a block says 403 instead of 429, and not when it ends.
+    - `is_forbidden`: a block says 403 instead of 429, and not when it ends;
+    - `remedy`: for staff on the admin's own pages, what switches the rule off; empty for others.
     """
 
     decision: Decision
@@ -50,6 +51,7 @@ class Refusal:
     retry_after: int | None
     reference: str
     is_forbidden: bool = False
+    remedy: str = ""
 
     @property
     def status(self) -> int:
@@ -91,7 +93,7 @@ class Refusal:
     def tell(self, error: Ratelimited) -> Ratelimited:
         """Put on an exception what its handler may want to say."""
         error.message, error.when, error.reference = self.message, self.when(), self.reference
-        error.status = self.status
+        error.status, error.remedy = self.status, self.remedy
         return error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,6 +21,7 @@ from ..exceptions import Ratelimited
 from ..limits.decision import Decision
 from .headers import add_headers
 from .refusal import Refusal, language_of, refusal_of
+from .remedy import aremedy_of, remedy_of
 
 PROBLEM = "application/problem+json"
 _TEXT = "text/plain"
@@ -75,6 +77,7 @@ def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResp
             "when": refusal.when(),
             "retry_after": refusal.retry_after,
             "reference": refusal.reference,
+            "remedy": refusal.remedy,
             "csp_nonce": "" if nonce is None else str(nonce),
         }
         return HttpResponse(template.render(context, request), status=refusal.status)
@@ -83,6 +86,8 @@ def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResp
 def _plain(refusal: Refusal) -> HttpResponse:
     begin = "" if refusal.is_forbidden else _("Too many requests.")
     lines = [" ".join(filter(None, (begin, refusal.detail())))]
+    if refusal.remedy:
+        lines.append(refusal.remedy)
     if refusal.reference:
         lines.append(_("Reference: %s") % refusal.reference)
     text = "".join(f"{line}\n" for line in lines)
@@ -114,7 +119,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     browsers and plain text for others. It is not to be stored, and carries `Retry-After` unless the request can never
     be allowed, and the reference. A block may say 403 instead.
     """
-    refusal = refusal_of(request, decision)
+    refusal = replace(refusal_of(request, decision), remedy=remedy_of(request, decision))
     view = conf.VIEW
     if view is not None:
         response = view(request, _told(request, refusal))
@@ -131,7 +136,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
 
 async def atoo_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     """The same in a coroutine: what may ask a database, a template or a synchronous view, runs in a thread."""
-    refusal = refusal_of(request, decision)
+    refusal = replace(refusal_of(request, decision), remedy=await aremedy_of(request, decision))
     view = conf.VIEW
     if view is not None:
         called = view if _is_async(view) else sync_to_async(view)

@@ -28,6 +28,7 @@ PAGES = {
     "rule-history": f"{RULES}2/history/",
     "overrides": OVERRIDES,
     "override-new": f"{OVERRIDES}add/",
+    "rule-limits": f"{RULES}limits/",
     "rule-file": f"{RULES}file/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/",

@@ -1,0 +1,98 @@
+"""What there is to limit: the limits in the code, each with a way to a rule for it; and rules that begin as a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.translation import gettext as _
+
+from ..limits.rate import Rate
+from ..models import RateLimitRule
+from ..operations.call_sites import call_sites_of, limits_in_code, taken_over
+from ..rules.rule import RuleError
+
+
+def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The values that a new rule and its tiers begin with, as a link asks for: a `copy` of a rule, a rule of the
+    `settings`, `instead` of what the code says, or `beside` it."""
+    asked = request.GET
+    row: RateLimitRule | None = None
+    tiers: list[Any] = []
+    key = asked.get("copy", "")
+    if key.isascii() and key.isdecimal() and len(key) < 19:
+        row = RateLimitRule.objects.filter(pk=int(key)).first()
+        tiers = [] if row is None else list(row.tiers.all())
+    elif asked.get("settings"):
+        try:
+            row, tiers = taken_over(asked["settings"])
+        except RuleError:
+            return {"name": asked["settings"]}, []
+    elif asked.get("instead") or asked.get("beside"):
+        return _of_code(asked.get("instead", ""), asked.get("beside", "")), []
+    if row is None:
+        return {}, []
+    values = {name: value for name, value in row.values().items() if name != "id"}
+    if key:
+        values["name"] = _("%(name)s, copy") % {"name": row.name}
+    return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
+
+
+def _of_code(instead: str, beside: str) -> dict[str, Any]:
+    name = instead or beside
+    values: dict[str, Any] = {"name": name}
+    sites = call_sites_of(name)
+    rates = [str(rate) for rate in sites[0].rates if isinstance(rate, Rate)] if sites else []
+    if beside:
+        values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": sites[0].key if sites else ""}
+        rates = rates[:1]
+    if rates:
+        row = RateLimitRule()
+        row.rate = rates
+        values |= {name: value for name, value in row.numbers().items() if name != "burst"}
+    return values
+
+
+class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The part of the admin of rules that knows what the code limits."""
+
+    def get_urls(self) -> list[Any]:
+        """The page, beside Django's."""
+        view = self.admin_site.admin_view(self.limits_view)
+        return [path("limits/", view, name="django_ratelimit_lua_limits"), *super().get_urls()]
+
+    def limits_view(self, request: HttpRequest) -> HttpResponse:
+        """All limits in the code and the settings, with the rules that retune them."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("What is there to limit"),
+            "opts": self.opts,
+            "media": self.media,
+            "limits": limits_in_code(),
+            "may_add": self.has_add_permission(request),
+            "add_url": reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/limits.html", context)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """What a link fills in: of a rule that it names, everything."""
+        if request.GET.get("settings"):
+            try:
+                taken_over(request.GET["settings"])
+            except RuleError as error:
+                problem = _("This rule of the settings cannot be one of the admin: %(problem)s")
+                messages.warning(request, problem % {"problem": error.problem})
+        return {**super().get_changeform_initial_data(request), **copied(request)[0]}
+
+    def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
+        kwargs: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)
+        if getattr(obj, "pk", None) is None:
+            kwargs["initial"] = copied(request)[1]
+        return kwargs

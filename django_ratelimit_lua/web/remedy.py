@@ -1,0 +1,57 @@
+"""A way out for staff whom a rule has locked out of the admin: the command that switches it off."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
+
+from ..limits.decision import Decision
+from ..rules.provider import current
+from ..rules.rule import Rule
+
+
+def remedy_of(request: HttpRequest, decision: Decision) -> str:
+    """What to do about a refusal on the admin's own pages, for staff who are signed in; empty for everybody else."""
+    rule = _rule_of(request, decision)
+    if rule is None:
+        return ""
+    with suppress(Exception):  # Where it cannot be found out who asks, a refusal is a refusal.
+        user: Any = getattr(request, "user", None)
+        if user is not None and user.is_active and user.is_staff:
+            return _words(rule)
+    return ""
+
+
+async def aremedy_of(request: HttpRequest, decision: Decision) -> str:
+    """The same in a coroutine."""
+    return "" if _rule_of(request, decision) is None else await sync_to_async(remedy_of)(request, decision)
+
+
+def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
+    """The rule that refuses, if that is on a page of the admin and somebody asks who may be signed in: others, of whom
+    there may be a flood, cost nothing here."""
+    ruleset = current()
+    if ruleset is None or settings.SESSION_COOKIE_NAME not in request.COOKIES:
+        return None
+    try:
+        if not request.path.startswith(reverse("admin:index")):
+            return None
+    except NoReverseMatch:
+        return None
+    return next((rule for rule in map(ruleset.rule_of, decision.denied_by) if rule is not None), None)
+
+
+def _words(rule: Rule) -> str:
+    if rule.pk is None:
+        return _("The rule “%(rule)s” of RATELIMIT_RULES refuses you.") % {"rule": rule.name}
+    command = f"python manage.py ratelimit_rules mode {shlex.quote(rule.name)} off"
+    return _("The rule “%(rule)s” refuses you. This switches it off: %(command)s") % {
+        "rule": rule.name, "command": command,
+    }  # fmt: skip

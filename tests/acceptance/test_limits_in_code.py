@@ -1,0 +1,135 @@
+"""What there is to limit: everything that the code limits, and rules that begin with what is there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
+from django_ratelimit_lua.rules.callsite import known_call_sites
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator = test_admin.operator
+LIMITS = f"{RULES}limits/"
+
+
+@ratelimit("looks", ("ip", "get:q"), ["10/s", "500/h"])
+def looks(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("found")
+
+
+urlpatterns = [*test_admin.urlpatterns, path("looks", looks)]
+SETTINGS = {
+    "name": "everything", "key": ("ip", "path"), "rate": ["90/m", "900/h"], "algorithm": "token_bucket", "burst": 20,
+    "method": ["GET", "POST"], "tiers": [{"group": "pro", "rate": "9000/m"}], "message": "Slower.",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_RULES = [*settings.RATELIMIT_RULES, SETTINGS]
+    RateLimiter("parcels in code", "4/s")
+    Group.objects.create(name="pro")
+
+
+def filled_in(page: Any) -> dict[str, Any]:
+    """What a browser would send of a form that nobody has changed."""
+    form = page.context["adminform"].form
+    sent: dict[str, Any] = {}
+    for bound in form:
+        value = bound.value()
+        value = bound.field.prepare_value(value) if hasattr(bound.field, "prepare_value") else value
+        if value is not False and value not in (None, "", []):
+            sent[bound.name] = value
+    sent |= NO_TIERS
+    for formset in page.context["inline_admin_formsets"]:
+        sent["tiers-TOTAL_FORMS"] = len(formset.formset.forms)
+        for number, tier in enumerate(formset.formset.forms):
+            for bound in tier:
+                if bound.value() not in (None, "", []):
+                    value = bound.field.prepare_value(bound.value())
+                    sent[f"tiers-{number}-{bound.name}"] = value
+    return sent
+
+
+def test_the_page_has_all_that_is_limited(operator: Client) -> None:
+    """With rates, who is counted, where that stands, and the rules that retune it."""
+    RateLimitRule.objects.create(name="looks", limit=3, unit="s", more_rates=["500/h"])
+    RateLimitRule.objects.create(name="slower", group="looks", key="ip", limit=1)
+    page = operator.get(LIMITS).content.decode()
+    assert f"10 per second and 500 per hour per address and get:q, in {__name__}.looks" in page
+    assert f"4 per second per key in the code, in {__name__}, line " in page
+    assert "90 per minute and 900 per hour per address and path, in RATELIMIT_RULES" in page
+    assert re.search(r"replaced by <a [^>]*>looks</a>: 3 per second and 500 per hour", page)
+    assert re.search(r"beside it <a [^>]*>slower</a>", page)
+    assert f'href="{LIMITS}"' in operator.get(RULES).content.decode()
+    assert "parcels in code" in operator.get(f"{RULES}add/").content.decode()  # The name is completed from it.
+    watcher = staff("view_ratelimitrule", name="watcher").get(LIMITS).content.decode()
+    assert ("looks" in watcher, "Take over" in watcher) == (True, False)
+    assert staff(name="nobody").get(LIMITS).status_code == 403
+
+
+def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) -> None:
+    """Saved as it is filled in, it changes nothing."""
+    assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
+    assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
+    form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
+    answer = operator.post(f"{RULES}add/", {**form, "confirm": "on"})
+    assert answer.status_code == 302, errors(answer)
+    assert RateLimitRule.objects.get().declared() == {
+        **SETTINGS, "key": ["ip", "path"], "path": "/", "method": ["GET", "POST"],
+    }  # fmt: skip
+    assert "settings=everything" not in operator.get(LIMITS).content.decode()
+
+
+def test_what_cannot_be_taken_over_says_so(operator: Client, settings: Any) -> None:
+    """A rule that names code, or one that is not there."""
+    settings.RATELIMIT_RULES = [{"name": "code", "key": f"{__name__}.looks", "rate": "5/m"}]
+    page = operator.get(f"{RULES}add/?settings=code").content.decode()
+    assert "This rule of the settings cannot be one of the admin" in page
+    assert "there is no rule" in operator.get(f"{RULES}add/?settings=nothing").content.decode()
+
+
+def test_a_rule_begins_as_what_the_code_says(operator: Client) -> None:
+    """In its place with all its rates, so that nothing has to be confirmed; or beside it with its key."""
+    form = filled_in(operator.get(f"{RULES}add/?instead=looks"))
+    answer = operator.post(f"{RULES}add/", form)
+    assert answer.status_code == 302, errors(answer)
+    assert RateLimitRule.objects.get().declared() == {"name": "looks", "group": "looks", "rate": ["10/s", "500/h"]}
+    form = filled_in(operator.get(f"{RULES}add/?beside=looks"))
+    operator.post(f"{RULES}add/", {**form, "limit": 2})
+    beside = RateLimitRule.objects.get(group="looks")
+    assert (beside.name, beside.rate, beside.key) == ("looks, slower", "2/s", "ip+get:q")
+    assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
+    """Under another name; the first stays as it is."""
+    one = RateLimitRule.objects.create(
+        name="site", path="/ok\n/no", key="ip", limit=5, more_rates=["9/d"], methods=["GET"], mode="shadow"
+    )
+    RateLimitTier.objects.create(rule=one, group="pro", limit=50)
+    assert f'href="{RULES}add/?copy={one.pk}"' in operator.get(f"{RULES}{one.pk}/change/").content.decode()
+    form = filled_in(operator.get(f"{RULES}add/?copy={one.pk}"))
+    answer = operator.post(f"{RULES}add/", form)
+    assert answer.status_code == 302, errors(answer)
+    copy = RateLimitRule.objects.get(name="site, copy")
+    assert copy.declared() == {**RateLimitRule.objects.get(name="site").declared(), "name": "site, copy"}
+    for odd in ("copy=x", "copy=99999", f"copy={'9' * 30}", "copy=²", "instead=nothing", "beside="):
+        assert operator.get(f"{RULES}add/?{odd}").status_code == 200
+
+
+def test_a_name_that_is_made_up_at_run_time_is_offered_too() -> None:
+    """As far as it is known."""
+    assert "parcels in code" in known_call_sites.names()

@@ -1,0 +1,65 @@
+"""Staff whom a rule locks out of the admin are told the way out; nobody else is, and it costs a flood nothing."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.test import AsyncClient, Client
+
+from django_ratelimit_lua.models import RateLimitRule
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import RULES, staff
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator = test_admin.operator
+NAME = "all of it's"
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
+    settings.RATELIMIT_RULES = []
+    RateLimitRule.objects.create(name=NAME, path="/", key="ip", limit=0)
+
+
+@pytest.mark.parametrize("accept", ["text/html", "*/*"])
+def test_the_command_that_is_told_switches_the_rule_off(accept: str, operator: Client) -> None:
+    """On every page of the admin, as it is written there."""
+    answer = operator.get(RULES, headers={"accept": accept})
+    assert answer.status_code == 429
+    text = answer.content.decode().replace("&#x27;", "'").replace("&quot;", '"')
+    assert "switches it off: python manage.py ratelimit_rules mode" in text
+    line = text.partition("switches it off: ")[2].partition("</code>")[0].splitlines()[0]
+    call_command(*shlex.split(line)[2:])
+    assert operator.get(RULES).status_code == 200
+
+
+def test_nobody_else_is_told(operator: Client, django_assert_num_queries: Any) -> None:
+    """Neither on other pages, nor strangers, nor who is no staff; strangers are not even looked for."""
+    stranger, customer = Client(), Client()
+    customer.force_login(User.objects.create_user("ada"))
+    for client, page in ((operator, "/ok"), (stranger, "/admin/"), (customer, "/admin/")):
+        answer = client.get(page, headers={"accept": "text/html"})
+        assert (answer.status_code, b"ratelimit_rules" in answer.content) == (429, False)
+    with django_assert_num_queries(0):
+        assert stranger.get("/admin/login/").status_code == 429
+
+
+def test_a_coroutine_tells_the_same_and_a_rule_of_the_settings_is_named(operator: Client, settings: Any) -> None:
+    """There is no command for that one."""
+    client = AsyncClient()
+    client.cookies = operator.cookies
+
+    async def asked() -> Any:
+        return await client.get(RULES, headers={"accept": "text/html"})
+
+    assert "ratelimit_rules mode" in async_to_sync(asked)().content.decode()
+    RateLimitRule.objects.all().delete()
+    settings.RATELIMIT_RULES = [{"name": "none", "key": "ip", "rate": "0/m"}]
+    page = staff("view_ratelimitrule").get(RULES, headers={"accept": "text/html"}).content.decode()
+    assert "The rule “none” of RATELIMIT_RULES refuses you." in page
