@@ -257,3 +257,17 @@ def test_a_hit_of_a_later_clock_is_found_again() -> None:
         assert decision.limits[0].counted_at >= START + 5_000
         ask(START, "refund", hit_at=decision.limits[0].counted_at)
         assert ask(START + 5_000, "peek").limits[0].used == 1, algorithm
+
+
+def test_who_goes_before_others_that_wait_gives_back_all_the_same() -> None:
+    """Whose place was given back may be taken by who comes later, and is given back again."""
+    ask = Asker(Limit("before", "1/h", algorithm="token_bucket", burst=6, max_wait=36_000.0))
+    costs = [2, 2, 3, 1, 2]
+    taken = [Taken(START, ask(START, cost=cost), cost) for cost in costs]
+    for one in taken[:-1]:
+        ask(START, "refund", one.cost, hit_at=one.moment)
+    last = Taken(START, ask(START, cost=2), 2)
+    assert START < last.moment < taken[-1].moment
+    ask(START, "refund", last.cost, hit_at=last.moment)
+    ask(START, "refund", taken[-1].cost, hit_at=taken[-1].moment)
+    assert ask(START, "peek").limits[0].used == 0

@@ -134,6 +134,7 @@ local function note(cost, moment)
       for offset = size - 10, left == 0 and -10 or left + 1, -11 do
         local from, count = moment, units
         if offset > 0 then from, count = unpack('<I7I4', hits, offset) end
+        if from < first then first = from end
         -- What was taken after what will go later, goes with it.
         if from < ahead_at then from = ahead_at end
         if from > time and ahead + count <= 4294967295 then
@@ -190,6 +191,8 @@ local refund = op == 'refund' and function(cost)
   for offset = size - 10, 1, -11 do
     to = to + 1
     moments[to], counts[to] = unpack('<I7I4', hits, offset)
+    -- What was given back lets those who come later go before others that wait.
+    if counts[to] > 0 and moments[to] < first then first = moments[to] end
   end
   local held = to
   if given_at then
