@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, Stack, Standing, is_behind_login, layers, stacks_on
+from ..web.overrides import REFUSED
 from ..web.plan import Place, RequestPlanner
 from ..web.throttles import own_clock, throttle_planner
 from .described import SENT_KINDS
@@ -232,7 +234,11 @@ class _Looking:
 
     def _decide(self, planner: RequestPlanner, *, is_advice: bool = False) -> None:
         """One decision; what it meets is added."""
-        outcome = decide(planner)
+        try:
+            outcome = decide(planner)
+        except REFUSED as error:  # Of which Django makes an answer, where a function of the project's raises it.
+            self._on_error(_("refused by the site"), error)
+            return
         decision = outcome.decision
         if planner.ruleset is None:
             return  # Rate limiting is switched off.
@@ -260,8 +266,9 @@ class _Looking:
         for field in dict.fromkeys(part.removeprefix(EXACT) for part in self._keys):
             if field == "session":
                 field = f"cookie:{settings.SESSION_COOKIE_NAME}"
-            if field.partition(":")[0] in SENT_KINDS and not read_fields(field, self.request):
-                missing.append(field)
+            with suppress(*REFUSED):
+                if field.partition(":")[0] in SENT_KINDS and not read_fields(field, self.request):
+                    missing.append(field)
         return missing
 
 

@@ -404,6 +404,15 @@ urlpatterns += [
 ]
 
 
+def test_a_request_that_the_site_itself_refuses_is_told() -> None:
+    """What a key raises, of which Django makes an answer, is no failure of the page; nor is too long a header."""
+    assert Client(headers={"host": "a b"}).get("/host/").status_code == 400
+    (problem,) = explain(build_request("/host/", host="a b")).problems
+    assert problem.startswith("refused by the site: DisallowedHost: ")
+    explanation = explain(build_request("/header/", fields=[("header:X-API-Key", "x" * 70_000)]))
+    assert explanation.problems[0].startswith("refused by the site: RequestDataTooBig: ")
+
+
 def test_throttles_of_ones_own_are_named() -> None:
     """One that decides itself whether it asks is not asked; one that says whom it counts is, and its function named."""
     explanation = explain(build_request("/picky/"))
