@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import datetime
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib import admin
@@ -10,19 +11,75 @@ from django.db import router, transaction
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.text import capfirst
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitChange, RateLimitRule
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..operations.rules_yaml import build_rule, save_rule
-from ..rules.describe import difference, reading
+from ..rules.describe import rate_words, reading
 from ..rules.rule import RuleError
 from .base import ActingAdmin
+from .times import moment_element, moment_words
+
+COLUMNS = {"rate": "limit", "method": "methods"}
+"""What declarations call otherwise than forms do."""
+NAMES = {"tiers": _("tiers"), "whom": _("who")}
+"""What is no column."""
+DIGESTS = {"subject", "digests"}
+
+
+def changed_words(change: RateLimitChange) -> list[str]:
+    """What a change has changed, field by field, old and new, in the words of the forms; of what was created or deleted,
+    what it is or was. Digests are left out."""
+    if change.kind == RateLimitChange.Kind.IDENTITY:
+        return [gettext("Counts are reset.")]
+    before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
+    model = RateLimitRule if change.kind == RateLimitChange.Kind.RULE else RateLimitOverride
+    columns = {column.name: column for column in model._meta.concrete_fields}
+    order = ["whom", *columns]
+    names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
+    lines = []
+    for own in sorted(names, key=lambda own: (order.index(own) if own in order else len(order), own)):
+        name, column = names[own], columns.get(own)
+        old, new = before.get(name), after.get(name)
+        if old == new or (own == "whom" and change.name in (old, new)):
+            continue
+        label = capfirst(str(NAMES.get(own) or (own if column is None else column.verbose_name)))
+        values = [_value(name, column, value) for value, side in ((old, before), (new, after)) if side]
+        lines.append(f"{label}: {' → '.join(values)}")
+    return lines
+
+
+def _value(name: str, column: Any, value: Any) -> str:
+    if value is None:
+        return "—"
+    if name == "rate":
+        return rate_words(value)
+    if name in ("starts", "ends"):
+        try:
+            return moment_words(datetime.datetime.fromisoformat(value))
+        except (TypeError, ValueError):
+            return str(value)
+    if isinstance(value, bool):
+        return gettext("yes") if value else gettext("no")
+    if isinstance(value, list):
+        return ", ".join(_value(name, column, one) for one in value)
+    if isinstance(value, Mapping):  # A tier.
+        return " ".join(rate_words(part) if key == "rate" else str(part) for key, part in value.items())
+    names = dict(getattr(column, "flatchoices", None) or ())
+    return str(names.get(value, value) if isinstance(value, str) else value)
 
 
 def versions(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
     """Changes of a rule for a template, the latest first."""
     return [
-        {"change": change, "words": difference(change.before, change.after), "reading": reading(change.after or {})}
+        {
+            "change": change,
+            "at": moment_element(change.at),
+            "words": changed_words(change),
+            "reading": reading(change.after or {}),
+        }
         for change in changes
     ]
 
@@ -42,21 +99,32 @@ def restore(change: RateLimitChange) -> RateLimitRule:
 class ChangeAdmin(ActingAdmin):
     """The history: nobody adds to it, changes it or deletes it by hand."""
 
-    list_display = ("at", "by", "kind", "name", "action", "words")
+    list_display = ("moment", "by", "what", "words")
     list_filter = ("kind", "action", "at")
     search_fields = ("name", "by")
     date_hierarchy = "at"
-    fields = ("at", "by", "kind", "name", "action", "words", "revision")
+    fields = ("moment", "by", "what", "words", "revision")
     readonly_fields = fields
     change_form_template = "admin/django_ratelimit_lua/ratelimitchange/change_form.html"
+
+    @admin.display(description=_("when"), ordering="at")
+    def moment(self, change: RateLimitChange) -> SafeString:
+        """When it was made."""
+        return moment_element(change.at)
+
+    @admin.display(description=_("what"), ordering="name")
+    def what(self, change: RateLimitChange) -> SafeString:
+        """What was changed, and what was done to it."""
+        words = f"{change.get_kind_display()}, {change.get_action_display()}"
+        return format_html('{}<div class="quiet">{}</div>', change.name, words)
 
     @admin.display(description=_("what changed"))
     def words(self, change: RateLimitChange) -> SafeString:
         """Old and new."""
-        if change.before is None and change.after is not None and change.kind == RateLimitChange.Kind.RULE:
-            return format_html("{}", reading(change.after))
-        lines = difference(change.before, change.after)
-        return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
+        whole = change.after if change.before is None else change.before if change.after is None else None
+        if whole is not None and change.kind == RateLimitChange.Kind.RULE:
+            return format_html("{}", reading(whole))
+        return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in changed_words(change)))
 
     def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
         return False

@@ -13,6 +13,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import path
 from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -22,6 +24,7 @@ from ..rules.describe import rate_words
 from .base import ActingAdmin
 from .forms import OverrideForm, own_address, own_proxy
 from .inspector import Inspector
+from .times import moment_element
 
 
 class ActiveFilter(admin.SimpleListFilter):
@@ -57,8 +60,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
     """Overrides."""
 
     form = OverrideForm
-    list_display = ("whom", "effect_summary", "rule", "state", "ends", "reason", "created_by")
-    list_filter = (ActiveFilter, "effect", "rule")
+    list_display = ("whom", "effect_summary", "of_rule", "lasts", "why")
+    list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("rule", "user")
     search_fields = ("network", "label", "reason", "field", "rule__name")
     actions = (end_now,)
@@ -103,11 +106,30 @@ class OverrideAdmin(Inspector, ActingAdmin):
             return _("%(rate)s (skipped: does not fit the rule)") % {"rate": words} if override.misfits() else words
         return str(override.get_effect_display())
 
-    @admin.display(description=gettext_lazy("active"), boolean=True)
-    def state(self, override: RateLimitOverride) -> bool:
-        """Whether it is in force."""
+    @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
+    def of_rule(self, override: RateLimitOverride) -> str:
+        """The rule it is about."""
+        return _("all rules") if override.rule is None else override.rule.name
+
+    @admin.display(description=gettext_lazy("active"), ordering="ends")
+    def lasts(self, override: RateLimitOverride) -> SafeString:
+        """Whether it is in force, from when and until when."""
+        moment, now = override.ends, timezone.now()
+        if moment is not None and moment <= now:
+            words = _("ended {moment}")
+        elif override.starts is not None and override.starts > now:
+            moment, words = override.starts, _("from {moment}")
+        else:
+            words = _("for good") if moment is None else _("until {moment}")
         is_limit = override.effect == override.Effects.LIMIT
-        return override.is_active() and not (is_limit and override.misfits())
+        state = "on" if override.is_active() and not (is_limit and override.misfits()) else "off"
+        text = format_html(words, moment="" if moment is None else moment_element(moment))
+        return format_html('<span class="ratelimit-state {}">{}</span>', state, text)
+
+    @admin.display(description=gettext_lazy("reason"), ordering="reason")
+    def why(self, override: RateLimitOverride) -> SafeString:
+        """Why there is one, and who added it."""
+        return format_html('{}<div class="quiet">{}</div>', override.reason or "—", override.created_by)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)

@@ -113,7 +113,7 @@ class RateLimitOverride(RateFields, AuditedModel):
             with suppress(ObjectDoesNotExist):  # It may be on its way out.
                 return str(_("user %(user)s") % {"user": self.user})
             return str(_("user %(user)s") % {"user": self.user_id})
-        return self.network or f"{self.field} ({self.label or self.subject[:8]})"
+        return self.network or f"{self.field} ({self.label or _('without a label')})"
 
     def set_value(self, value: str) -> None:
         """Keep the digest of a field's value, in the one spelling that requests are compared in.
