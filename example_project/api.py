@@ -10,7 +10,7 @@ from django_ratelimit_lua.throttling import AnonRateThrottle, UserRateThrottle
 
 
 class Orders(APIView):
-    """Orders, five a second for anonymous visitors and a hundred an hour for everyone: one decision about both."""
+    """Orders, with a limit for anonymous visitors and one for everyone: one decision about both."""
 
     throttle_classes = (AnonRateThrottle, UserRateThrottle)
 

@@ -11,12 +11,13 @@ from django.contrib.auth.views import LoginView
 from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
-from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
-from django_ratelimit_lua.operations import client_address
+from django_ratelimit_lua import Decision, LimitState, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua.operations import client_address, explain
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ guesses = [
 @method_decorator(guesses, name="dispatch")
 class Login(LoginView):
     template_name = "login.html"
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        return super().get_context_data(**kwargs, limits=limits_at(self.request, "POST", "/login/"))
 
 
 # 2. A search: no faster than ten a second, and no more than five hundred an hour. One decision about both.
@@ -131,10 +135,46 @@ def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
     return render(request, "blocked.html", {"refused": exception}, status=429)
 
 
+TARGETS = [
+    ("search", "Search", "GET", "/search/", "each address"),
+    ("login", "Login", "POST", "/login/", "each address with a user name, each address, and each user name"),
+    ("export", "Export", "GET", "/export/", "each address; a unit for every hundred rows"),
+    ("webhook", "Webhook", "POST", "/webhook/", "the receiver; those over it wait their turn"),
+    ("clock", "Async view", "GET", "/clock/", "each address, exactly"),
+    ("api", "REST framework", "GET", "/api/", "throttle classes"),
+    ("wp-login.php", "Nowhere", "GET", "/wp-login.php", "each address, by a rule: scanners look for it"),
+]
+
+
 @require_GET
 @ensure_csrf_cookie
 def home(request: HttpRequest) -> HttpResponse:
-    return render(request, "home.html")
+    targets = [
+        {"value": value, "name": name, "limits": limits_at(request, method, path), "who": who}
+        for value, name, method, path, who in TARGETS
+    ]
+    return render(request, "home.html", {"targets": targets})
+
+
+def limits_at(request: HttpRequest, method: str, path: str) -> str:
+    """What such a request meets at the moment, in words: what was edited in the admin is in it."""
+    asked = RequestFactory().generic(method, path, REMOTE_ADDR=request.META.get("REMOTE_ADDR", ""))
+    asked.user = request.user
+    met = [limit.state for limit in explain(asked).met if limit.state is not None and limit.name != "everything"]
+    if path == "/webhook/":  # A limiter is asked by the view itself: ask it without taking anything.
+        met += webhooks.peek("receiver.example").limits
+    return " and ".join(map(words_of, met)) or "no limit"
+
+
+def words_of(state: LimitState) -> str:
+    """A limit in words: "10 per second", "5 per 15 minutes"."""
+    unit, name = next((unit, name) for unit, name in UNITS if state.period % unit == 0)
+    times = round(state.period / unit)
+    shadow = " (shadow mode)" if state.mode == "shadow" else ""
+    return f"{state.limit} per {name if times == 1 else f'{times} {name}s'}{shadow}"
+
+
+UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 @require_POST

@@ -30,8 +30,8 @@ DIGESTS = {"subject", "digests"}
 
 
 def changed_words(change: RateLimitChange) -> list[str]:
-    """What a change has changed, field by field, old and new, in the words of the forms; of what was created or deleted,
-    what it is or was. Digests are left out."""
+    """What a change has changed, field by field, old and new, in the words of the forms; of what was created or
+    deleted, what it is or was. Digests are left out."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return [gettext("Counts are reset.")]
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))

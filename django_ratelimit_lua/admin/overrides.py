@@ -65,7 +65,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     list_select_related = ("rule", "user")
     search_fields = ("network", "label", "reason", "field", "rule__name")
     actions = (end_now,)
-    readonly_fields = ("created_by", "created_at")
+    readonly_fields = ("created_by", "created")
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
@@ -75,7 +75,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
             {"fields": ("effect", ("limit", "period", "unit"), "burst", ("forbids", "message"), "rule")},
         ),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
-        (None, {"fields": (("created_by", "created_at"),)}),
+        (None, {"fields": (("created_by", "created"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
@@ -130,6 +130,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def why(self, override: RateLimitOverride) -> SafeString:
         """Why there is one, and who added it."""
         return format_html('{}<div class="quiet">{}</div>', override.reason or "—", override.created_by)
+
+    @admin.display(description=gettext_lazy("created at"))
+    def created(self, override: RateLimitOverride) -> Any:
+        """When it was added."""
+        return moment_element(override.created_at) if override.created_at else "—"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)

@@ -42,12 +42,13 @@ _PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
 
 
-class TierInline(admin.TabularInline):  # type: ignore[type-arg]
+class TierInline(admin.StackedInline):  # type: ignore[type-arg]
     """Other numbers for Django groups."""
 
     model = RateLimitTier
     form = TierForm
     formset = TierFormSet
+    fields = ("group", ("limit", "period", "unit"), "more_rates", "burst")
     verbose_name_plural = gettext_lazy("tiers: other limits for Django groups; the most generous one applies")
 
     def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:

@@ -350,11 +350,11 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", limit=3, unit="m")
     page = operator.get(OVERRIDES).content.decode()
-    assert ("icon-yes" in page, "does not fit the rule" in page) == (True, False)
+    assert ("ratelimit-state on" in page, "does not fit the rule" in page) == (True, False)
     rule.unit, rule.algorithm, rule.align = "d", "fixed_window", "day"
     rule.save()
     page = operator.get(OVERRIDES).content.decode()
-    assert ("icon-yes" in page, "does not fit the rule" in page) == (False, True)
+    assert ("ratelimit-state on" in page, "does not fit the rule" in page) == (False, True)
     assert visits(2) == [200, 429]
 
 
@@ -468,7 +468,7 @@ def test_history_tells_and_goes_back(operator: Client) -> None:
     rule = RateLimitRule.objects.get()
     operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=1, name="renamed"))
     page = operator.get(f"{RULES}{rule.pk}/history/").content.decode()
-    assert "rate: 5/h → 1/h" in page
+    assert "Limit: 5 per hour → 1 per hour" in page
     assert "grace" in page
     first = RateLimitChange.objects.order_by("pk")[0]
     assert operator.get(f"{RULES}restore/{first.pk}/").status_code == 403
@@ -532,7 +532,7 @@ def test_pages_offer_only_what_may_be_done(permissions: tuple[str, ...]) -> None
     change = RateLimitChange.objects.order_by("pk").first()
     assert change is not None
     history = client.get(f"{RULES}{rule.pk}/history/")
-    restorable = "Restore revision" in history.content.decode() if history.status_code == 200 else False
+    restorable = "Restore this version" in history.content.decode() if history.status_code == 200 else False
     restored = client.post(f"{RULES}restore/{change.pk}/").status_code
     assert restorable is (restored == 302) is ({"add", "change"} <= set(permissions))
 

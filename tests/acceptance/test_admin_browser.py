@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import http.cookiejar
 import json
+import os
+import re
+import subprocess
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.demo import screenshot
+from tests.demo import ROOT, screenshot, start
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 RULES, OVERRIDES = "admin/django_ratelimit_lua/ratelimitrule/", "admin/django_ratelimit_lua/ratelimitoverride/"
@@ -150,7 +154,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert status(search) == 200
     goes_on(browser, browser.find_element("link text", "search").click)
     goes_on(browser, browser.find_element("css selector", ".historylink").click)
-    assert "rate: 3/h → 5/h" in browser.find_element("css selector", ".ratelimit-history").text
+    assert "Limit: 3 per hour → 5 per hour" in browser.find_element("css selector", ".ratelimit-history").text
     screenshot(browser, "admin-history")
     press(browser, ".ratelimit-history button")
     assert "is restored: 3 per hour" in browser.find_element("css selector", ".messagelist").text
@@ -274,3 +278,160 @@ def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, 
         assert problems == [], (name, json.dumps(problems, indent=1))
         screenshot(browser, f"admin-{name}-{size[0]}-{scheme}")
         assert complaints(browser) == [], name
+
+
+LONG = "a rule whose name is as long as names become where teams write whole sentences 1"
+DOTTED = "shop.checkout.views.PaymentMethodsOfCustomersView.dispatch:POST:ip+post:username"
+assert len(LONG) == len(DOTTED) == 80
+FURNISH = f"""
+import datetime
+from django.contrib.auth.models import Group, User
+from django.utils import timezone
+from django_ratelimit_lua.models import RateLimitOverride as Override, RateLimitRule as Rule, RateLimitTier as Tier
+user, group = User.objects.create(username="u" * 80), Group.objects.create(name="g" * 80)
+tomorrow = timezone.now() + datetime.timedelta(days=1)
+for number, name in enumerate(({LONG!r}, {DOTTED!r}, *(f"rule number {{n}}" for n in range(120)))):
+    rule = Rule.objects.create(
+        name=name, limit=100, key="ip+post:username", path=f"/{{'p' * 80}}/{{number}}/", more_rates=["500/h", "5000/d"],
+        description="why " * 20, audience="groups", groups=[group.name],
+    )
+    if number == 0:
+        Tier.objects.create(rule=rule, group=group.name, limit=5, more_rates=["50/h"])
+        Override.objects.create(user=user, rule=rule, effect="limit", limit=9, ends=tomorrow, reason="r" * 80)
+        keyed = Override(field="header:X-" + "K" * 78, rule=rule, effect="block", created_by="c" * 80, reason="y " * 40)
+        keyed.set_value("hush")
+        keyed.save()
+        rule.limit, rule.description = 50, "d" * 80
+        rule.save()
+for number in range(110):
+    Override.objects.create(network=f"10.{{number}}.0.0/16", effect="block", ends=tomorrow)
+Override.objects.create(network="2001:db8:1234:5678:9abc:def0:1234:0/112", effect="exempt", starts=tomorrow)
+print(keyed.subject)
+"""
+EMPTY = """
+from django_ratelimit_lua import models
+for model in (models.RateLimitRule, models.RateLimitOverride, models.RateLimitChange):
+    model.objects.all().delete()
+models.RateLimitChange.objects.all().delete()
+"""
+CUT_OFF = """
+const places = document.querySelectorAll(".results, .ratelimit-scroll, .ratelimit-settings, .inline-group, #content");
+const scrolled = [...places].filter(place => place.scrollWidth > place.clientWidth).map(place => place.className);
+const parts = document.querySelectorAll("#content :is(td, th, button, input, select, textarea, a)");
+const outside = [...parts].filter(one => {
+  const box = one.getBoundingClientRect();
+  return box.width > 1 && (box.left < 0 || box.right > document.documentElement.clientWidth + 1);
+}).map(one => one.outerHTML.slice(0, 200));
+const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+return [...(wide ? ["page"] : []), ...scrolled, ...outside];
+"""
+
+
+def run_in(demo: tuple[Any, str, str], database: Path, code: str) -> str:
+    """Run code in the demo's database; returns what it printed."""
+    command = [sys.executable, "-m", "example_project.manage", "shell", "--verbosity", "0", "--command", code]
+    places = {"EXAMPLE_DATABASE": str(database), "REDIS_URL": demo[2]}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **places, "DJANGO_SETTINGS_MODULE": "example_project.settings"},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[str, str]]]:
+    """Demos with what code has put into them: the address, and what the code printed. Each is started once."""
+    started: dict[str, tuple[tuple[Any, str, str], str]] = {}
+
+    def demo_with(code: str) -> tuple[str, str]:
+        if code not in started:
+            database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+            process = start(EXAMPLE_DATABASE=str(database))
+            started[code] = (process, run_in(process, database, code))
+        process, printed = started[code]
+        return process[1], printed
+
+    yield demo_with
+    for (process, _address, _redis), _printed in started.values():
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
+def test_no_column_is_cut_off(size: tuple[int, int], browser: Any, places: Any) -> None:
+    """With names of 80 characters, in long lists, every cell and every button is on the screen; on a phone, rows are
+    cards whose values have the names of their columns. Nothing there is a digest, and moments are short."""
+    address, digest = places(FURNISH)
+    # The window of a browser without a screen is never as narrow as a phone.
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False},
+    )
+    log_in(browser, address)
+    asked = "?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada"
+    pages = {
+        "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
+        "history": f"{RULES}3/history/", "rule": f"{RULES}3/change/", "override": f"{OVERRIDES}2/change/",
+        "inspector": f"{OVERRIDES}inspect/{asked}", "add": f"{RULES}add/", "delete": f"{RULES}3/delete/",
+    }  # fmt: skip
+    for name, page in pages.items():
+        browser.get(address + page)
+        screenshot(browser, f"admin-long-{name}-{size[0]}")
+        assert browser.execute_script(CUT_OFF) == [], name
+        text = browser.find_element("id", "content").text
+        assert digest[:8] not in text, name
+        assert not re.search(r"\d{4}-\d\d-\d\dT|[ap]\.m\.", text), name
+        if name in ("rules", "overrides", "changes", "history", "inspector"):
+            row, cell = "#content tbody tr", "#content tbody td:not(.action-checkbox)"
+            shown = [
+                browser.execute_script("return getComputedStyle(document.querySelector(arguments[0])).display", one)
+                for one in (row, cell)
+            ]
+            assert shown == (["block", "block"] if size[0] < 500 else ["table-row", "table-cell"]), name
+            named = "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
+            assert (browser.execute_script(named, cell) != "none") == (size[0] < 500), name
+
+
+def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
+    """With a link that leads there; what a search does not find is told apart from it."""
+    address, _printed = places(EMPTY)
+    log_in(browser, address)
+    for page, words, link, leads_to in (
+        (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
+        (OVERRIDES, "No overrides yet", "Open the inspector", f"{OVERRIDES}inspect/"),
+        (PAGES["changes"], "No changes yet", "To the rules", RULES),
+    ):
+        browser.get(address + page)
+        assert words in browser.find_element("css selector", ".ratelimit-empty").text
+        goes_on(browser, browser.find_element("link text", link).click)
+        assert browser.current_url == address + leads_to
+    browser.get(f"{places(FURNISH)[0]}{RULES}?q=nowhere")
+    log_in(browser, places(FURNISH)[0])
+    browser.get(f"{places(FURNISH)[0]}{RULES}?q=nowhere")
+    assert "matches the search" in browser.find_element("css selector", ".ratelimit-empty").text
+    goes_on(browser, browser.find_element("link text", "Show all").click)
+    assert browser.find_elements("css selector", "#result_list")
+
+
+def test_a_new_rule_starts_with_its_name(browser: Any, demo: str) -> None:
+    """What is typed at once goes into *Name*."""
+    log_in(browser, demo)
+    browser.get(f"{demo}{RULES}add/")
+    browser.switch_to.active_element.send_keys("typed at once")
+    assert browser.find_element("name", "name").get_attribute("value") == "typed at once"
+
+
+def test_the_demo_shows_the_limits_as_they_are_edited(browser: Any, demo: str) -> None:
+    """Its page leads to the rules, and its cards have the numbers of this moment."""
+    browser.get(demo)
+    card = "label:has([value=webhook])"
+    assert "4 per second" in browser.find_element("css selector", card).text
+    goes_on(browser, browser.find_element("link text", "change the rules").click)
+    fill(browser, username="grace", password="hopper")
+    press(browser, "[type=submit]")
+    assert browser.current_url == demo + RULES
+    browser.get(f"{demo}{RULES}add/")
+    fill(browser, name="webhooks", limit="3", unit="m", algorithm="token_bucket")
+    press(browser, "[name=_save]")
+    browser.get(demo)
+    assert "3 per minute" in browser.find_element("css selector", card).text

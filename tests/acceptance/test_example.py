@@ -114,7 +114,7 @@ def test_the_browsable_api_works_and_tells_what_is_left(browser: Any, demo: str)
     browser.get(demo)
     forget(browser)
     browser.get(demo + "api/")
-    assert "five a second" in browser.page_source
+    assert "one decision about both" in browser.page_source
     with urllib.request.urlopen(demo + "api/") as response:
         names = [name for name, _ in http_sf.parse(response.headers["RateLimit-Policy"].encode(), tltype="list")]
     assert names == ["everything", "anon", "user"]
