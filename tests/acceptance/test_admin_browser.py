@@ -413,14 +413,6 @@ def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
     assert browser.find_elements("css selector", "#result_list")
 
 
-def test_a_new_rule_starts_with_its_name(browser: Any, demo: str) -> None:
-    """What is typed at once goes into *Name*."""
-    log_in(browser, demo)
-    browser.get(f"{demo}{RULES}add/")
-    browser.switch_to.active_element.send_keys("typed at once")
-    assert browser.find_element("name", "name").get_attribute("value") == "typed at once"
-
-
 def test_the_demo_shows_the_limits_as_they_are_edited(browser: Any, demo: str) -> None:
     """Its page leads to the rules, and its cards have the numbers of this moment."""
     browser.get(demo)
