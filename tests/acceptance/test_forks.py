@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging.handlers
 import os
 import pkgutil
 import signal
@@ -77,6 +78,15 @@ def own(settings: Any) -> Iterator[Server]:
     leases.clear()
 
 
+@pytest.fixture
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is logged is kept in memory. Where threads of the parent write to a file of Python's, a child may find it
+    locked for ever, whoever logs."""
+    logger = logging.getLogger("django_ratelimit_lua")
+    monkeypatch.setattr(logger, "handlers", [logging.handlers.BufferingHandler(1000)])
+    monkeypatch.setattr(logger, "propagate", False)
+
+
 def refuse(sender: object, **kwargs: object) -> None:
     """A receiver of the signal."""
 
@@ -141,7 +151,9 @@ def ended(children: list[int]) -> list[int | None]:
 
 
 @pytest.mark.parametrize("redis_is", ["there", "away"])
-def test_children_decide_while_threads_of_the_parent_do(redis_is: str, own: Server, settings: Any) -> None:
+def test_children_decide_while_threads_of_the_parent_do(
+    redis_is: str, own: Server, settings: Any, no_files: None
+) -> None:
     """Thirty children are forked at any moment of four threads' decisions, also during an outage: none hangs."""
     limit_exceeded.connect(refuse)
     works = [everything(f"thread {number}", redis_is) for number in range(4)]
