@@ -190,6 +190,26 @@ class RowForm(forms.ModelForm):  # type: ignore[type-arg]
         super()._update_errors(ValidationError(by_field))  # type: ignore[misc]
 
 
+CONFIRMED = "enforce_confirmed"
+"""What is sent where it was asked whether rules are to be enforced."""
+
+
+class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
+    """The rows of the list. `to_enforce`: rules of which it has to be asked first whether they are to be enforced."""
+
+    to_enforce: Sequence[RateLimitRule] = ()
+
+    def clean(self) -> None:
+        """Raises `ValidationError` where rules would be enforced that were not, and nobody has confirmed it."""
+        super().clean()
+        if CONFIRMED in self.data or any(form.errors for form in self.forms):
+            return
+        switched = [form for form in self.forms if "mode" in form.changed_data]
+        self.to_enforce = [form.instance for form in switched if form.cleaned_data["mode"] == "enforce"]
+        if self.to_enforce:
+            raise ValidationError("asked on a page of its own")
+
+
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
     """The tiers of a rule, which have to fit it as it is in the form, not as it was saved last."""
 

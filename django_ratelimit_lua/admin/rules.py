@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin, messages
@@ -30,7 +31,7 @@ from ..stats.refusals import FAILED, refusal_counts
 from ..stats.shadow import shadow_numbers
 from .base import ActingAdmin
 from .choices import choices
-from .forms import PreviewForm, RowForm, RuleForm, TierForm, TierFormSet
+from .forms import CONFIRMED, PreviewForm, RowForm, RowFormSet, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .inspector import may_inspect
 from .limits import LimitsInCode, copied
@@ -39,6 +40,7 @@ from .rules_file import RulesFile
 
 _PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone")
 """Options that have their places in the form; the others follow them."""
+_TOKEN = "csrfmiddlewaretoken"
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
 
 
@@ -57,9 +59,13 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
 
 
 @admin.action(description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"])
-def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
-    """Switch rules to enforce."""
+def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> HttpResponse | None:
+    """Switch rules to enforce, once that was asked."""
+    rules = [] if CONFIRMED in request.POST else list(queryset.exclude(mode="enforce"))
+    if rules:
+        return modeladmin.ask_to_enforce(request, rules)  # type: ignore[no-any-return]
     modeladmin.switch(request, queryset, "enforce")
+    return None
 
 
 @admin.action(description=gettext_lazy("Shadow mode: count, refuse nobody"), permissions=["change"])
@@ -149,6 +155,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
 
+    def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
+        return super().get_changelist_formset(request, **{"formset": RowFormSet, **kwargs})
+
     def get_list_display(self, request: HttpRequest) -> Any:
         counts = request_state(request).refusals
 
@@ -212,7 +221,24 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             request_state(request).refusals = refusal_counts()
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
-        return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
+        response = super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
+        rows = getattr((getattr(response, "context_data", None) or {}).get("cl"), "formset", None)
+        to_enforce = getattr(rows, "to_enforce", ())
+        return self.ask_to_enforce(request, to_enforce) if to_enforce else response
+
+    def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
+        """A page that asks, with what these versions of the rules would have refused, and sends the request again."""
+        context = {
+            **self.admin_site.each_context(request),
+            "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
+            "opts": self.opts,
+            "media": self.media,
+            "rules": [{"rule": rule, "reading": rule.reading(), "judged": self.judged(rule)} for rule in rules],
+            "sent": [(name, value) for name, values in request.POST.lists() for value in values if name != _TOKEN],
+            "confirmed": CONFIRMED,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         """With the numbers for the preview."""
@@ -233,19 +259,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         if not self.has_change_permission(request, rule) or mode not in MODES:
             raise PermissionDenied
         if request.method != "POST":
-            context = {
-                **self.admin_site.each_context(request),
-                "title": _("Enforce this rule?"),
-                "opts": self.opts,
-                "media": self.media,
-                "rule": rule,
-                "judged": self.judged(rule),
-                "mode": mode,
-            }
             if mode != "enforce":  # The others refuse nobody: there is nothing to ask.
                 raise PermissionDenied
-            request.current_app = self.admin_site.name
-            return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
+            return self.ask_to_enforce(request, [rule])
         with acting(request.user):
             self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_changelist"))

@@ -225,7 +225,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     rule.refresh_from_db()
     assert (rule.mode, rule.order) == ("off", 5)
     for action, mode in (("shadow", "shadow"), ("switch_off", "off"), ("enforce", "enforce")):
-        operator.post(RULES, {"action": action, "_selected_action": rule.pk})
+        operator.post(RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": "yes"})
         rule.refresh_from_db()
         assert rule.mode == mode
     assert visits() == [429]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from django.test import Client
 
@@ -72,3 +75,47 @@ def test_enforce_now_repeats_the_numbers_and_asks(operator: Client) -> None:
     assert staff("view_ratelimitrule").get(url).status_code == 403
     operator.post(url)
     assert visits() == [429]
+
+
+def pressed(client: Client, page: Any) -> Any:
+    """What the button of the page sends: all that is hidden in its form."""
+    form = re.search(r'<form method="post">.*?</form>', page.content.decode(), re.DOTALL)
+    assert form is not None, "the page does not ask"
+    sent: dict[str, list[str]] = {}
+    for name, value in re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form[0]):
+        sent.setdefault(name, []).append(value)
+    return client.post(RULES, sent)
+
+
+def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) -> None:
+    """By the column and by the action, of every rule that was not enforced; then all that was sent is done."""
+    one, other = rule(), rule(name="other", path="/other", order=3)
+    assert visits(3) == [200] * 3
+
+    def modes() -> list[tuple[str, int]]:
+        return list(RateLimitRule.objects.order_by("name").values_list("mode", "order"))
+
+    rows = {"form-TOTAL_FORMS": 2, "form-INITIAL_FORMS": 2, "_save": "Save"}
+    for number, (row, mode) in enumerate(((one, "enforce"), (other, "off"))):
+        rows |= {f"form-{number}-id": row.pk, f"form-{number}-mode": mode, f"form-{number}-order": 7}
+    asked = operator.post(RULES, rows)
+    assert "Seen: 3 requests of about 1 clients. Would have refused: 1" in asked.content.decode()
+    assert "Enforce this rule?" in asked.content.decode()
+    assert modes() == [("shadow", 3), ("shadow", 0)]
+    assert visits() == [200]
+    assert pressed(operator, asked).status_code == 302
+    assert modes() == [("off", 7), ("enforce", 7)]
+    assert visits() == [429]
+    assert operator.post(RULES, {**rows, "form-1-order": 8}).status_code == 302  # Enforced already: nothing to ask.
+    assert modes() == [("off", 8), ("enforce", 7)]
+
+    one.switch("shadow")
+    chosen = {"action": "enforce", "_selected_action": [one.pk, other.pk], "index": 0}
+    asked = operator.post(RULES, chosen)
+    assert "Enforce these rules?" in asked.content.decode()
+    assert "has seen no request in shadow mode yet" in asked.content.decode()
+    assert visits() == [200]
+    assert pressed(operator, asked).status_code == 302
+    assert modes() == [("enforce", 8), ("enforce", 7)]
+    assert visits() == [429]
+    assert operator.post(RULES, chosen).status_code == 302
