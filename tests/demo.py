@@ -47,6 +47,17 @@ def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
     return process, f"http://127.0.0.1:{port}/", said[1].split()[-1]
 
 
+def run_in(database: Path, redis_url: str, code: str) -> str:
+    """Run code in a demo's database, as its own command line does; returns what it printed."""
+    command = [sys.executable, "-m", "example_project.manage", "shell", "--verbosity", "0", "--command", code]
+    places = {"EXAMPLE_DATABASE": str(database), "REDIS_URL": redis_url}
+    settings = {"DJANGO_SETTINGS_MODULE": "example_project.settings"}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **places, **settings}, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
 def answers(address: str) -> bool:
     try:
         with redis.Redis.from_url(address) as connection:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import http.cookiejar
-import json
-import os
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,7 +17,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.demo import ROOT, screenshot, start
+from tests.demo import run_in, screenshot, start
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 RULES, OVERRIDES = "admin/django_ratelimit_lua/ratelimitrule/", "admin/django_ratelimit_lua/ratelimitoverride/"
@@ -97,6 +93,16 @@ def previewed(browser: Any) -> str:
 def complaints(browser: Any) -> list[str]:
     """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept out."""
     return [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+
+
+def problems_of(browser: Any) -> list[Any]:
+    """What axe finds on the page that is open, in what is ours."""
+    browser.execute_script(AXE)
+    found = browser.execute_async_script(
+        "const done = arguments[1]; axe.run({exclude: arguments[0].map(one => [one])}).then(done, done);",
+        sorted(DJANGOS),
+    )
+    return [(violation["id"], [node["html"][:160] for node in violation["nodes"]]) for violation in found["violations"]]
 
 
 def signs_in(demo: str, name: str, password: str) -> int:
@@ -267,15 +273,7 @@ def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, 
                 "field.getBoundingClientRect().right > window.innerWidth).map(field => field.name)"
             )
             assert cut == [], name
-        browser.execute_script(AXE)
-        found = browser.execute_async_script(
-            "const done = arguments[1]; axe.run({exclude: arguments[0].map(one => [one])}).then(done, done);",
-            sorted(DJANGOS),
-        )
-        problems = [
-            (violation["id"], [node["html"][:160] for node in violation["nodes"]]) for violation in found["violations"]
-        ]
-        assert problems == [], (name, json.dumps(problems, indent=1))
+        assert problems_of(browser) == [], name
         screenshot(browser, f"admin-{name}-{size[0]}-{scheme}")
         assert complaints(browser) == [], name
 
@@ -327,17 +325,6 @@ return [...(wide ? ["page"] : []), ...scrolled, ...outside];
 """
 
 
-def run_in(demo: tuple[Any, str, str], database: Path, code: str) -> str:
-    """Run code in the demo's database; returns what it printed."""
-    command = [sys.executable, "-m", "example_project.manage", "shell", "--verbosity", "0", "--command", code]
-    places = {"EXAMPLE_DATABASE": str(database), "REDIS_URL": demo[2]}
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **places, "DJANGO_SETTINGS_MODULE": "example_project.settings"},
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return done.stdout.strip()
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[str, str]]]:
     """Demos with what code has put into them: the address, and what the code printed. Each is started once."""
@@ -347,7 +334,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         if code not in started:
             database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
             process = start(EXAMPLE_DATABASE=str(database))
-            started[code] = (process, run_in(process, database, code))
+            started[code] = (process, run_in(database, process[2], code))
         process, printed = started[code]
         return process[1], printed
 

@@ -1,0 +1,259 @@
+"""What an operator does under pressure, in a real browser, in so many clicks; then, a real request shows its effect.
+
+A click is a press of a link or a button, or a choice in a list; typing is none. Each task begins at the admin's index,
+logged in, and takes as many clicks as docs/rules.rst says.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.acceptance.test_admin_browser import complaints, fill, goes_on, log_in, problems_of
+from tests.demo import ROOT, run_in, screenshot, start
+
+DOCS = (ROOT / "docs" / "rules.rst").read_text(encoding="utf-8")
+CLICKS = {task: int(number) for task, number in re.findall(r"^   \* - (.+)\n     - (\d+)$", DOCS, re.MULTILINE)}
+PREPARED = """
+import datetime
+from django.utils import timezone
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+rule = RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=2, unit="h")
+RateLimitChange.objects.filter(object_id=rule.pk).update(at=timezone.now() - datetime.timedelta(days=1))
+rule.limit = 100
+rule.save()
+RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", limit=2, unit="h", mode="shadow")
+"""
+
+
+class Answer(NamedTuple):
+    """What a request of a visitor was answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+class Site(NamedTuple):
+    """A demo, and the screen that it is looked at on."""
+
+    address: str
+    width: int
+    height: int
+    scheme: str
+
+    def ask(self, path: str, method: str = "GET", source: str = "127.0.0.1", **form: str) -> Answer:
+        """A real request, from any address of this machine's own network."""
+        place = urlsplit(self.address)
+        assert place.hostname is not None
+        connection = http.client.HTTPConnection(place.hostname, place.port, source_address=(source, 0))
+        headers = {"Accept": "application/json"}
+        if method == "POST":
+            connection.request("GET", "/login/", headers=headers)
+            page = connection.getresponse()
+            page.read()
+            token = re.search(r"csrftoken=(\w+)", page.headers["Set-Cookie"] or "")
+            assert token is not None
+            form |= {"csrfmiddlewaretoken": token[1]}
+            headers |= {"Cookie": token[0], "Content-Type": "application/x-www-form-urlencoded"}
+        connection.request(method, path, urlencode(form), headers)
+        response = connection.getresponse()
+        answer = Answer(response.status, response.headers, response.read().decode())
+        connection.close()
+        return answer
+
+    def statuses(self, path: str, times: int, source: str = "127.0.0.1") -> list[int]:
+        """What so many requests are answered."""
+        return [self.ask(path, source=source).status for _ in range(times)]
+
+
+class Hand:
+    """The operator's: counts its clicks, and has axe look at every page that it comes to."""
+
+    def __init__(self, browser: Any, site: Site, task: str) -> None:
+        self.browser, self.site, self.task, self.clicks = browser, site, task, 0
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": site.width, "height": site.height, "deviceScaleFactor": 1, "mobile": False},
+        )
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": site.scheme}]}
+        )
+        log_in(browser, site.address)
+
+    def press(self, selector: str) -> None:
+        """Press what leads to another page; it is found by a CSS selector, or by the words of a link."""
+        how = "css selector" if re.search(r"[.#\[>]", selector) else "link text"
+        self.press_on(self.browser.find_element(how, selector))
+
+    def press_on(self, element: Any) -> None:
+        """The same, for an element."""
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        goes_on(self.browser, element.click)
+        self.clicks += 1
+        assert problems_of(self.browser) == []
+        name = f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
+        screenshot(self.browser, name)
+        assert self.browser.execute_script(
+            "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        ), name
+
+    def choose(self, name: str, value: str) -> None:
+        """Choose in a list."""
+        Select(self.browser.find_element("name", name)).select_by_value(value)
+        self.clicks += 1
+
+    def text(self, selector: str) -> str:
+        """What is read there."""
+        return str(self.browser.find_element("css selector", selector).text)
+
+    def is_done(self) -> None:
+        """It took as many clicks as are promised, and the browser complained about nothing."""
+        assert (self.task, self.clicks) == (self.task, CLICKS[self.task])
+        assert complaints(self.browser) == []
+
+
+SCREENS = {"desktop": (1280, 900, "light"), "phone": (390, 844, "dark")}
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
+    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
+    run_in(database, redis_url, PREPARED)
+    yield Site(address, *SCREENS[request.param])
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture
+def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
+    return lambda task: Hand(browser, site, task)
+
+
+def test_a_limit_of_the_code_is_lowered(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """500 an hour become 4; the 10 a second of the same call site stay, as the answers' headers say."""
+    assert site.statuses("/search/", 5) == [200] * 5
+    hand = hand_for("lower a limit of the code")
+    hand.press(".model-ratelimitrule th a")
+    hand.press(".object-tools a[href$='/limits/']")
+    hand.press("a[href$='instead=search']")
+    fill(hand.browser, more_rates="4/h")
+    hand.press("[name=_save]")
+    hand.is_done()
+    assert site.statuses("/search/", 5) == [200] * 4 + [429]  # A rule has a count of its own.
+    policies = site.ask("/search/").headers["RateLimit-Policy"]
+    assert {("10", "1"), ("4", "3600")} <= set(re.findall(r"q=(\d+);w=(\d+)", policies))
+
+
+def test_a_customer_locked_out_at_login_is_let_in(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """By what support is told: name and address. Then the right password opens."""
+    customer = "127.0.3.3"
+    guesses = [site.ask("/login/", "POST", customer, username="ada", password="guess").status for _ in range(6)]
+    assert guesses == [200] * 5 + [429]
+    assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 429
+    hand = hand_for("unblock a customer who is locked out at login")
+    hand.press(".model-inspector a")
+    fill(hand.browser, path="/login/", address=customer, post="username=ada")
+    hand.choose("method", "POST")
+    hand.press(".submit-row [type=submit]")
+    assert "would be refused" in hand.text("#found")
+    hand.press("button[value=reset]")
+    assert "would be allowed" in hand.text("#found")
+    hand.is_done()
+    assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 302
+
+
+def test_a_network_is_blocked_for_an_hour(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """Everybody in it is refused at once, on every path; their neighbours are not."""
+    assert site.ask("/", source="127.0.4.4").status == 200
+    hand = hand_for("block a network for an hour")
+    hand.press(".model-ratelimitoverride .addlink")
+    fill(hand.browser, network="127.0.4.0/24")
+    hand.choose("effect", "block")
+    hand.choose("duration", "3600")
+    hand.press("[name=_save]")
+    assert "until" in hand.text("#result_list .field-lasts")
+    hand.is_done()
+    blocked = site.ask("/", source="127.0.4.4")
+    assert blocked.status == 429
+    assert 3500 < int(blocked.headers["Retry-After"]) <= 3600
+    assert site.ask("/", source="127.0.5.4").status == 200
+
+
+def test_a_reference_tells_what_refused(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """Read aloud by who was refused: the limit, and what is counted there now."""
+    visitor = "127.0.6.6"
+    answers = [site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(6)]
+    refused = answers[-1]
+    assert refused.status == 429
+    hand = hand_for("find what refused somebody, by the reference")
+    hand.press(".model-inspector a")
+    fill(hand.browser, reference=json.loads(refused.body)["reference"])
+    hand.press("form:has([name=reference]) button")
+    assert "Refused" in hand.text("#opened")
+    assert "Login" in hand.text(".ratelimit-row th")
+    assert "5 / 5" in hand.text(".ratelimit-row")
+    hand.is_done()
+
+
+def test_a_rule_of_the_settings_is_taken_over(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """Everything but the numbers stays as it is: it still looks for scanners, and leaves others alone."""
+    scanner = "127.0.7.7"
+    assert site.statuses("/wp-login.php", 3, scanner) == [404] * 3
+    hand = hand_for("take over a rule of the settings")
+    hand.press(".model-ratelimitrule th a")
+    hand.press("a[href$='settings=scanners']")
+    fill(hand.browser, limit="2", period="3600")
+    hand.press("[name=_save]")
+    hand.is_done()
+    assert site.statuses("/wp-login.php", 3, "127.0.7.8") == [404, 404, 429]
+    assert site.statuses("/old/index.php", 1, "127.0.7.8") == [429]
+    assert site.statuses("/", 3, "127.0.7.8") == [200] * 3
+
+
+def test_the_version_of_yesterday_is_restored(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """It is found by its day, and holds from the next request on."""
+    assert site.statuses("/address/", 3) == [200] * 3
+    hand = hand_for("restore the version of yesterday")
+    hand.press(".model-ratelimitchange th a")
+    rows = hand.browser.find_elements("css selector", "#result_list tbody tr")
+    (yesterday,) = [row for row in rows if "addresses" in row.text and "2 per hour" in row.text and "→" not in row.text]
+    hand.press_on(yesterday.find_element("css selector", "th a"))
+    hand.press(".ratelimit-tool button")
+    assert "is restored: 2 per hour" in hand.text(".messagelist")
+    hand.is_done()
+    assert site.statuses("/address/", 1) == [429]
+
+
+def test_a_shadow_rule_is_judged_and_enforced(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """Its numbers say what it would have refused; then it does."""
+    assert site.statuses("/clock/", 3) == [200] * 3
+    assert site.statuses("/clock/", 1, "127.0.8.8") == [200]
+    hand = hand_for("judge and enforce a rule in shadow mode")
+    hand.press(".model-ratelimitrule th a")
+    hand.press("tried out")
+
+    def judged(page: Any) -> bool:
+        # Numbers come within a second; until then, the page is loaded again.
+        if "Would have refused: 1 " in hand.text(".ratelimit-judged"):
+            return True
+        page.refresh()
+        return False
+
+    WebDriverWait(hand.browser, 20).until(judged)
+    assert "Seen: 4 requests of about 2 clients" in hand.text(".ratelimit-judged")
+    hand.press(".ratelimit-enforce")
+    assert "Would have refused: 1 " in hand.text(".ratelimit-judged")
+    hand.press(".submit-row [type=submit]")
+    hand.is_done()
+    assert site.statuses("/clock/", 1) == [429]
+    assert site.statuses("/clock/", 1, "127.0.8.8") == [200]
