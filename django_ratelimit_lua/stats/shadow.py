@@ -51,8 +51,9 @@ class _Tally:
     def merge(self, other: _Tally) -> None:
         self.seen += other.seen
         self.refused += other.refused
-        self.people |= other.people
-        self.refused_people |= other.refused_people
+        if len(self.people) < MOST_PEOPLE:  # However long nothing can be written.
+            self.people |= other.people
+            self.refused_people |= other.refused_people
 
 
 class ShadowCounter:

@@ -38,3 +38,18 @@ def test_people_are_bounded_and_requests_are_not(monkeypatch: pytest.MonkeyPatch
     assert (len(tally.people), len(tally.refused_people)) == (MOST_PEOPLE, MOST_PEOPLE // 2)
     counter.clear()
     assert counter._tallies == {}
+
+
+def test_people_are_bounded_also_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """However often that is tried: at most twice as many; the requests are all counted."""
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1"}}
+    counter = ShadowCounter()
+    monkeypatch.setattr(counter._task, "start", lambda: True)
+    rule = compile_rule({**API, "mode": "shadow"})
+    for turn in range(4):
+        for number in range(MOST_PEOPLE):
+            counter.add(rule, b"%d-%d" % (turn, number), True)
+        counter.flush()
+    (tally,) = counter._tallies.values()
+    assert tally.seen == 4 * MOST_PEOPLE
+    assert len(tally.people) == len(tally.refused_people) <= 2 * MOST_PEOPLE
