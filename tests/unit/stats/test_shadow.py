@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.stats import shadow
 from django_ratelimit_lua.stats.shadow import MOST_PEOPLE, ShadowCounter, version_of
 
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
@@ -41,15 +42,22 @@ def test_people_are_bounded_and_requests_are_not(monkeypatch: pytest.MonkeyPatch
 
 
 def test_people_are_bounded_also_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """However often that is tried: at most twice as many; the requests are all counted."""
+    """However many come in the middle of every attempt: at most twice as many; the requests are all counted."""
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1"}}
     counter = ShadowCounter()
     monkeypatch.setattr(counter._task, "start", lambda: True)
     rule = compile_rule({**API, "mode": "shadow"})
-    for turn in range(4):
-        for number in range(MOST_PEOPLE):
-            counter.add(rule, b"%d-%d" % (turn, number), True)
+    numbers, write = iter(range(10**6)), shadow._write
+
+    def others_come(*args: Any) -> None:
+        for _ in range(MOST_PEOPLE):
+            counter.add(rule, b"%d" % next(numbers), True)
+        write(*args)
+
+    monkeypatch.setattr(shadow, "_write", others_come)
+    counter.add(rule, b"first", True)
+    for _ in range(4):
         counter.flush()
     (tally,) = counter._tallies.values()
-    assert tally.seen == 4 * MOST_PEOPLE
-    assert len(tally.people) == len(tally.refused_people) <= 2 * MOST_PEOPLE
+    assert tally.seen == 1 + 4 * MOST_PEOPLE
+    assert MOST_PEOPLE <= len(tally.people) == len(tally.refused_people) <= 2 * MOST_PEOPLE
