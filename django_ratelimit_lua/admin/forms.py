@@ -20,7 +20,7 @@ from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import written
 from ..models.rule import METHODS
-from .warnings import NOTHING, override_surprises, surprises
+from ..operations.surprises import NOTHING, override_surprises, surprises
 
 
 def group_names() -> list[tuple[str, str]]:

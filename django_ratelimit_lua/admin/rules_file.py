@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
 from ..operations import rules_yaml
+from ..operations.surprises import changed_surprises
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
 
@@ -31,6 +32,7 @@ class FileForm(forms.Form):
     text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     revision = forms.CharField(required=False, widget=forms.HiddenInput)
     delete = forms.BooleanField(label=gettext_lazy("Delete the rules that the file does not have"), required=False)
+    intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings"), required=False)
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` where there is no text."""
@@ -100,9 +102,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             revision = RateLimitRevision.read(primary()).text.decode()
             try:
                 changes = rules_yaml.plan(given["text"])
-                deleted = rules_yaml.deletions(changes)
+                deleted, surprising = rules_yaml.deletions(changes), changed_surprises(changes)
                 is_seen = "confirm" in request.POST and given["revision"] == revision
-                if is_seen and (given["delete"] or not deleted):
+                if is_seen and (given["delete"] or not deleted) and (given["intended"] or not surprising):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
                     with acting(request.user):
@@ -117,12 +119,16 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 request, _("The rules were changed meanwhile. Nothing was done: see what would change now.")
             )
         elif "confirm" in request.POST:
-            messages.error(
-                request, _("Nothing was done: the file lacks rules. Tick the box if they are to be deleted.")
-            )
+            if deleted and not given["delete"]:
+                messages.error(
+                    request, _("Nothing was done: the file lacks rules. Tick the box if they are to be deleted.")
+                )
+            if surprising and not given["intended"]:
+                messages.error(request, _("Nothing was done: tick “Confirm the warnings” if they are intended."))
         context |= {
-            "changes": [change.words() for change in changes],
+            "changes": [{"words": change.words(), "warnings": surprising.get(change.name)} for change in changes],
             "is_planned": True,
+            "is_surprising": bool(surprising),
             "deleted": deleted,
             "may_delete": self.has_delete_permission(request),
             "form": FileForm(initial={"text": given["text"], "revision": revision}),

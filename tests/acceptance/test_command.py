@@ -188,6 +188,29 @@ def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None
     assert RateLimitRule.objects.get().limit == 400
 
 
+def test_an_import_surprises_only_where_that_is_said(tmp_path: Path) -> None:
+    """The warnings name the rules, also those of tiers; what a rule does already is not asked again."""
+    file = tmp_path / "rules.yaml"
+    one = {"name": "one", "path": "/", "key": "ip", "rate": "5/m", "tiers": [{"group": "pro", "rate": "0/m"}]}
+    file.write_text(dump([one, {"name": "two", "path": "/two", "key": "ip", "rate": "5/m"}]))
+    with pytest.raises(CommandError) as raised:
+        said("import", str(file))
+    assert str(raised.value).splitlines() == [
+        "one: “/” matches every request of the site.",
+        "one: A limit of 0 refuses every request that the rule applies to.",
+        "Nothing was changed; --confirm says that this is meant.",
+    ]
+    dry = said("import", str(file), "--dry-run")
+    assert "one: “/” matches every request of the site." in dry
+    assert "takes --confirm" in dry
+    assert not RateLimitRule.objects.exists()
+    assert "one: “/” matches every request of the site." in said("import", str(file), "--confirm")
+    assert RateLimitRule.objects.count() == 2
+    file.write_text(file.read_text().replace("5/m", "4/m"))
+    assert "2 rules changed" in said("import", str(file))
+    assert said("import", str(file)) == "0 rules changed\n"
+
+
 def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     """Of every rule, and several of one; of a file and of the settings."""
     file = tmp_path / "rules.yaml"

@@ -21,6 +21,7 @@ from ...models.audit import acting
 from ...operations import rules_yaml
 from ...operations.explain import explain
 from ...operations.reference import BadReferenceError, open_reference
+from ...operations.surprises import changed_surprises
 from ...publishing import triggers
 from ...publishing.publish import primary, publish
 from ...publishing.triggers import migration_problem
@@ -60,6 +61,7 @@ class Command(BaseCommand):
         imported.add_argument("file", help="a file, or - for standard input")
         imported.add_argument("--dry-run", action="store_true", help="only show what would change")
         imported.add_argument("--delete", action="store_true", help="delete the rules that the file does not have")
+        imported.add_argument("--confirm", action="store_true", help="change the rules although there are warnings")
         checked = commands.add_parser("check", help="find problems in the rules that apply, or in a file")
         checked.add_argument("file", nargs="?")
         published = commands.add_parser("publish", help="publish all rules again, for example after raw SQL")
@@ -159,16 +161,25 @@ class Command(BaseCommand):
     def _export(self, **options: Any) -> None:
         self.stdout.write(rules_yaml.export(), ending="")
 
-    def _import(self, file: str, dry_run: bool, delete: bool, **options: Any) -> None:
+    def _import(self, file: str, dry_run: bool, delete: bool, confirm: bool, **options: Any) -> None:
         text = _read(file)
-        with acting("ratelimit_rules import"):
-            changes = rules_yaml.plan(text) if dry_run else rules_yaml.apply(text, delete=delete)
+        changes = rules_yaml.plan(text)
+        warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
+        if warnings and not (confirm or dry_run):
+            raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
+        for line in warnings:
+            self._warn(line)
+        if not dry_run:
+            with acting("ratelimit_rules import"):
+                changes = rules_yaml.apply(text, delete=delete)
         for change in changes:
             self.stdout.write("\n".join(change.words()))
         self.stdout.write(f"{_rules(len(changes))} {'would be changed' if dry_run else 'changed'}")
         deleted = rules_yaml.deletions(changes) if dry_run and not delete else ()
         if deleted:
             self._warn(f"{_rules(len(deleted))} would be deleted, which takes --delete: {', '.join(deleted)}")
+        if warnings and dry_run and not confirm:
+            self._warn("The warnings have to be confirmed, which takes --confirm.")
         if changes and not dry_run:
             self._unless_live(triggers.unpublished)
 

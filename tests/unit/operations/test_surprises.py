@@ -8,9 +8,10 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
-from django_ratelimit_lua.admin.warnings import surprises
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.operations.call_sites import meant_by, route_names
+from django_ratelimit_lua.operations.rules_yaml import apply, plan
+from django_ratelimit_lua.operations.surprises import changed_surprises, surprises
 from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
 
 
@@ -70,3 +71,17 @@ def test_routes_are_known_by_their_names_with_namespaces() -> None:
 def test_a_name_that_is_nearly_one_of_the_code_is_told() -> None:
     """What may be meant; nothing where it is one, or like none."""
     assert [meant_by(name) for name in ("serach", "search", "orders", "")] == ["search", "", "", ""]
+
+
+@pytest.mark.django_db
+def test_of_changes_only_what_is_new_is_told(settings: Any) -> None:
+    """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
+    settings.ROOT_URLCONF = "example_project.urls"
+    text = "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: /admin/, exempt: true}"
+    assert list(changed_surprises(plan(text))) == ["all"]
+    apply(text)
+    on = text.replace("mode: 'off', ", "")
+    assert changed_surprises(plan(on)) == {}
+    lost = changed_surprises(plan(on.splitlines()[0]))
+    assert [len(problems) for problems in lost.values()] == [1]
+    assert "limits this admin" in lost["all"][0]

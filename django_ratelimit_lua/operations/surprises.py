@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
@@ -12,23 +12,24 @@ from ..conf import conf
 from ..identity.forwarded import parse_network
 from ..identity.keys import compile_key
 from ..limits.rate import LimitError, Rate
-from ..models import RateLimitRule
-from ..operations.call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
+from ..models import RateLimitRule, RateLimitTier
 from ..rules.callsite import known_call_sites, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
-from ..rules.rule import lumps_strangers
+from ..rules.rule import RuleError, lumps_strangers
 from ..rules.ruleset import settings_rules
+from .call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
+from .rules_yaml import Built, Declared, RuleChange, build_rule
 
 NOTHING = _("A limit of 0 refuses every request that the rule applies to.")
 
 
-def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
+def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> list[tuple[str, Any]]:
     """What a rule would do that its author may not expect: (field, what). `given`: the values of its fields, and its
-    `rates`."""
+    `rates`. `exempt`: the paths that rules exempt, if they are not to be looked up."""
     look_for_call_sites()
     warnings: list[tuple[str, Any]] = []
-    paths = [line.strip() for line in given.get("path", "").splitlines() if line.strip()]
+    paths = _lines(given.get("path", ""))
     for path in paths:
         if path.strip("*") in ("", "/"):
             warnings.append(("path", _("“%(path)s” matches every request of the site.") % {"path": path}))
@@ -42,7 +43,7 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
         warnings.append(("limit", NOTHING))
     if any(str(rate).startswith("0/") for rate in given.get("more_rates") or ()):
         warnings.append(("more_rates", NOTHING))
-    warnings += covered_admin(given, paths)
+    warnings += covered_admin(given, paths, exempt)
     if _is_one_for_all(given):
         problem = _(
             "All clients that are not logged in would share one count. Count by user_or_ip, or choose the audience "
@@ -64,7 +65,52 @@ def surprises(given: dict[str, Any]) -> list[tuple[str, Any]]:
     return [*warnings, *lost_of_call_sites(given)]
 
 
-def covered_admin(given: dict[str, Any], paths: Sequence[str]) -> list[tuple[str, Any]]:
+def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
+    """What changes of rules would do that their author may not expect and the rules do not do already, by the names of
+    the rules."""
+    changed = {change.name for change in changes}
+    after = {change.name: _built(change.after) for change in changes if change.after is not None}
+    exempt = exempt_paths(without=changed)
+    exempt += [path for built in after.values() if built and built[0].exempt for path in _lines(built[0].path)]
+    exempt_before, found = exempt_paths(), {}
+    for change in changes:
+        if change.after is not None:
+            known = _all_surprises(None if change.before is None else _built(change.before), exempt_before)
+            new = [problem for problem in _all_surprises(after[change.name], exempt) if problem not in known]
+            if new:
+                found[change.name] = new
+    return found
+
+
+def _built(declared: Declared) -> Built | None:
+    try:
+        return build_rule(declared)
+    except RuleError:
+        return None  # Somebody has broken the row by hand.
+
+
+def _all_surprises(built: Built | None, exempt: Sequence[str]) -> list[str]:
+    if built is None:
+        return []
+    rule, tiers = built
+    found = [str(problem) for _field, problem in surprises({**rule.values(), "rates": _rates(rule)}, exempt)]
+    if any(rate.startswith("0/") for tier in tiers for rate in _rates(tier)):
+        found.append(str(NOTHING))
+    return list(dict.fromkeys(found))
+
+
+def _rates(row: RateLimitRule | RateLimitTier) -> list[str]:
+    rate = row.rate
+    return rate if isinstance(rate, list) else [] if rate is None else [rate]
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def covered_admin(
+    given: dict[str, Any], paths: Sequence[str], exempt: Sequence[str] | None = None
+) -> list[tuple[str, Any]]:
     """That a rule limits this admin, where whoever is over the limit could not change it any more."""
     if given.get("exempt") or given.get("mode") == "off":
         return []
@@ -74,7 +120,7 @@ def covered_admin(given: dict[str, Any], paths: Sequence[str]) -> list[tuple[str
     field, is_covered = "path", any(_meets(path, pages) for path in paths)
     if not paths and given.get("route"):
         field, is_covered = "route", str(given["route"]).partition(":")[0] == "admin"
-    if not is_covered or any(_meets(path, pages) for path in exempt_paths()):
+    if not is_covered or any(_meets(path, pages) for path in (exempt_paths() if exempt is None else exempt)):
         return []
     problem = _(
         "The rule also limits this admin: whoever is over the limit cannot change the rule here. A rule that exempts "
@@ -100,11 +146,11 @@ def admin_pages() -> list[str]:
         return []
 
 
-def exempt_paths() -> list[str]:
-    """The paths that rules exempt, of the settings and of the admin."""
+def exempt_paths(without: Collection[str] = ()) -> list[str]:
+    """The paths that rules exempt, of the settings and of the admin; without rules of the admin of these names."""
     of_settings = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
-    rows = RateLimitRule.objects.filter(exempt=True).values_list("path", flat=True)
-    return [*of_settings, *(line.strip() for path in rows for line in path.splitlines() if line.strip())]
+    rows = RateLimitRule.objects.filter(exempt=True).values_list("name", "path")
+    return [*of_settings, *(path for name, lines in rows if name not in without for path in _lines(lines))]
 
 
 def override_surprises(given: dict[str, Any], peer: str | None) -> list[tuple[str, Any]]:
