@@ -17,6 +17,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
+from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
 from ..rules.provider import current, load
@@ -151,6 +152,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
         if ruleset is None:
             # Waiting for a thread does not count as waiting for the store.
             ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+            if provider.is_answered:
+                patience.was_answered()
         # Or nobody knows newer ones than those that were stale.
         is_last = attempt == FENCED_ATTEMPTS or (
             stale is not None and not stale.records and before is not None

@@ -254,7 +254,7 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
     waits alone, and the others go on with what they know."""
     turn, began = patience.share(2), time.monotonic()
     is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
-    if not is_got or _unanswered_at > began:
+    if _unanswered_at > began or not (is_got or get_store().heard_at > began):
         patience.take_back(turn)  # Waiting for one's turn counts only where Redis keeps everybody waiting.
     return is_got
 

@@ -22,7 +22,7 @@ from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import has_news
 from .connection_params import ConnectionParams
 from .exchange import Address, Exchange, Question, Replies, Unreachable, ended_by, greet, string_at, to_find_master
-from .patience import GRACE, Patience, Pulse
+from .patience import Patience, Pulse
 from .redis_py import AsyncDial
 
 TICK = 0.005
@@ -422,7 +422,7 @@ class LoopConnections:
     async def _exchange_anew(self, question: Question, patience: Patience, check: Callable[[], None]) -> Any:
         link = await self._connected(patience, check)
         # Where this loop came late, there is time for an answer still.
-        patience.left = max(patience.left, min(GRACE, patience.whole / 5))
+        patience.was_answered()
         return await link.ask(question, patience)
 
     async def _connected(self, patience: Patience, check: Callable[[], None]) -> Link:

@@ -20,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..process.forks import renew_after_fork
 from .connection_params import ConnectionParams
 from .exchange import Address, Exchange, Question, Replies, ended_by, greet, string_at, to_find_master
-from .patience import GRACE, Patience, Pulse
+from .patience import Patience, Pulse
 from .redis_py import open_socket
 
 READ_SIZE = 16_384
@@ -171,7 +171,8 @@ class Link:
             if took > PROMPT:
                 took = _connecting(sock, took)
             # Where the system does not tell how late this thread came, there is time for an answer still.
-            patience.left = max(patience.left - max(took, 0.0), min(GRACE, patience.whole / 5))
+            patience.left -= max(took, 0.0)
+            patience.was_answered()
             return sock
         raise RedisTimeoutError("no time is left to connect")
 

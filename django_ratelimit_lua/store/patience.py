@@ -23,7 +23,7 @@ SLICES = 2
 """A slice is a part of the whole, so that who comes late listens again before it gives up; and no smaller part, because
 each slice is another thread that wants the interpreter, while hundreds do."""
 GRACE = 0.02
-"""Seconds, or a fifth of the whole: what is left at least to a connection that was made."""
+"""Seconds, or a fifth of the whole: what is left at least where a connection was made, or rules were loaded."""
 
 
 class Patience:
@@ -43,6 +43,10 @@ class Patience:
     def spend(self, began: float, most: float) -> None:
         """Count a wait since that moment of the monotonic clock that was meant to last at most so long."""
         self.left -= min(time.monotonic() - began, most)
+
+    def was_answered(self) -> None:
+        """Leave time for one answer more: Redis has answered, however late whoever asked came to hear of it."""
+        self.left = max(self.left, min(GRACE, self.whole / 5))
 
     def wait(self, attempt: Callable[[float], bool]) -> bool:
         """Try, for so many seconds each time, until it succeeds or nothing is left; whether it succeeded."""

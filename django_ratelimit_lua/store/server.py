@@ -40,16 +40,21 @@ class Node:
     """
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
-        pulse = Pulse()
+        self._pulse = Pulse()
         self._timeout = timeout
-        self._connections = Connections(params, pulse)
-        self._async_connections = AsyncConnections(params, pulse)
+        self._connections = Connections(params, self._pulse)
+        self._async_connections = AsyncConnections(params, self._pulse)
         self._breaker = None if background else Breaker(self._answers)
 
     @property
     def is_paused(self) -> bool:
         """Whether nothing is asked at the moment."""
         return self._breaker is not None and self._breaker.is_open
+
+    @property
+    def heard_at(self) -> float:
+        """When it has answered anybody last, by the monotonic clock."""
+        return self._pulse.heard_at
 
     def exchange(self, question: Question, patience: Patience) -> Any:
         """See `Connections.exchange`."""
@@ -136,6 +141,11 @@ class Store:
     def is_paused(self) -> bool:
         """Whether somebody is not asked at the moment, because too much has failed."""
         return any(node.is_paused for node in list(self._nodes.values()))
+
+    @property
+    def heard_at(self) -> float:
+        """When anybody in this process was answered last, by the monotonic clock."""
+        return max((node.heard_at for node in list(self._nodes.values())), default=float("-inf"))
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call, within what is left of a patience, where one is given. Raises `StoreError`, `StaleRules`."""

@@ -16,6 +16,8 @@ if not settings.configured:
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF="tests.store.burst_site",
         LOGGING_CONFIG=None,
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["BURST_DATABASE"]}},
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": os.environ["BURST_REDIS"]}},
     )
     django.setup()
@@ -61,3 +63,8 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 _handlers: dict[Any, Any] = {}
+
+if __name__ == "__main__":
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)

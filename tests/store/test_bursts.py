@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.provider import load, start_fresh
+from django_ratelimit_lua.store import Patience, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.demo import free_port
@@ -89,9 +91,25 @@ def test_threads(count: int, policy: str, settings: Any) -> None:
     assert_no_outage(sources, count, settings)
 
 
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(("others_are_answered", "left"), [(True, 0.1), (False, 0.05)])
+def test_who_waits_for_the_rules_to_be_loaded(others_are_answered: bool, left: float) -> None:
+    """All the threads of a process that has just started do, and whoever loads them comes late to everything. That is
+    waiting for Redis only while it answers nobody."""
+    patience = Patience(0.1)
+    with provider._lock:
+        waiting = threading.Thread(target=load, args=(None, patience))
+        waiting.start()
+        while waiting.is_alive():
+            if others_are_answered:
+                get_store().execute(b"PING")
+            waiting.join(0.005)
+    assert patience.left == pytest.approx(left)
+
+
 @pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])
-def site(request: Any) -> Iterator[int]:
-    """The port of a server in one process, which has decided nothing yet."""
+def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
+    """The port of a server in one process, which has decided nothing yet, of an app that is installed and migrated."""
     port = free_port()
     commands = {
         "uvicorn": ["tests.store.burst_site:asgi", "--log-level=warning", f"--host={ADDRESS}", f"--port={port}"],
@@ -101,11 +119,16 @@ def site(request: Any) -> Iterator[int]:
         ],
     }  # fmt: skip
     with Server() as server:
+        database = str(tmp_path_factory.mktemp("site") / "db.sqlite3")
+        environment = {**os.environ, "BURST_REDIS": server.url, "BURST_DATABASE": database}
+        subprocess.run(
+            [sys.executable, "-m", "tests.store.burst_site"], cwd=Path(__file__).parents[2], env=environment, check=True
+        )
         process = subprocess.Popen(
             # Redis has a machine of its own, as it were: two hundred busy threads do not keep it from working.
             ["nice", "-n", "10", sys.executable, "-m", request.param, *commands[request.param]],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "BURST_REDIS": server.url},
+            env=environment,
         )
         try:
             until(lambda: asyncio.run(answered(port, "/nothing")) == 404, "it answers")

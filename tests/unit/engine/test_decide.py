@@ -64,7 +64,8 @@ class Loop:
     def __init__(self, planner: Planner, loaded: list[Ruleset]) -> None:
         self.calls: list[Call] = []
         self.loads = 0
-        self._waiting = deciding(planner, Patience(1))
+        self.patience = Patience(1)
+        self._waiting = deciding(planner, self.patience)
         self._loaded = loaded
         self._step = next(self._waiting)
 
@@ -118,6 +119,18 @@ def test_rules_that_nobody_has_newer_ones_of_hold() -> None:
     assert loop.answer(stale(2)) is None
     assert loop.answer(ALLOWED).decision.revision == 1
     assert [call.revision_number for call in loop.calls] == [1, 0]
+
+
+@pytest.mark.parametrize(("is_answered", "left"), [(True, 0.02), (False, 0.0)])
+def test_redis_that_has_answered_with_the_rules_is_asked(
+    is_answered: bool, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the thread that loaded them came so late to all of it that no time is left."""
+    monkeypatch.setattr("django_ratelimit_lua.rules.provider.is_answered", is_answered)
+    loop = Loop(Planner(), [rules(1)])
+    loop.patience.left = 0.0
+    assert loop.answer(ALLOWED)
+    assert loop.patience.left == left
 
 
 def test_overrides_that_were_not_known_are_learnt_without_loading() -> None:
