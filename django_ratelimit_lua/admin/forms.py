@@ -73,6 +73,10 @@ class RatesField(forms.CharField):
         """The same."""
 
 
+SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
+"""Labels in a row that reads as a sentence: Limit [100] requests per [1] [minutes]."""
+
+
 def _further() -> RatesField:
     field = RateLimitRule._meta.get_field("more_rates")
     return RatesField(label=capfirst(field.verbose_name), help_text=field.help_text)
@@ -102,6 +106,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = RateLimitRule
         fields = "__all__"
+        labels = SENTENCE
         widgets = {  # noqa: RUF012 - Django's way
             "path": forms.Textarea(attrs={"rows": 3}),
             "description": forms.Textarea(attrs={"rows": 2}),
@@ -109,7 +114,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"label_suffix": "", **kwargs})
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
         for field, names in (("name", "ratelimit-names"), ("group", "ratelimit-names"), ("route", "ratelimit-routes")):
             if field in self.fields:
@@ -227,9 +232,10 @@ class TierForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = RateLimitTier
         fields = ("group", "limit", "period", "unit", "more_rates", "burst")
+        labels = SENTENCE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"label_suffix": "", **kwargs})
         present = group_names()
         own = self.instance.group
         removed = [(own, own)] if own and (own, own) not in present else []
@@ -268,13 +274,14 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = RateLimitOverride
         fields = "__all__"
+        labels = SENTENCE
 
     own_address: str | None = None
     own_proxy: str | None = None
     MOST_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"label_suffix": "", **kwargs})
         self.networks: list[str] = []
         if "network" in self.fields and self.instance.pk is None:
             self.fields["network"] = forms.CharField(

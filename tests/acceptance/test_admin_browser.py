@@ -347,7 +347,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
 def test_no_column_is_cut_off(size: tuple[int, int], browser: Any, places: Any) -> None:
     """With names of 80 characters, in long lists, every cell and every button is on the screen; on a phone, rows are
-    cards whose values have the names of their columns. Nothing there is a digest, and moments are short."""
+    cards whose values have the names of their columns. Nothing there is a digest, moments are short, and a limit reads
+    as a sentence."""
     address, digest = places(FURNISH)
     # The window of a browser without a screen is never as narrow as a phone.
     browser.execute_cdp_cmd(
@@ -368,6 +369,11 @@ def test_no_column_is_cut_off(size: tuple[int, int], browser: Any, places: Any) 
         text = browser.find_element("id", "content").text
         assert digest[:8] not in text, name
         assert not re.search(r"\d{4}-\d\d-\d\dT|[ap]\.m\.", text), name
+        if name in ("rule", "override") and size[0] > 500:
+            row = browser.find_element("css selector", ".form-row.field-limit")
+            assert row.text.split("\n")[:2] == ["Limit", "requests per"]
+            parts = [row.find_element("name", part).rect for part in ("limit", "period", "unit")]
+            assert max(part["y"] for part in parts) - min(part["y"] for part in parts) < 10
         if name in ("rules", "overrides", "changes", "history", "inspector"):
             row, cell = "#content tbody tr", "#content tbody td:not(.action-checkbox)"
             shown = [
