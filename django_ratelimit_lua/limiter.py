@@ -25,6 +25,7 @@ from .rules.callsite import CallSite, known_call_sites
 from .rules.provider import current
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
+from .rules.template import LimitTemplate
 from .stats.refusals import refusal_counter
 from .stats.shadow import shadow_counter
 
@@ -44,8 +45,9 @@ class RateLimiter:
     1
     >>> mail.reset("ada@example.org")
 
-    - `name`: what the count is kept under. The rate is not part of it: changing the rate keeps the count;
-    - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing;
+    - `name`: what the count is kept under. The rate is not part of it: changing the number keeps the count;
+    - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing. Of several, that
+      of the longest period counts under the name alone, and the others under the name and their period;
     - the other arguments are those of `Limit`; `algorithm` defaults to `RATELIMIT_ALGORITHM`.
 
     A rule whose `group` is the name takes the place of the rates and options given here, from the next call on.
@@ -64,7 +66,7 @@ class RateLimiter:
         # By which rules, without keeping all of them: a limiter that is seldom asked would keep old ones.
         self._known: tuple[ref[Ruleset], Sequence[Limit], Rule | None] | None = None
         # Whatever is wrong with the limits is said here, not at the first hit.
-        if not self._rates or len({limit.name for limit in self.limits}) < len(self._rates):
+        if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
@@ -76,11 +78,16 @@ class RateLimiter:
         """The limits that are decided together."""
         algorithm = self._options.get("algorithm") or conf.ALGORITHM
         if algorithm not in self._made:
-            alone = len(self._rates) == 1
+            rates = tuple([Rate.parse(rate) for rate in self._rates])
             options: Options = {**self._options, "algorithm": algorithm}
+            # Named as those of a rule in their place, which goes on with what they have counted.
+            template = LimitTemplate(None, rates, options=options)
+            periods = [rate.period_us for rate in rates]
             self._made[algorithm] = tuple(
-                Limit(self.name if alone else f"{self.name}:{rate}", rate, **options)
-                for rate in map(Rate.parse, self._rates)
+                [
+                    template.limit(self.name, rate, 1 + periods[:place].count(rate.period_us))
+                    for place, rate in enumerate(rates)
+                ]
             )
         return self._made[algorithm]
 

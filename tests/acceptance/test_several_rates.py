@@ -67,6 +67,20 @@ def test_a_rule_of_several_rates_takes_the_place_of_a_limiter() -> None:
     assert [post.hit("ada").allowed for _ in range(3)] == [True, True, False]
 
 
+def test_a_rule_goes_on_with_what_the_rates_of_a_limiter_have_counted() -> None:
+    """So who lowers one of them in the admin gives nobody a fresh start; nor does who changes a number in the code."""
+    limiter = RateLimiter("several.mail", ["10/m", "12/h"])
+    assert [limiter.hit("ada").remaining for _ in range(5)] == [9, 8, 7, 6, 5]
+    RateLimitRule.objects.create(name="several.mail", limit=6, unit="m", more_rates=["12/h"])
+    assert [state.used for state in limiter.peek("ada").limits] == [5, 5]
+    assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
+    RateLimitRule.objects.all().delete()
+    edited = RateLimiter("several.mail", ["20/m", "7/h", "30/h"])
+    assert [(state.name, state.used) for state in edited.peek("ada").limits] == [
+        ("several.mail:m", 6), ("several.mail", 6), ("several.mail*2", 0)
+    ]  # fmt: skip
+
+
 def test_counts_stay_whichever_rate_is_changed() -> None:
     """A rate is told from the others by its period alone: a lower number, or a shorter rate beside, forgets nothing."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=3, unit="h")
