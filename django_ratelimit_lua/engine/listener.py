@@ -129,8 +129,6 @@ class Listener:
     def _lost(self, error: StoreError) -> None:
         if not self.task.is_running:
             return  # It is being stopped.
-        if self._subscription is not None and time.monotonic() - self._connected_at >= LONGEST_PAUSE:
-            self._pause, self._was_told = FIRST_PAUSE, False  # It had been well.
         if not self._was_told:
             logger.info("Changes of rules are asked for, twice a second, as they cannot be heard of: %s", error)
         self._was_told = True
@@ -141,6 +139,9 @@ class Listener:
     def _ask(self) -> None:
         now = self._asked_at = time.monotonic()
         self._ask_at = now + ASK_SECONDS
+        if self._was_told and self._subscription is not None and now - self._connected_at >= LONGEST_PAUSE:
+            self._pause, self._was_told = FIRST_PAUSE, False
+            logger.info("Changes of rules are heard of again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
         except Exception as error:  # Whoever decides meanwhile asks by itself, and is told what is wrong.

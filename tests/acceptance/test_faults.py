@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.publishing import triggers
@@ -25,6 +26,7 @@ from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import breaker, get_store
 from django_ratelimit_lua.testing.server import Server
+from tests.clusters import until
 
 DEADLINE, SCHEDULING = 0.1, 0.4
 
@@ -189,6 +191,22 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
         "Redis of cache 'default' cannot decide limits",
         "Redis of cache 'default' answers again",
     ]
+
+
+def test_who_hears_of_no_changes_says_so_once_and_once_that_it_hears_again(
+    own: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as it has gone well for a while."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.listener.LONGEST_PAUSE", 0.2)
+    RateLimiter("x", "100/m").hit("x")
+    until(lambda: listener.is_listening, "it listens")
+    with caplog.at_level("INFO"):
+        own.stop()
+        until(lambda: not listener.is_listening, "it hears nothing")
+        own.start()
+        until(lambda: "Changes of rules are heard of again" in caplog.messages, "it says that it hears again")
+    said = [message.split(",")[0] for message in caplog.messages if message.startswith("Changes of rules")]
+    assert said == ["Changes of rules are asked for", "Changes of rules are heard of again"]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
