@@ -361,6 +361,7 @@ def test_no_column_is_cut_off(size: tuple[int, int], browser: Any, places: Any) 
         "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
         "history": f"{RULES}3/history/", "rule": f"{RULES}3/change/", "override": f"{OVERRIDES}2/change/",
         "inspector": f"{OVERRIDES}inspect/{asked}", "add": f"{RULES}add/", "delete": f"{RULES}3/delete/",
+        "limits": f"{RULES}limits/", "file": f"{RULES}file/",
     }  # fmt: skip
     for name, page in pages.items():
         browser.get(address + page)
