@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.contrib import admin, messages
@@ -9,6 +10,8 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from ..limits.rate import Rate
@@ -57,6 +60,15 @@ def _of_code(instead: str, beside: str) -> dict[str, Any]:
     return values
 
 
+def breakable(text: str) -> SafeString:
+    """A text for a page, in which dotted names may be broken after each of their parts, and so nowhere else."""
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[.:/+])", text)))
+
+
+def _shown(rule: RateLimitRule) -> dict[str, Any]:
+    return {"pk": rule.pk, "name": breakable(rule.name), "reading": breakable(rule.reading())}
+
+
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that knows what the code limits."""
 
@@ -74,7 +86,16 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             "title": _("What is there to limit"),
             "opts": self.opts,
             "media": self.media,
-            "limits": limits_in_code(),
+            "limits": [
+                {
+                    "limit": limit,
+                    "name": breakable(limit.name),
+                    "sites": [breakable(site.words()) for site in limit.sites],
+                    "rule": None if limit.rule is None else _shown(limit.rule),
+                    "beside": [_shown(rule) for rule in limit.beside],
+                }
+                for limit in limits_in_code()
+            ],
             "may_add": self.has_add_permission(request),
             "add_url": reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name),
         }

@@ -247,6 +247,30 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
     assert complaints(browser) == []
 
 
+def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo: str) -> None:
+    """At 1280 pixels: none is under it, the label of each is above it, limit, period and unit make one line, and what
+    an algorithm does not take is hidden with its help."""
+    browser.set_window_size(1280, 1000)
+    log_in(browser, demo)
+    browser.get(f"{demo}{RULES}add/")
+    fields = "#content .ratelimit-columns > div :is(select, input:not([type=hidden]), textarea)"
+    for algorithm in ("", "fixed_window", "token_bucket", "leaky_bucket", "sliding_log"):
+        fill(browser, algorithm=algorithm)
+        shown = [field for field in browser.find_elements("css selector", fields) if field.is_displayed()]
+        preview = browser.find_element("css selector", ".ratelimit-preview").rect["x"]
+        assert [one.get_attribute("name") for one in shown if one.rect["x"] + one.rect["width"] > preview] == []
+        lines = {field.get_attribute("name"): field.rect["y"] for field in shown}
+        assert abs(lines["limit"] - lines["unit"]) < 5
+        for name in ("limit", "algorithm", "cost"):
+            label = browser.find_element("css selector", f"label[for=id_{name}]").rect
+            assert label["y"] + label["height"] <= lines[name]
+        helps = browser.find_elements("css selector", ".ratelimit-columns > div .help[id]")
+        told = {str(one.get_attribute("id"))[3:-9] for one in helps if one.is_displayed()}
+        options = {"burst", "queue", "segments", "align", "time_zone"}
+        assert told & options == set(lines) & options, algorithm
+    assert complaints(browser) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
 def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, browser: Any, demo: str) -> None:
@@ -311,6 +335,11 @@ from django_ratelimit_lua import models
 for model in (models.RateLimitRule, models.RateLimitOverride, models.RateLimitChange):
     model.objects.all().delete()
 models.RateLimitChange.objects.all().delete()
+"""
+LIMITED = """
+from django_ratelimit_lua.models import RateLimitRule as Rule
+Rule.objects.create(name="example_project.views.Login.dispatch", limit=3, unit="h", more_rates=["20/d"])
+Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", limit=1)
 """
 CUT_OFF = """
 const places = document.querySelectorAll(".results, .ratelimit-scroll, .ratelimit-settings, .inline-group, #content");
@@ -384,6 +413,40 @@ def test_no_column_is_cut_off(size: tuple[int, int], browser: Any, places: Any) 
             assert shown == (["block", "block"] if size[0] < 500 else ["table-row", "table-cell"]), name
             named = "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
             assert (browser.execute_script(named, cell) != "none") == (size[0] < 500), name
+
+
+BROKEN_WORDS = """
+const broken = [];
+for (const cell of document.querySelectorAll(".ratelimit-limits :is(th, td)")) {
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    for (const word of walker.currentNode.data.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(walker.currentNode, word.index);
+      range.setEnd(walker.currentNode, word.index + word[0].length);
+      if (range.getClientRects().length > 1) broken.push(word[0]);
+    }
+  }
+}
+return broken;
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_all_limits_breaks_no_word(width: int, browser: Any, places: Any) -> None:
+    """Dotted names break after their dots, headings not at all; each limit is a card on a phone."""
+    address, _printed = places(LIMITED)
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    log_in(browser, address)
+    browser.get(f"{address}{RULES}limits/")
+    screenshot(browser, f"admin-limits-{width}")
+    assert browser.execute_script(BROKEN_WORDS) == []
+    assert browser.execute_script(CUT_OFF) == []
+    assert "replaced by example_project.views.Login.dispatch" in browser.find_element("id", "content").text
+    row = browser.find_element("css selector", ".ratelimit-limits tbody tr")
+    assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
 
 
 def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
