@@ -103,7 +103,8 @@ class Rate:
     def _parse_pair(cls, count: object, seconds: object) -> Rate:
         pair = (count, seconds)
         if isinstance(count, bool) or not isinstance(count, int):
-            raise LimitError(f"Rate {pair!r}: the count must be a whole number; {ACCEPTED}")
+            several = "several rates are a list; " if isinstance(count, str) else ""
+            raise LimitError(f"Rate {pair!r}: the count must be a whole number; {several}{ACCEPTED}")
         if isinstance(seconds, timedelta):
             period = seconds // timedelta(microseconds=1)
         elif isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and abs(seconds) < float("inf"):

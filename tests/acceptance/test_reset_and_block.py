@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
+from django.utils import timezone
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from tests.acceptance import test_explained_views as explained
@@ -82,6 +83,7 @@ def test_block_and_unblock() -> None:
     ):  # fmt: skip
         text = said("block", *asked, "--reason", "scraper")
         assert " is blocked until 2" in text
+        assert f" {timezone.localtime():%Z}: override " in text
         assert (status(**meta), status(address="192.0.2.1")) == (429, 200)
         assert "ended: override" in said("unblock", *asked)
         assert status(**meta) == 200

@@ -181,6 +181,7 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
         ({"key": "ip", "rate": "9" * 30 + "/m"}, "too large"),
         ({"key": "ip", "rate": []}, "empty list"),
         ({"key": "ip", "rate": 5}, "neither text nor"),
+        ({"key": "ip", "rate": ("5/m", "10/h")}, "several rates are a list"),
         ({"key": "ip", "rate": "5/m", "algorithm": "lucky"}, "sliding_log"),
         ({"key": "ip", "rate": "5/m", "burst": 3}, "no option 'burst'"),
         ({"key": "ip", "rate": "5/m", "cost": -1}, "Cost -1"),

@@ -48,7 +48,7 @@ class Command(BaseCommand):
         ends = override.ends
         if ends is not None and timezone.is_aware(ends):
             ends = timezone.localtime(ends)
-        until = "for good" if ends is None else f"until {ends:%Y-%m-%d %H:%M}"
+        until = "for good" if ends is None else f"until {ends:%Y-%m-%d %H:%M %Z}".rstrip()
         where = "" if named is None else f" by the rule {named.name}"
         self.stdout.write(f"{subject} is blocked{where} {until}: override {override.pk}")
         if triggers.unpublished:
