@@ -135,12 +135,14 @@ class TokenBucket(Reference):
         if not self.debt(now):
             self.hits, self.past, self.is_open = [], None, False
         elif self.is_edited():
-            owed = int(self.owed())
-            self.past = Past(self.first(), self.seen, owed, self.seen + owed / self.rate())
+            moments = [hit.moment for hit in self.hits] + ([self.past.last] if self.past else [])
+            units = sum(hit.units for hit in self.hits) + (self.past.units if self.past else 0)
+            due = self.seen + int(self.owed()) / self.rate()
+            self.past = Past(self.first(), max(self.seen, *moments), units, due)
             self.hits, self.is_open = [], False
 
     def first(self) -> int:
-        return self.past.first if self.past else self.hits[0].moment
+        return min([hit.moment for hit in self.hits] + ([self.past.first] if self.past else []))
 
     def owes(self, now: int, tokens: Fraction) -> None:
         if tokens <= 0:
@@ -164,9 +166,10 @@ class TokenBucket(Reference):
 
     def fold(self, now: int) -> None:
         """The earliest become the past, but what is still to go (and what was taken after that) becomes one hit."""
-        past = self.past or Past(self.hits[0].moment, 0, 0, Fraction(0))
-        ahead: list[Hit] = []
         folded = len(self.hits) - KEPT_HITS
+        past = self.past or Past(self.first(), 0, 0, Fraction(0))
+        past.first = min(past.first, *(hit.moment for hit in self.hits[:folded]))
+        ahead: list[Hit] = []
         for hit in self.hits[:folded]:
             if ahead or hit.moment > self.clock(now):
                 ahead.append(hit)
@@ -196,19 +199,19 @@ class TokenBucket(Reference):
         self.remember(now)
         self.is_open = False
         left = debt if hit_at is not None else debt - cost
-        past = self.past or Past(self.first() if self.hits else 0, 0, 0, Fraction(0))
-        before, held = past.units, [hit for hit in (past, *self.hits) if hit.units]
+        first = self.first() if self.hits or self.past else 0
+        past = self.past or Past(first, 0, 0, Fraction(0))
+        before, held = past.units, [past, *self.hits]
         if hit_at is None:
             held.reverse()
         else:
-            # Where hits have become one, or the limit was edited, the earliest that may have it; and all of its moment.
-            own = [hit for hit in held if (hit.last if isinstance(hit, Past) else hit.moment) >= hit_at]
-            first = (own or held or [None])[0] if hit_at >= past.first else None
-            held = [hit for hit in held if hit is first or (first and isinstance(hit, Hit) and hit.moment == hit_at)]
+            held = self.owners(held, hit_at) if hit_at >= first else []
         for hit in held:
             back = min(cost, hit.units)
             hit.units, cost = hit.units - back, cost - back
-        if past.units < before:
+        if not past.units:
+            past.due = Fraction(0)
+        elif past.units < before:
             past.due = min(past.due, past.last + past.units / self.rate())
         self.hits, due = [hit for hit in self.hits if hit.units], past.due
         for hit in self.hits:
@@ -216,6 +219,19 @@ class TokenBucket(Reference):
         if hit_at is not None:
             left = min(debt, (due - self.clock(now)) * self.rate())
         self.owes(now, left if past.units or self.hits else Fraction(0))
+
+    def owners(self, held: list[Past | Hit], hit_at: int) -> list[Past | Hit]:
+        """Who may have the units of a hit, one after the other: the past (the first of them), if that goes further;
+        what is of that moment, the latest first; and where hits have become one, what goes later (all, for what may
+        have been of the past), the least moment first."""
+        moments = [hit.last if isinstance(hit, Past) else hit.moment for hit in held]
+
+        def rank(place: int) -> tuple[bool, bool, int, int]:
+            return place > 0 or moments[0] <= hit_at, moments[place] != hit_at, moments[place], -place
+
+        least = hit_at if self.past is None or hit_at > moments[0] else 0
+        places = [place for place, moment in enumerate(moments) if moment == hit_at or (self.past and moment > least)]
+        return [held[place] for place in sorted(places, key=rank)]
 
     def remaining(self, now: int) -> int:
         return max(0, math.floor(self.capacity() - self.debt(now)))

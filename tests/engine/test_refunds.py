@@ -86,6 +86,27 @@ def limits(algorithm: str, rate: str, wait: float | None, burst: int | None) -> 
     return Limit("back", rate, algorithm=algorithm, **options)
 
 
+def is_kept(algorithm: str, limit: Limit, hits: list[Taken]) -> bool:
+    """Whether what was taken under these numbers, and not given back, is no more than they promise in any interval."""
+    kept = sorted((one for one in hits if not one.is_back), key=lambda one: one.moment)
+    size, period = limit.rate.limit, limit.rate.period_us
+    for first, last in itertools.combinations_with_replacement(range(len(kept)), 2):
+        units = sum(one.cost for one in kept[first : last + 1])
+        span = kept[last].moment - kept[first].moment
+        if algorithm == "token_bucket":
+            is_fine = units <= (limit.burst or size) + Fraction(span * size, period)
+        elif algorithm == "leaky_bucket":
+            # Each leaves when all before it are served; told in whole microseconds.
+            is_fine = span + 1 >= Fraction((units - kept[last].cost) * period, size)
+        elif algorithm == "fixed_window":
+            is_fine = span >= period or units <= 2 * size
+        else:
+            is_fine = span >= period or units <= size
+        if not is_fine:
+            return False
+    return True
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), wait=waits, burst=st.sampled_from([None, 1, 4]), script=scripts)
@@ -93,21 +114,7 @@ def test_what_is_kept_keeps_the_promise(algorithm: str, rate: str, wait: Any, bu
     """However much is given back in between, what is not given back never exceeds the limit in any interval."""
     limit = limits(algorithm, rate, wait, burst)
     taken, _, _ = flow(limit, script)
-    kept = sorted((one for one in taken if not one.is_back), key=lambda one: one.moment)
-    size, period = limit.rate.limit, limit.rate.period_us
-    for first, last in itertools.combinations_with_replacement(range(len(kept)), 2):
-        units = sum(one.cost for one in kept[first : last + 1])
-        span = kept[last].moment - kept[first].moment
-        if algorithm == "token_bucket":
-            assert units <= (limit.burst or size) + Fraction(span * size, period)
-        elif algorithm == "leaky_bucket":
-            # Each leaves when all before it are served; told in whole microseconds.
-            before = units - kept[last].cost
-            assert span + 1 >= Fraction(before * period, size)
-        elif algorithm == "fixed_window":
-            assert span >= period or units <= 2 * size
-        else:
-            assert span >= period or units <= size
+    assert is_kept(algorithm, limit, taken)
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
@@ -271,3 +278,101 @@ def test_who_goes_before_others_that_wait_gives_back_all_the_same() -> None:
     ask(START, "refund", last.cost, hit_at=last.moment)
     ask(START, "refund", taken[-1].cost, hit_at=taken[-1].moment)
     assert ask(START, "peek").limits[0].used == 0
+
+
+def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
+    """Hits, refunds and edits, most of them at once: many reserve, give back and reserve again. Of a leaky bucket,
+    rates whose turns are whole microseconds apart, and no edits."""
+    is_queue, is_edited = algorithm == "leaky_bucket", chance.random() < 0.5
+
+    def numbers() -> Limit:
+        rate = chance.choice(["1/h", "10/h"] if is_queue else ["1/h", "1/h", "3/h", "7/h"])
+        return limits(algorithm, rate, chance.choice([None, 10_000.0, 36_000.0]), chance.choice([None, 1, 2, 6]))
+
+    actions = ["hit"] * 6 + ["back"] * 2 + (["edit"] if is_edited and not is_queue else [])
+    later = [0] * 6 + ([1, 1_000, 900_000_000, 3_600_000_000, 7_200_000_000] if is_edited else [1, 1_000])
+    limit = numbers() if is_edited else limits(algorithm, "1/h", 36_000.0, 6)
+    return limit, [
+        (chance.choice(actions), chance.choice(later), chance.choice([1, 2, 3]), chance.randrange(9), numbers())
+        for _ in range(40)
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(EXAMPLES, max_examples=120)
+@given(seed=st.integers(0, 2**64))
+def test_when_all_is_given_back_nothing_is_left(algorithm: str, seed: int) -> None:
+    """Also of what was reserved far ahead, where others went before who came later, where the limit was edited in
+    between, and in whatever order. Until then, what is kept of what was taken under the same numbers never exceeds
+    the limit."""
+    chance = random.Random(seed)
+    limit, script = history(algorithm, chance)
+    ask, now, taken, edits = Asker(limit), START, [], [[limit, []]]
+    is_reserved_before = False
+    for action, later, cost, which, other in script:
+        now += later
+        out = [one for one in taken if not one.is_back]
+        if action == "edit":
+            ask.limit = other
+            edits.append([ask.limit, []])
+            is_reserved_before |= any(one.moment > now for one in out)
+        elif action == "hit":
+            decision = ask(now, cost=cost)
+            if decision:
+                taken.append(Taken(now, decision, cost))
+                edits[-1][1].append(taken[-1])
+        elif out:
+            one = out[which % len(out)]
+            one.is_back = True
+            ask(now, "refund", one.cost, hit_at=one.moment)
+    # An edit counts a full burst of what is reserved; who gives back more of it than that, may give back another's.
+    assert is_reserved_before or all(is_kept(algorithm, *edit) for edit in edits)
+    chance.shuffle(taken)
+    for one in [one for one in taken if not one.is_back]:
+        ask(now, "refund", one.cost, hit_at=one.moment)
+    state = ask(now, "peek").limits[0]
+    assert (state.used, state.reset_after) == (0, 0.0)
+
+
+def out_of_order(burst: int = 6) -> tuple[Asker, Taken, Taken]:
+    """Two reserve two units each, in four hours and, who came later, in two."""
+    ask = Asker(Limit("order", "1/h", algorithm="token_bucket", burst=burst, max_wait=36_000.0))
+    taken = [Taken(START, ask(START, cost=cost), cost) for cost in (2, 2, 3, 1, 2)]
+    for one in taken[:-1]:
+        ask(START, "refund", one.cost, hit_at=one.moment)
+    early = Taken(START, ask(START, cost=2), 2)
+    assert (early.moment - START, taken[-1].moment - START) == (7_200_000_000, 14_400_000_000)
+    return ask, taken[-1], early
+
+
+def test_who_went_before_gives_back_his_own() -> None:
+    """Not what is reserved later: that still counts as late as it was reserved, and nobody goes instead."""
+    ask, late, early = out_of_order()
+    ask(START, "refund", 2, hit_at=early.moment)
+    assert ask(START, "peek").limits[0].reset_after == 6 * 3600
+    ask(START, "refund", 2, hit_at=late.moment)
+    assert ask(START, "peek").limits[0].used == 0
+
+
+def test_an_edit_forgets_nobody_who_went_before() -> None:
+    """Who gives back what was reserved before an edit gives it back, also where it was reserved before others."""
+    ask, late, early = out_of_order()
+    ask.limit = Limit("order", "1/h", algorithm="token_bucket", burst=7, max_wait=36_000.0)
+    for one in (early, late):
+        ask(START, "refund", 2, hit_at=one.moment)
+    state = ask(START, "peek").limits[0]
+    assert (state.used, state.reset_after) == (0, 0.0)
+
+
+def test_who_came_later_counts_after_an_edit_as_before() -> None:
+    """What was taken early and is given back after an edit does not take what was taken late along with it."""
+    late = START + 3 * 3600 * 1_000_000 - 1
+    remaining = []
+    for burst in (6, 7):
+        ask = Asker(Limit("late", "1/h", algorithm="token_bucket", burst=6))
+        ask(START, cost=3)
+        assert ask(late, cost=3)
+        ask.limit = Limit("late", "1/h", algorithm="token_bucket", burst=burst)
+        ask(late, "refund", 3, hit_at=START)
+        remaining.append(ask(late, "peek").limits[0].remaining)
+    assert remaining == [3, 4]

@@ -7,8 +7,8 @@ is ever rounded: a moment or a span is a pair (us, part) that means us + part / 
 A refund by the moment of its hit computes that moment again, without the hit. So the state has the hits since the bucket was
 last full, in the order in which they were taken. Of more than sixteen, the earliest nine become the past: from then on they
 are given back as if all had come with the latest of them, but what they and those behind them have moved `due` to stays exact.
-Of what is still to go, they become one hit, not of the past. So `due` is never too early, and what is left when all are given
-back is nothing. A hit only puts its own in front of the others: these are read where they become too many, and by a refund.
+Of what is still to go, they become one hit, not of the past. After an edit of the limit, all before it are the past, also what
+is still to go. So `due` is never too early, and what is left when all are given back is nothing. A hit only puts its own in front of the others: these are read where they become too many, and by a refund.
 
 record          limit, period, tokens, micros, step, step_part, full, full_part
                 limit: the burst; tokens / micros: the rate in lowest terms; step and step_part: an interval, as such a
@@ -43,8 +43,18 @@ local function owe_anew(clock, due, rest, old_tokens, old_micros)
   local moment, over = moved(clock, 0, owed)
   local noted = ''
   if more == '' then
-    local first = unpack('<I7', hits, #hits % 11 == 2 and #hits - 34 or #hits - 10)
-    noted = pack('<I7I4I7I7I7I7I7', clock, 0, first, clock, owed, moment, over)
+    -- All of them are the past, with the units that were taken: so many may be given back.
+    local size, first, last, sum = #hits % 11 == 2 and #hits - 35 or #hits, 9007199254740991, clock, 0
+    if size < #hits then first, last, sum = unpack('<I7I7I7', hits, size + 1) end
+    for offset = 1, size, 11 do
+      local from, count = unpack('<I7I4', hits, offset)
+      if count > 0 then
+        if from < first then first = from end
+        if from > last then last = from end
+        sum = bounded(sum + count)
+      end
+    end
+    noted = pack('<I7I4I7I7I7I7I7', clock, 0, first, last > clock and last or clock, sum, moment, over)
   end
   return moment, over, noted
 end
@@ -187,37 +197,46 @@ local refund = op == 'refund' and function(cost)
   elseif size > 0 then
     first = unpack('<I7', hits, size - 10)
   end
-  local moments, counts, from, to, by, left = {last}, {sum}, 1, 1, 1, cost
+  local moments, counts, to, left = {last}, {sum}, 1, cost
   for offset = size - 10, 1, -11 do
     to = to + 1
     moments[to], counts[to] = unpack('<I7I4', hits, offset)
     -- What was given back lets those who come later go before others that wait.
     if counts[to] > 0 and moments[to] < first then first = moments[to] end
   end
-  local held = to
-  if given_at then
-    -- Where hits have become one, or the limit was edited, the earliest that may have it.
-    while from < held and (moments[from] < given_at or counts[from] == 0) do from = from + 1 end
-    if moments[from] < given_at or counts[from] == 0 then from = 1 end
-    while from < held and counts[from] == 0 do from = from + 1 end
-    if given_at < first then left = 0 end
-  else
-    from, to, by = to, 1, -1
+  local function give_back(place)
+    local back = math.min(left, counts[place])
+    left, counts[place] = left - back, counts[place] - back
   end
-  for place = from, to, by do
-    -- Several may be of the same moment, where something else was written in between.
-    if not given_at or place == from or moments[place] == given_at then
-      local back = math.min(left, counts[place])
-      left, counts[place] = left - back, counts[place] - back
+  if not given_at then
+    for place = to, 1, -1 do give_back(place) end
+  elseif given_at >= first then
+    -- What may be of the past is taken from there: after an edit, those who came later are owed less than they were.
+    if given_at < last then give_back(1) end
+    while left > 0 do
+      -- Else from what is of that moment. Where hits have become one, it is in what goes later; and where the past has gone
+      -- further, others may have been given back from there. Of those the least moment, so that the later find theirs.
+      local own
+      for place = to, 1, -1 do
+        local moment = moments[place]
+        if counts[place] > 0 and (moment == given_at or size < #hits and (moment > given_at or given_at <= last))
+            and (not own or moments[own] ~= given_at and (moment == given_at or moment < moments[own])) then
+          own = place
+        end
+      end
+      if not own then break end
+      give_back(own)
     end
   end
-  if counts[1] < sum then
+  if counts[1] == 0 then
+    due, rest = 0, 0
+  elseif counts[1] < sum then
     local other, over = moved(last, 0, counts[1])
     if other < due or (other == due and over < rest) then due, rest = other, over end
   end
   local past, total, kept = '', counts[1], ''
   if size < #hits then past = pack('<I7I7I7I7I7', first, last, counts[1], due, rest) end
-  for place = 2, held do
+  for place = 2, to do
     if counts[place] > 0 then
       total, kept = total + counts[place], pack('<I7I4', moments[place], counts[place]) .. kept
       if moments[place] > due then due, rest = moments[place], 0 end
