@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,17 +27,31 @@ def demo() -> Iterator[str]:
     process.communicate(timeout=20)
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One browser for a module: to start it costs more than most of what it does."""
     if not CHROMIUM or not DRIVER:
         pytest.skip("NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
     options = ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
                      "disable-background-networking", "disable-component-update", "disable-sync",
-                     f"user-data-dir={tmp_path}"):  # fmt: skip
+                     f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):  # fmt: skip
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options=options, service=ChromeService(DRIVER))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Any:
+    """The browser as if it had just been started: it knows no site, and has shown nothing."""
+    chromium.get("about:blank")
+    chromium.set_window_size(1280, 900)
+    chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+    chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    chromium.get_log("browser")
+    return chromium
