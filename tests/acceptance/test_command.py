@@ -191,20 +191,20 @@ def test_an_import_deletes_rules_only_where_that_is_said(tmp_path: Path) -> None
 def test_an_import_surprises_only_where_that_is_said(tmp_path: Path) -> None:
     """The warnings name the rules, also those of tiers; what a rule does already is not asked again."""
     file = tmp_path / "rules.yaml"
-    one = {"name": "one", "path": "/", "key": "ip", "rate": "5/m", "tiers": [{"group": "pro", "rate": "0/m"}]}
-    file.write_text(dump([one, {"name": "two", "path": "/two", "key": "ip", "rate": "5/m"}]))
+    one = {"name": "imported one", "path": "/", "key": "ip", "rate": "5/m", "tiers": [{"group": "pro", "rate": "0/m"}]}
+    file.write_text(dump([one, {"name": "imported two", "path": "/two", "key": "ip", "rate": "5/m"}]))
     with pytest.raises(CommandError) as raised:
         said("import", str(file))
     assert str(raised.value).splitlines() == [
-        "one: “/” matches every request of the site.",
-        "one: A limit of 0 refuses every request that the rule applies to.",
+        "imported one: “/” matches every request of the site.",
+        "imported one: A limit of 0 refuses every request that the rule applies to.",
         "Nothing was changed; --confirm says that this is meant.",
     ]
     dry = said("import", str(file), "--dry-run")
-    assert "one: “/” matches every request of the site." in dry
+    assert "imported one: “/” matches every request of the site." in dry
     assert "takes --confirm" in dry
     assert not RateLimitRule.objects.exists()
-    assert "one: “/” matches every request of the site." in said("import", str(file), "--confirm")
+    assert "imported one: “/” matches every request of the site." in said("import", str(file), "--confirm")
     assert RateLimitRule.objects.count() == 2
     file.write_text(file.read_text().replace("5/m", "4/m"))
     assert "2 rules changed" in said("import", str(file))

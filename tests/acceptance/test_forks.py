@@ -79,9 +79,10 @@ def own(settings: Any) -> Iterator[Server]:
 
 
 @pytest.fixture
-def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is logged is kept in memory. Where threads of the parent write to a file of Python's, a child may find it
-    locked for ever, whoever logs."""
+def ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No locks but this package's: a child may find for ever locked what threads of its parent were at, such as a file
+    that Python logs to, and Django's translations."""
+    monkeypatch.setattr("django.utils.translation.trans_real._active", threading.local())
     logger = logging.getLogger("django_ratelimit_lua")
     monkeypatch.setattr(logger, "handlers", [logging.handlers.BufferingHandler(1000)])
     monkeypatch.setattr(logger, "propagate", False)
@@ -152,7 +153,7 @@ def ended(children: list[int]) -> list[int | None]:
 
 @pytest.mark.parametrize("redis_is", ["there", "away"])
 def test_children_decide_while_threads_of_the_parent_do(
-    redis_is: str, own: Server, settings: Any, no_files: None
+    redis_is: str, own: Server, settings: Any, ours_alone: None
 ) -> None:
     """Thirty children are forked at any moment of four threads' decisions, also during an outage: none hangs."""
     limit_exceeded.connect(refuse)
