@@ -11,7 +11,6 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
-from django.urls import URLResolver, get_resolver
 
 from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
@@ -25,7 +24,7 @@ from .rules.callsite import group_of
 from .rules.methods import method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
-from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on
+from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
 from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -148,15 +147,7 @@ def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _all_views() -> list[Any]:
-    return list(_views(get_resolver().url_patterns)) if getattr(settings, "ROOT_URLCONF", None) else []
-
-
-def _views(patterns: Sequence[Any]) -> Iterator[Any]:
-    for pattern in patterns:
-        if isinstance(pattern, URLResolver):
-            yield from _views(pattern.url_patterns)
-        else:
-            yield pattern.callback
+    return [pattern.callback for pattern, _space in url_patterns()] if getattr(settings, "ROOT_URLCONF", None) else []
 
 
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:

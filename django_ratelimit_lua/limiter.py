@@ -98,8 +98,7 @@ class RateLimiter:
             return known[1:]
         rule, limits = ruleset.by_name.get(self.name), self.limits
         if rule is not None and rule.group == self.name and rule.template is not None:
-            rates = [rate for rate in rule.template.rates if isinstance(rate, Rate)]
-            limits = () if rule.mode == "off" else tuple([rule.template.limit(self.name, rate) for rate in rates])
+            limits = () if rule.mode == "off" else rule.template.limits(self.name)
         self._known = (ref(ruleset), limits, rule)
         return limits, rule
 

@@ -46,7 +46,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
-        limits = [template.limit("preview", rate) for rate in template.rates if isinstance(rate, Rate)]
+        limits = template.limits("preview")
         first = limits[0].rate
         burst = sent.cleaned_data["preview_burst"]
         flow = sent.cleaned_data["preview_flow"]

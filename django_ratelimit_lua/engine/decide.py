@@ -202,7 +202,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
 
 def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
     for planned, state in zip(charges, states, strict=True):
-        if state.enforced and not state.allowed:
+        if state.refuses:
             return planned.subject or planned.charge.digest
     return b""
 

@@ -117,6 +117,11 @@ class LimitState(NamedTuple):
         """Whether its verdict counts for the request."""
         return self.mode == "enforce"
 
+    @property
+    def refuses(self) -> bool:
+        """Whether it refuses the request."""
+        return self.enforced and not self.allowed
+
 
 class Decision(NamedTuple):
     """Whether a hit may go, and every number behind that. True in a boolean context if it may.
@@ -159,9 +164,14 @@ class Decision(NamedTuple):
         return tuple(state for state in self.limits if state.enforced)
 
     @property
+    def refusing(self) -> tuple[LimitState, ...]:
+        """The limits that refused."""
+        return tuple([state for state in self.limits if state.refuses])
+
+    @property
     def denied_by(self) -> tuple[str, ...]:
         """The names of the limits that refused."""
-        return tuple(state.name for state in self.enforced if not state.allowed)
+        return tuple([state.name for state in self.refusing])
 
     @property
     def remaining(self) -> int | None:

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import get_resolver
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import CallSite, known_call_sites
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from ..rules.stacks import stacks_on
+from ..rules.stacks import stacks_on, url_patterns
 from .rules_yaml import Built, build_rule
 
 SETTINGS = "RATELIMIT_RULES"
-
-
-def url_patterns() -> Iterator[tuple[URLPattern, str]]:
-    """All URL patterns of the site, each with the namespaces that it is in, as in "shop:"."""
-
-    def within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
-        for pattern in patterns:
-            if isinstance(pattern, URLResolver):
-                if id(pattern) not in seen:  # A URLconf may include itself.
-                    inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
-                    yield from within(pattern.url_patterns, inner, seen | {id(pattern)})
-            elif isinstance(pattern, URLPattern):
-                yield pattern, space
-
-    return within(get_resolver().url_patterns, "", frozenset())
 
 
 def route_names() -> set[str]:

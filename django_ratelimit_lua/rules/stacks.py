@@ -12,12 +12,28 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from django.conf import settings
+from django.urls import URLPattern, URLResolver, get_resolver
 
 from .rule import Rule
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 BEFORE_METHODS = ("", "dispatch")
 """Where stacks stand that are asked before a class-based view looks at its request: around it, and on `dispatch`."""
+
+
+def url_patterns() -> Iterator[tuple[URLPattern, str]]:
+    """All URL patterns of the site, each with the namespaces that it is in, as in "shop:"."""
+
+    def within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
+        for pattern in patterns:
+            if isinstance(pattern, URLResolver):
+                if id(pattern) not in seen:  # A URLconf may include itself.
+                    inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
+                    yield from within(pattern.url_patterns, inner, seen | {id(pattern)})
+            elif isinstance(pattern, URLPattern):
+                yield pattern, space
+
+    return within(get_resolver().url_patterns, "", frozenset())
 
 
 @dataclass(frozen=True, slots=True)

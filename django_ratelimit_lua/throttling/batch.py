@@ -64,7 +64,7 @@ class BatchDecision:
 
 
 def decision_for(request: Any, view: Any, asking: Throttle) -> States:
-    """The answer for a throttle of that kind: from the decision that was taken for its neighbours, or from a new one.
+    """The answer for a throttle: from the decision that was taken for its neighbours, or from a new one.
 
     Empty where it wants nothing counted.
     """

@@ -221,7 +221,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         states = decision_for(request, view, self)
         if not states:
             return True
-        refused = [state for state in states if state.enforced and not state.allowed]
+        refused = [state for state in states if state.refuses]
         self.state = _latest(refused) if refused else states[0]
         if not refused:
             return self.throttle_success()

@@ -46,7 +46,7 @@ def violated_policies(decision: Decision) -> list[str]:
     """The limits that refused, by the names that `RateLimit-Policy` gives them. A block is no policy."""
     states = [state for state in decision.limits if state.mode != "shadow"]
     named = zip(_names(states), states, strict=True)
-    return [name for name, state in named if state.enforced and not state.allowed and not state.is_block]
+    return [name for name, state in named if state.refuses and not state.is_block]
 
 
 def _quota(state: LimitState) -> dict[str, int]:

@@ -67,7 +67,7 @@ def reference_of(decision: Decision) -> str:
     """The reference of a refusal; empty where `RATELIMIT_REFERENCE` is off, or it is not known who was refused."""
     if not conf.REFERENCE or not decision.identity:
         return ""
-    state = next(state for state in decision.enforced if not state.allowed)
+    state = decision.refusing[0]
     moment = decision.moment // 1_000_000 or int(time.time())
     payload = _PAYLOAD.pack(bytes.fromhex(decision.identity.decode()), moment & 0xFFFFFFFF, _tag(state.name))
     sealed = _cipher(conf.KEY_SECRET).encrypt(payload, _KINDS[state.is_block])

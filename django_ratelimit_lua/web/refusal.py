@@ -102,7 +102,7 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
     state = request_state(request)
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
-        refused = [limit for limit in decision.limits if limit.mode == "enforce" and not limit.allowed]
+        refused = decision.refusing
         rule, message = _rule_and_message(refused)
         blocks = [limit.block for limit in refused if limit.block is not None]
         is_forbidden = any(block.forbids for block in blocks)

@@ -48,7 +48,7 @@ class RefusalLog:
         """Write one record, if there were not too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
-        limit = next((state.name for state in decision.enforced if not state.allowed), "")
+        limit = next(iter(decision.denied_by), "")
         left_out = self.left_out(limit, time.monotonic())
         if left_out is None:
             return
