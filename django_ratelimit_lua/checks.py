@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -16,7 +17,7 @@ from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.rate import LimitError, Rate
-from .models import RateLimitRevision
+from .models import RateLimitOverride, RateLimitRevision
 from .publishing.publish import primary, published_at, values_by_key
 from .publishing.triggers import migration_problem
 from .rules import provider
@@ -25,11 +26,13 @@ from .rules.methods import method_name
 from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
-from .store import why_unusable
+from .store import rules_key, why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+MOST_KINDS = 100
+"""Kinds of subjects of overrides that a request can look for without being felt."""
 
 
 class Problem(NamedTuple):
@@ -64,6 +67,9 @@ OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
 )
+MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
+NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
+NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
@@ -78,6 +84,21 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     for name in sorted(dir(settings)):
         if name.startswith("RATELIMIT_") and name.removeprefix("RATELIMIT_") not in SETTINGS:
             yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
+
+
+@register(Tags.caches)
+def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Whoever is told what was decided can be: the package is there, and something is counted."""
+    with suppress(ImproperlyConfigured):  # `check_settings` says it.
+        if conf.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
+            yield NO_PACKAGE.message(
+                "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.", extra="prometheus"
+            )
+        if conf.OPENTELEMETRY and find_spec("opentelemetry") is None:
+            text = "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed."
+            yield NO_PACKAGE.message(text, extra="otel")
+        if conf.METRICS_TOKEN is not None and not conf.STATISTICS:
+            yield NO_STATISTICS.message("RATELIMIT_METRICS_TOKEN is set, but nothing is counted: metrics stay empty.")
 
 
 @register(Tags.caches)
@@ -285,7 +306,8 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     try:
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
-        owner = published_at(provider.rules_key()).database
+        kinds = RateLimitOverride.objects.using(using).lasting().order_by().values("kind").distinct().count()
+        owner = published_at(rules_key()).database
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return  # Not migrated yet, or not there: others say so.
     if owner not in ("", own):
@@ -297,6 +319,11 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
     if lost:
         yield LOST_VALUES.message(
             f"{lost} overrides for values of fields find nobody: the key of their digests is not known any more."
+        )
+    if kinds > MOST_KINDS:
+        yield MANY_KINDS.message(
+            f"There are overrides about {kinds} kinds of subjects (a field, or several things together, is one kind by "
+            f"its name), and each is looked for in every request: some microseconds for each."
         )
     if earlier:
         yield EARLIER_KEY.message(f"{earlier} overrides for values of fields are found by an earlier key alone.")

@@ -23,13 +23,15 @@ from .limits.options import Options, wait_us
 from .limits.rate import LimitError, Rate
 from .rules.callsite import CallSite, known_call_sites
 from .rules.provider import current
-from .rules.rule import Rule
+from .rules.rule import UNWRITABLE, Rule
 from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate
-from .stats.refusals import refusal_counter
-from .stats.shadow import shadow_counter
+from .stats.names import own
+from .stats.recorder import recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
+LONGEST_NAME = 200
+"""Letters of a name that a database keeps."""
 RateConstant = str | tuple[int, float] | Rate
 
 
@@ -48,6 +50,7 @@ class RateLimiter:
     - `name`: what the count is kept under. The rate is not part of it: changing the number keeps the count;
     - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing. Of several, that
       of the longest period counts under the name alone, and the others under the name and their period;
+    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_STATISTICS_DAYS`;
     - the other arguments are those of `Limit`; `algorithm` defaults to `RATELIMIT_ALGORITHM`.
 
     A rule whose `group` is the name takes the place of the rates and options given here, from the next call on.
@@ -58,7 +61,9 @@ class RateLimiter:
     says.
     """
 
-    def __init__(self, name: str, rate: RateConstant | list[RateConstant], **options: Unpack[Options]) -> None:
+    def __init__(
+        self, name: str, rate: RateConstant | list[RateConstant], *, durable: bool = False, **options: Unpack[Options]
+    ) -> None:
         self.name = name
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
@@ -68,6 +73,11 @@ class RateLimiter:
         # Whatever is wrong with the limits is said here, not at the first hit.
         if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
+        if durable:
+            if len(name) > LONGEST_NAME or UNWRITABLE.search(name):
+                problem = f"write a name of at most {LONGEST_NAME} letters that a database takes"
+                raise LimitError(f"RateLimiter {name!r} is durable: {problem}")
+            recorder.keep(name)
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
         rates = tuple([limit.rate for limit in self.limits])
@@ -236,10 +246,12 @@ class _Planner:
         cost: int,
         options: dict[str, Any],
     ) -> None:
-        self.units = cost if operation == "hit" else 0
+        self.is_hit = operation == "hit"
+        self.units = cost if self.is_hit else 0
         self._name = name
         self._limits_by = limits_by
         self._operation: Operation = operation
+        self._identity = own(identity)
         self._subject = digest(identity)
         self._cost = cost
         self._options = options
@@ -261,19 +273,11 @@ class _Planner:
         for limit in limits:
             charge = Charge(limit, self._subject, cost)
             charges.append(charge)
-            planned.append(PlannedCharge(charge, self._name, rule))
+            planned.append(PlannedCharge(charge, self._name, rule, identity=self._identity))
         return Plan(build_call(charges, self._operation, ruleset=ruleset, **self._options), planned)
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note what a rule refused, or would have."""
-        if self._operation == "hit" and outcome.decision.source != "fallback":
-            for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
-                if planned.rule is not None and not state.allowed:
-                    refusal_counter.add(planned.rule.name, state.mode)
-            rule = next((planned.rule for planned in outcome.planned if planned.rule is not None), None)
-            if rule is not None and rule.mode == "shadow":
-                is_refused = not all(state.allowed for state in outcome.decision.limits)
-                shadow_counter.add(rule, outcome.planned[0].charge.digest, is_refused)
+        """Nothing."""
         return ()
 
 

@@ -131,8 +131,10 @@ def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
             "retry_after": exception.decision.retry_after,
             "reference": exception.reference,
         }
-        return JsonResponse(body, status=429)
-    return render(request, "blocked.html", {"refused": exception}, status=429)
+        if exception.status == 403:  # A block that does not say when it ends.
+            del body["retry_after"]
+        return JsonResponse(body, status=exception.status)
+    return render(request, "blocked.html", {"refused": exception}, status=exception.status)
 
 
 TARGETS = [
@@ -182,5 +184,6 @@ def reset(request: HttpRequest) -> HttpResponse:
     """Forget everything this example has counted. A real project resets one identity: `limiter.reset(identity)`."""
     client = caches["default"].client.get_client()
     for key in client.scan_iter(match="example:*"):
-        client.delete(key)
+        if b"{stats" not in key:  # What was counted of the requests stays.
+            client.delete(key)
     return HttpResponse(status=204)

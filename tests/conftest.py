@@ -20,8 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.process.tasks import Task, stop
 from django_ratelimit_lua.rules.provider import start_fresh
-from django_ratelimit_lua.stats.refusals import refusal_counter
-from django_ratelimit_lua.stats.shadow import shadow_counter
+from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.server import server, url
 
@@ -112,8 +111,7 @@ def prefix(settings: Any) -> Iterator[str]:
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
-    refusal_counter.clear()
-    shadow_counter.clear()
+    recorder.clear()
     refusal_log.clear()
     fallback_limiter.clear()
 

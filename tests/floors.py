@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "django_ratelimit_lua"
 FLOORS = [
     ["limits", "conf", "exceptions", "signals", "process", "version"],
     ["store", "identity"],
-    ["rules"],
-    ["engine", "models", "migrations", "stats"],
+    ["rules", "stats"],
+    ["engine", "models", "migrations"],
     ["limiter", "web", "publishing"],
     ["decorators", "middleware", "core", "throttling", "testing", "checks", "operations"],
     ["admin", "management", "apps", "pytest_plugin", "__init__"],

@@ -82,7 +82,7 @@ import django
 django.setup()
 logging.getLogger("django_ratelimit_lua").addHandler(Kept())
 logging.getLogger("django_ratelimit_lua").propagate = False
-logging.getLogger("django_ratelimit_lua.refusals").disabled = True  # Who is refused here is asked for.
+logging.getLogger("django_ratelimit_lua.refused").disabled = True  # Who is refused here is asked for.
 
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.core import checks
@@ -111,7 +111,7 @@ from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
-from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.store import Subscription, get_store
 
 provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
 
@@ -226,6 +226,19 @@ def hears() -> bool:
     """Whether this process hears of changes now, and knows the current rules."""
     listener.start()
     return listener.is_listening and freshness._known is not None
+
+
+def keep_waiting() -> None:
+    """From now on the listener has no turn: what comes for it is not heard."""
+    is_waiting = threading.Event()
+
+    def receive(subscription: Subscription, seconds: float) -> list[bytes]:
+        is_waiting.set()
+        threading.Event().wait()
+        return []
+
+    Subscription.receive = receive
+    assert is_waiting.wait(20)
 
 
 def empty_redis() -> None:

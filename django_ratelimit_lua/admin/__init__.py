@@ -4,7 +4,7 @@ from django.contrib import admin
 
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .history import ChangeAdmin
-from .index_entry import InspectorEntry, InspectorEntryAdmin
+from .index_entry import InspectorEntry, InspectorEntryAdmin, StatisticsEntry, StatisticsEntryAdmin
 from .overrides import OverrideAdmin
 from .rules import RuleAdmin
 
@@ -12,3 +12,4 @@ admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 admin.site.register([InspectorEntry], InspectorEntryAdmin)
+admin.site.register([StatisticsEntry], StatisticsEntryAdmin)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from django import forms
 from django.apps import apps
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
+from ..identity import key_id
 from ..identity.address import client_address
-from ..identity.forwarded import parse_address, parse_network
+from ..identity.forwarded import covers, parse_address, parse_network
+from ..identity.keys import FIELD_KINDS, split_field
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
+from ..models.override import NO_FIELD, value_digest
 from ..models.rate_fields import written
 from ..models.rule import METHODS
-from ..operations.surprises import NOTHING, override_surprises, surprises
+from ..operations.surprises import NOTHING, enforcing, override_surprises, surprises
+from ..rules.overrides import split_fields
+from .shown import Hidden, ShownForm
 
 
 def group_names() -> list[tuple[str, str]]:
@@ -82,11 +90,15 @@ def _further() -> RatesField:
     return RatesField(label=capfirst(field.verbose_name), help_text=field.help_text)
 
 
-class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
+class RuleForm(ShownForm):
     """A rule. What would surprise has to be confirmed."""
 
+    is_asking = True
+    """Whether it asks about what would surprise."""
     has_tiers = False
     """Whether its tiers are edited beside it."""
+    filled: Mapping[str, Any] = {}
+    """Values that stand in the fields of a rule that is there, in the place of its own, and are not saved yet."""
 
     more_rates = _further()
     methods = forms.MultipleChoiceField(
@@ -103,6 +115,9 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         help_text=_("Only needed if a warning asks for it."),
     )  # fmt: skip
 
+    asked = Hidden()
+    """Digests of the warnings that were shown: these are confirmed, and no others."""
+
     class Meta:
         model = RateLimitRule
         fields = "__all__"
@@ -115,6 +130,8 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"label_suffix": "", **kwargs})
+        self.initial.update(self.filled)
+        _bound(self)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
         for field, names in (("name", "ratelimit-names"), ("group", "ratelimit-names"), ("route", "ratelimit-routes")):
             if field in self.fields:
@@ -147,15 +164,50 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error("groups", _("Select at least one group."))
         if given.get("limit") is None and not given.get("exempt"):
             self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
-        if not given.get("confirm"):
-            _ask(self, surprises({**given, "rates": self._rates(given)}))
+        self.refuse_if_changed()
         return given
 
-    def _rates(self, given: dict[str, Any]) -> list[str]:
-        if given.get("limit") is None or not given.get("period") or not given.get("unit"):
-            return []
-        row = RateLimitRule(limit=given["limit"], period=given["period"], unit=given["unit"])
-        return [str(row.rate), *given.get("more_rates", ())]
+    def _post_clean(self) -> None:
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors or "path" not in self.fields or not self.is_asking:
+            return  # What is wrong is mended first: nothing is known of what a limit that is none would do.
+        rule = self.instance  # As it would be saved.
+        rate = rule.rate
+        found = surprises({**rule.values(), "rates": rate if isinstance(rate, list) else [rate] if rate else []})
+        meant = [str(problem) for _field, problem in found]
+        if rule.pk is not None and self.initial.get("mode") != rule.mode == "enforce":
+            found += enforcing(rule)
+            meant += [rule.reading()] * (len(found) - len(meant))  # Its words have numbers that grow.
+        if not is_confirmed(self.data, meant):
+            _ask(self, found)
+            self.ask_again(meant)
+
+    def ask_again(self, meant: Sequence[str]) -> None:
+        """Show these warnings, or those of a tier, as asked about and not confirmed."""
+        data: Any = self.data.copy()  # type: ignore[attr-defined]
+        data.pop("confirm", None)
+        data["asked"] = " ".join(dict.fromkeys([*data.get("asked", "").split(), *map(_digest, meant)]))
+        self.data = data
+
+
+def is_confirmed(data: Any, meant: Sequence[str]) -> bool:
+    """Whether all of these warnings were shown in the form that was sent, and its box is ticked."""
+    return not meant or ("confirm" in data and {*map(_digest, meant)} <= {*data.get("asked", "").split()})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _bound(form: Any) -> None:
+    """Tell the browser the least and the most of each number, which else are those of the database's column."""
+    for name, field in form.fields.items():
+        if isinstance(field, forms.IntegerField):
+            for bound in form._meta.model._meta.get_field(name).validators:
+                if isinstance(bound, MinValueValidator):
+                    field.widget.attrs["min"] = max(bound.limit_value, field.widget.attrs.get("min", bound.limit_value))
+                elif isinstance(bound, MaxValueValidator):
+                    field.widget.attrs["max"] = min(bound.limit_value, field.widget.attrs.get("max", bound.limit_value))
 
 
 def _ask(form: Any, warnings: Sequence[tuple[str, Any]]) -> None:
@@ -172,14 +224,30 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-class RowForm(forms.ModelForm):  # type: ignore[type-arg]
+class RowForm(ShownForm):
     """What of a rule can be changed in the list. Its fields say of which rule they are, for those who do not see it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for field in self.fields.values():
+        for field in (bound.field for bound in self.visible_fields()):
             field.help_text = ""
             field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
+
+    def clean(self) -> dict[str, Any]:
+        """What of the row was changed in this list. Raises `ValidationError` where others have changed just that."""
+        given: dict[str, Any] = super().clean() or {}
+        touched = [name for name in self.was if self.is_touched(name)]
+        conflicts = [name for name in self.meanwhile if name in touched and given.get(name) != self.now[name]]
+        for name in self.was:
+            if name not in touched:
+                given[name] = self.now[name]
+        if conflicts:
+            self.show_again()
+        for name in conflicts:
+            problem = _("Changed meanwhile: %(old)s → %(new)s. Save again to replace that.")
+            old, new = (self.in_words(name, values[name]) for values in (self.was, self.now))
+            self.add_error(name, problem % {"old": old, "new": new})
+        return given
 
     def _post_clean(self) -> None:
         # A rule that is broken already locks neither the other rows nor the way to switch it off.
@@ -209,8 +277,11 @@ class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
         super().clean()
         if CONFIRMED in self.data or any(form.errors for form in self.forms):
             return
-        switched = [form for form in self.forms if "mode" in form.changed_data]
-        self.to_enforce = [form.instance for form in switched if form.cleaned_data["mode"] == "enforce"]
+        forms_of_rows: list[Any] = self.forms
+        switched = [form for form in forms_of_rows if "mode" in form.changed_data]
+        self.to_enforce = [
+            form.instance for form in switched if form.cleaned_data["mode"] == "enforce" != form.now["mode"]
+        ]
         if self.to_enforce:
             raise ValidationError("asked on a page of its own")
 
@@ -224,9 +295,10 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         return form
 
 
-class TierForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A tier of a rule."""
+class TierForm(ShownForm):
+    """A tier of a rule. `asks`: what has to be confirmed in the form of the rule."""
 
+    asks: Sequence[str] = ()
     more_rates = _further()
 
     class Meta:
@@ -236,6 +308,7 @@ class TierForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"label_suffix": "", **kwargs})
+        _bound(self)
         present = group_names()
         own = self.instance.group
         removed = [(own, own)] if own and (own, own) not in present else []
@@ -244,9 +317,11 @@ class TierForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for what is surprising and not confirmed in the form of the rule."""
         given: dict[str, Any] = super().clean() or {}
+        self.refuse_if_changed()
         rates = [f"{given.get('limit')}/", *(given.get("more_rates") or ())]
-        if any(rate.startswith("0/") for rate in rates) and not self.data.get("confirm"):
+        if any(rate.startswith("0/") for rate in rates) and not is_confirmed(self.data, [str(NOTHING)]):
             _ask(self, [("limit", NOTHING)])
+            self.asks = [str(NOTHING)]
         return given
 
 
@@ -258,14 +333,35 @@ DURATIONS = {
 }
 
 
+FIELDS_AND_VALUES = (("field", "value"), ("field_2", "value_2"), ("field_3", "value_3"))
+"""The inputs for fields, each beside that for its value."""
+
+
+class SecretInput(forms.PasswordInput):
+    """Shows no value either. Browsers take several passwords in one form for several forms."""
+
+    input_type = "text"
+
+
+def _value(widget: type[forms.PasswordInput], **kwargs: Any) -> forms.CharField:
+    attrs = {"autocomplete": "off", "spellcheck": "false", "class": "ratelimit-secret"}
+    hidden = widget(attrs=attrs, render_value=False)
+    return forms.CharField(label=_("Value"), required=False, strip=False, widget=hidden, **kwargs)
+
+
+def _second_field() -> forms.CharField:
+    return forms.CharField(label=_("and field"), required=False, max_length=200)
+
+
 class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
     """An override. The value of a field is turned into a digest at once."""
 
-    value = forms.CharField(
-        label=_("Value"), required=False, strip=False,
-        widget=forms.PasswordInput(attrs={"autocomplete": "off"}, render_value=False),
+    value = _value(
+        forms.PasswordInput,
         help_text=_("The value of the field, for example the API key itself. Only its digest is stored."),
-    )  # fmt: skip
+    )
+    field_2, value_2 = _second_field(), _value(SecretInput)
+    field_3, value_3 = _second_field(), _value(SecretInput)
     duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
     confirm = forms.BooleanField(
         label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it.")
@@ -276,6 +372,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
         fields = "__all__"
         labels = SENTENCE
 
+    own_user: Any = None
     own_address: str | None = None
     own_proxy: str | None = None
     MOST_NETWORKS = 1000
@@ -290,6 +387,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
                     "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one override each."
                 ),
             )  # fmt: skip
+        self.initial.update(zip(dict(FIELDS_AND_VALUES), split_fields(self.initial.get("field") or ""), strict=False))
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
         if "burst" in self.fields:
@@ -302,23 +400,53 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for blocking oneself."""
         given: dict[str, Any] = super().clean() or {}
-        value = given.get("value")
-        if value and given.get("field"):
-            self.instance.field = given["field"]
-            self.instance.set_value(value)
-        elif value:
-            self.add_error("field", _("Enter the field that has this value, for example header:X-API-Key."))
-        elif given.get("field") and given["field"] != self.initial.get("field"):
-            self.instance.subject = ""
-        if given.get("duration"):
+        if "field" in self.fields:
+            self._clean_fields_and_values(given)
+        if given.get("duration") and given.get("ends") and "ends" in self.changed_data:
+            self.add_error("duration", _("There is an end below as well. Choose one of the two."))
+        elif given.get("duration"):
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # Of the end of the calendar the model tells.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
-        if given.get("effect") == "block":
+        if given.get("effect") == "block" and not given.get("field") and given.get("user") in (None, self.own_user):
             self._not_oneself(self.networks)
         if not given.get("confirm"):
-            _ask(self, override_surprises({**given, "networks": self.networks}, self.own_proxy))
+            about_end = given if self.instance.pk is None or "ends" in self.changed_data else {**given, "ends": None}
+            asked = {**about_end, "networks": self.networks}
+            _ask(self, override_surprises(asked, self.own_proxy, self.own_address))
         return given
+
+    def _update_errors(self, errors: ValidationError) -> None:
+        by_field = errors.update_error_dict({})
+        if self.errors.keys() & {"user", "network", *itertools.chain(*FIELDS_AND_VALUES)}:
+            by_field.pop(NON_FIELD_ERRORS, None)  # That nobody is meant: what was entered could not be read.
+        if "limit" in self.errors:
+            by_field.pop("limit", None)  # That there is none: the one that was entered is wrong.
+        by_field.update({"limit": by_field["limit"][:1]} if "limit" in by_field else {})  # What else follows from that.
+        if by_field:
+            super()._update_errors(ValidationError(by_field))  # type: ignore[misc]
+
+    def _clean_fields_and_values(self, given: dict[str, Any]) -> None:
+        """Make one text of the fields, and keep the digests of their values: of what is entered now, or of before."""
+        named: list[tuple[str, str]] = []
+        for name, of_value in FIELDS_AND_VALUES:
+            field, value = given.get(name) or "", given.get(of_value) or ""
+            if len(split_fields(field)) > 1:
+                self.add_error(name, _("Enter one field here, and the others below, each beside its value."))
+            elif field and name != "field" and split_field(field) is None:
+                self.add_error(name, NO_FIELD % {"kinds": ", ".join(FIELD_KINDS)})
+            elif field:
+                named.append((field, value))
+            elif value:
+                self.add_error(name, _("Enter the field that has this value, for example header:X-API-Key."))
+        is_entered = any(value for _field, value in named)
+        # Digests that are made with two keys fit no request.
+        kept = {} if is_entered and self.instance.digested_by != key_id() else self.instance.digests_by_field()
+        digests = [value_digest(field, value) if value else kept.get(field, "") for field, value in named]
+        self.instance.value_digests = ",".join(digests)
+        if is_entered:
+            self.instance.digested_by = key_id()
+        given["field"] = ", ".join(field for field, _value in named)
 
     def clean_network(self) -> str:
         """The first network; all are in `networks`. Raises `ValidationError` that names those that are none."""
@@ -346,15 +474,6 @@ def _is_network(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def covers(network: str, address: str) -> bool:
-    """Whether an address is in a network, both as text; False for what is neither."""
-    parsed = parse_address(address)
-    try:
-        return parsed is not None and parsed in parse_network(network)
-    except ValueError:
-        return False
 
 
 def own_proxy(request: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""The inspector on the admin's index, which lists models alone: so it stands there as one that has no table."""
+"""Pages on the admin's index, which lists models alone: so they stand there as some that have no table."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from django.urls import path, reverse
 from django.utils.translation import gettext_lazy as _
 
 from .inspector import may_inspect
+from .statistics import StatisticsPages, may_see
 
 
 class _Options:
     """What the admin asks of a model's `_meta`."""
 
     app_label = "django_ratelimit_lua"
-    object_name = "Inspector"
-    model_name = "inspector"
-    verbose_name = verbose_name_plural = _("Inspector")
     concrete_model = None
     abstract = swapped = is_composite_pk = False
-    label, label_lower = f"{app_label}.{object_name}", f"{app_label}.{model_name}"
+
+    def __init__(self, object_name: str, words: Any) -> None:
+        self.object_name, self.model_name = object_name, object_name.lower()
+        self.verbose_name = self.verbose_name_plural = words
+        self.label, self.label_lower = f"{self.app_label}.{object_name}", f"{self.app_label}.{self.model_name}"
 
     @property
     def app_config(self) -> AppConfig:
@@ -33,11 +35,44 @@ class _Options:
 class InspectorEntry:
     """The inspector, as the admin registers a model."""
 
-    _meta = _Options()
+    _meta = _Options("Inspector", _("Inspector"))
 
 
-class InspectorEntryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Leads to the inspector, for those who may see it."""
+class StatisticsEntry:
+    """The statistics, as the admin registers a model."""
+
+    _meta = _Options("Statistics", _("Statistics"))
+
+
+class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A page, for those who may see it."""
+
+    def may_see(self, request: HttpRequest) -> bool:
+        """Whether they may."""
+        raise NotImplementedError
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.may_see(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.may_see(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class InspectorEntryAdmin(PageAdmin):
+    """Leads to the inspector."""
+
+    def may_see(self, request: HttpRequest) -> bool:
+        """Whether they may."""
+        return may_inspect(request)
 
     def get_urls(self) -> list[Any]:
         """The one page that a model of the index needs."""
@@ -48,17 +83,10 @@ class InspectorEntryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         inspector = reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name)
         return HttpResponseRedirect(inspector)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return may_inspect(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may_inspect(request)
+class StatisticsEntryAdmin(PageAdmin, StatisticsPages):
+    """The statistics."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    def may_see(self, request: HttpRequest) -> bool:
+        """Whether they may."""
+        return may_see(request)

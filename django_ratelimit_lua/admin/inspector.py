@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import label_for_field
 from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..conf import conf
 from ..exceptions import StoreError
+from ..identity.forwarded import covers
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.reference import ReferredLimit, reset_reference
-from ..operations.subjects import Subject, end, field_words
+from ..operations.subjects import Subject, add, counted_subject, end
 from ..publishing import triggers
-from .forms import DURATIONS, covers, own_address
+from ..rules.describe import field_words
+from ..stats.reading import history
+from ..web.durations import duration_words
+from .forms import DURATIONS, own_address, own_proxy
+from .last_day import between_words
 from .request_form import Asked, ReferenceForm, RequestForm
+from .times import moment_words
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
 HOUR, FOR_GOOD = "3600", ""
@@ -38,12 +47,13 @@ def may_inspect(request: HttpRequest) -> bool:
 
 class Row(NamedTuple):
     """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse, or is
-    not known."""
+    not known. `history`: what is known of whom it counts, in the last hour."""
 
     met: ExplainedLimit | ReferredLimit
     verdict: str
     words: str
     resets: str
+    history: str = ""
 
 
 class Pending(NamedTuple):
@@ -55,6 +65,8 @@ class Pending(NamedTuple):
     title: str
     consequence: str
     button: str
+    warnings: list[str]
+    label: str
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -109,20 +121,28 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                     return HttpResponseRedirect(f"{request.path}?{form.query}")
                 context["pending"] = pending
             context |= self._found(request, asked)
+            if "opened" in context:
+                context["is_of"] = context["opened"].is_of(context["found"])
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_ratelimit_lua/inspect.html", context)
 
     def _found(self, request: HttpRequest, asked: Asked) -> dict[str, Any]:
         """What the page shows of the request."""
-        found = explain(asked.request())
+        described = asked.request()
+        found = explain(described)
+        named = _subjects(asked, described, found)
         if found.decision.source == "fallback":
             messages.warning(request, _("Redis is unavailable: the counts are not known."))
         return {
             "found": found,
-            "rows": [_row(met) for met in found.met],
+            "rows": [_row(met)._replace(history=_history(met)) for met in found.met],
+            "reasons": [_reason(met) for met in found.met if met.refuses],
             "missing": [(field, field_words(field)) for field in found.missing],
-            "subjects": [(kind, str(subject)) for kind, subject in asked.subjects.items()],
+            "subjects": [(name, str(subject)) for name, subject in named.items()],
+            "may_label": any(subject.fields for subject in named.values()),
+            "counted": _counted(asked, described, found, named),
             "network": asked.address if asked.network_size > 1 else "",
+            "network_overrides": asked.network_overrides(),
             "looked_at": asked.request().META.get("REMOTE_ADDR"),
         }
 
@@ -147,7 +167,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if target and rule is None:  # Without a rule, it would be for all of them.
             messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
             return None
-        subject = asked.subjects.get(kind)
+        described = asked.request()
+        subject = _subjects(asked, described, explain(described)).get(kind)
         if subject is None:
             messages.error(request, _("Enter who it is: a user, an address, or a field and its value."))
             return None
@@ -155,22 +176,27 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, _("This includes yourself: you would lock yourself out."))
             return None
         seconds = int(duration) if duration else None
+        client = request.POST.get("label", "").strip() if subject.fields else ""
         try:
-            override = subject.override(action, seconds, rule=rule, reason=_("from the inspector"))
+            override = subject.override(action, seconds, rule=rule, reason=_("from the inspector"), label=client)
         except ValidationError as error:
             for name, problems in error.message_dict.items():
                 label = label_for_field(name, RateLimitOverride) if name != NON_FIELD_ERRORS else ""
                 messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
             return None
         words = {"whom": subject, "duration": HOW_LONG[duration]}
-        if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD):
-            return _pending(request.POST["action"], kind, duration, words)
-        override.save()
-        self.log_addition(request, override, _("From the inspector."))
+        warnings = subject.surprises(action, own_proxy(request), own_address(request))
+        if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD or warnings):
+            return _pending(request.POST["action"], kind, duration, words, warnings)._replace(label=client)
+        (there,) = add([override])
+        if there is override:
+            self.log_addition(request, override, _("From the inspector."))
+        else:
+            messages.info(request, _("The same override is there already, so none was added."))
         if action == "block":
             messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
         else:
-            _tell_exempt(request, asked, subject, override, words)
+            _tell_exempt(request, asked, subject, there, words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None
@@ -179,11 +205,13 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         """End an override that the request meets."""
         found = explain(asked.request())
         overrides = [found.block, *(met.override for met in found.met)]
+        overrides += [one.override for one in asked.network_overrides()]
         ending = [override for override in overrides if override is not None and str(override.pk) == target][:1]
-        end(ending)
-        for override in ending:
+        ended = end(ending)
+        for override in ended:
             self.log_change(request, override, _("Ended."))
-            messages.success(request, _("Ended: %(override)s.") % {"override": override})
+        for name in dict.fromkeys(map(str, ended)):
+            messages.success(request, _("Ended: %(override)s.") % {"override": name})
         if not ending:
             messages.warning(request, _("This has ended already, or this request does not meet it any more."))
 
@@ -220,22 +248,47 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, _("Nothing was reset: this request meets no limit."))
 
 
+def _subjects(asked: Asked, described: HttpRequest, found: Explanation) -> dict[str, Subject]:
+    """Whom overrides can be about: each that was entered by itself, and whom the limits count that the request meets,
+    those first that refuse it."""
+    subjects = asked.subjects
+    for met in sorted(found.met, key=lambda met: not met.refuses):
+        counted = counted_subject(met.key, described, asked.address) if met.key else None
+        if counted is not None and counted not in subjects.values():
+            subjects[met.key] = counted
+    return subjects
+
+
+def _counted(asked: Asked, described: HttpRequest, found: Explanation, named: dict[str, Subject]) -> str:
+    """Which of them the limit counts that refuses the request: who that is goes before whoever shares their address.
+    Empty where none does."""
+    for met in found.met:
+        counted = counted_subject(met.key, described, asked.address) if met.key and met.refuses else None
+        for name, subject in named.items():
+            if subject == counted:
+                return name
+    return ""
+
+
 def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
-    if subject.kind == "user":
-        return bool(subject.value == request.user)
-    return subject.kind == "address" and covers(subject.value, own_address(request) or "")
+    """Whether every request of the operator's is meant; who has to send a value as well can leave it out."""
+    is_own_address = not subject.address or covers(subject.address, own_address(request) or "")
+    return not subject.fields and is_own_address and subject.user in (None, request.user)
 
 
-def _pending(action: str, subject: str, duration: str, words: dict[str, Any]) -> Pending:
+def _pending(action: str, subject: str, duration: str, words: dict[str, Any], warnings: list[str]) -> Pending:
     if action.startswith("block"):
         title = _("Block %(whom)s %(duration)s?")
         consequence = _("Until the block ends, every request of theirs is refused, whatever it asks for: %(whom)s.")
         button = _("Block %(whom)s")
     else:
         title = _("Exempt %(whom)s %(duration)s?")
-        consequence = _("No limit holds for them any more, until somebody ends the exemption: %(whom)s.")
-        button = _("Exempt %(whom)s for good")
-    return Pending(action, subject, duration, title % words, consequence % words, button % words)
+        consequence = _("No limit holds for them any more, until the exemption ends: %(whom)s.")
+        button = _("Exempt %(whom)s")
+        if duration == FOR_GOOD:
+            consequence = _("No limit holds for them any more, until somebody ends the exemption: %(whom)s.")
+            button = _("Exempt %(whom)s for good")
+    return Pending(action, subject, duration, title % words, consequence % words, button % words, warnings, "")
 
 
 def _tell_exempt(
@@ -256,7 +309,7 @@ def _tell_exempt(
     if others:
         text = _("Not exempt from: %(names)s. Another override goes before, or this one is about another rule.")
         messages.warning(request, text % {"names": others})
-    _freed, strangers = split(explain(asked.request(logged_in=False))) if subject.kind == "user" else ("", "")
+    _freed, strangers = split(explain(asked.request(logged_in=False))) if subject.user is not None else ("", "")
     if strangers:
         text = _(
             "This holds only while %(whom)s is logged in. Before, as at a login form, such a request still meets: "
@@ -274,6 +327,47 @@ def _row(met: ExplainedLimit) -> Row:
     return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
 
 
+def _reason(met: ExplainedLimit) -> str:
+    """Why a limit refuses, in one sentence."""
+    state = met.state
+    assert state is not None
+    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    words = {"name": met.counted_as or met.name, "limit": state.limit, "used": state.used, "again": again}
+    since = _counted_since(met, state)
+    if since is None:
+        return _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s.") % words
+    text = _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s; used %(used)s since %(moment)s.")
+    return text % {**words, "moment": moment_words(since)}
+
+
+def _counted_since(met: ExplainedLimit, state: LimitState) -> datetime.datetime | None:
+    """The moment from which the units count; None where they drain all the time, as from a bucket."""
+    window = {"fixed_window": state.reset_after - state.period, "sliding_window": -state.period,
+              "sliding_log": -state.period}.get(met.charge.limit.algorithm)  # fmt: skip
+    return None if window is None else timezone.now() + datetime.timedelta(seconds=window)
+
+
+def _history(met: ExplainedLimit) -> str:
+    """What is known of whom a limit counts, in the last hour; empty: nothing is."""
+    try:
+        found = history(met.counted_as, met.charge.digest)
+    except StoreError:
+        return ""
+    parts = []
+    if found.used is not None:
+        parts.append(_("%(number)s units used") % {"number": between_words(*found.used)})
+    if found.refused is not None and met.state is not None and met.state.mode == "shadow":
+        parts.append(_("%(number)s requests would be refused") % {"number": between_words(*found.refused)})
+    elif found.refused is not None:
+        parts.append(_("%(number)s requests refused") % {"number": between_words(*found.refused)})
+    since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
+    return (
+        _("Since %(moment)s: %(numbers)s") % {"moment": moment_words(since), "numbers": ", ".join(parts)}
+        if parts
+        else ""
+    )
+
+
 def _referred(limit: ReferredLimit) -> Row:
     return Row(limit, "over", _("Not known"), "—") if limit.state is None else _by_state(limit, limit.state)
 
@@ -287,24 +381,3 @@ def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
 
 def _resets(state: LimitState) -> str:
     return duration_words(state.reset_after) if state.used or state.reset_after else "—"
-
-
-def duration_words(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> duration_words(0.26), duration_words(59.2), duration_words(886), duration_words(7300)
-    ('0.3 s', '60 s', '14 min 46 s', '2 h 1 min')
-    """
-    if seconds < 10:
-        return _("%(seconds)s s") % {"seconds": round(seconds, 1)}
-    whole = -int(-seconds // 1)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes_left = divmod(minutes, 60)
-    days, hours_left = divmod(hours, 24)
-    if days:
-        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours_left}
-    if hours:
-        return _("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes_left}
-    if minutes > 1:
-        return _("%(minutes)d min %(seconds)d s") % {"minutes": minutes, "seconds": rest}
-    return _("%(seconds)s s") % {"seconds": whole}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -14,15 +15,17 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from ..limits.rate import Rate
+from ..exceptions import StoreError
+from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
-from ..operations.call_sites import call_sites_of, limits_in_code, taken_over
+from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
 from ..rules.rule import RuleError
+from .last_day import cells
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The values that a new rule and its tiers begin with, as a link asks for: a `copy` of a rule, a rule of the
-    `settings`, `instead` of what the code says, or `beside` it."""
+    `settings`, `instead` of what the code says, or `beside` it: of several limits there, number `which`."""
     asked = request.GET
     row: RateLimitRule | None = None
     tiers: list[Any] = []
@@ -36,7 +39,7 @@ def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         except RuleError:
             return {"name": asked["settings"]}, []
     elif asked.get("instead") or asked.get("beside"):
-        return _of_code(asked.get("instead", ""), asked.get("beside", "")), []
+        return _of_code(asked.get("instead", ""), asked.get("beside", ""), asked.get("which", "")), []
     if row is None:
         return {}, []
     values = {name: value for name, value in row.values().items() if name != "id"}
@@ -45,14 +48,45 @@ def copied(request: HttpRequest) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
 
 
-def _of_code(instead: str, beside: str) -> dict[str, Any]:
+def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, Any]:
+    """What a link from the refusal curve fills into the form of a rule: its `limit` or `burst`, or, as `further_limit`,
+    the limit of the period `further` among the further limits of the rule."""
+    asked = request.GET
+    values: dict[str, Any] = {}
+    for name in ("limit", "burst"):
+        field: Any = RateLimitRule._meta.get_field(name)
+        with suppress(ValidationError):
+            values |= {name: field.clean(asked[name], None)} if asked.get(name) else {}
+    if asked.get("further") and asked.get("further_limit"):
+        rates = list(more_rates) if isinstance(more_rates, list) else []
+        with suppress(LimitError):
+            wanted = Rate.parse(f"{asked['further_limit']}/{asked['further']}")
+            others = [Rate.parse(rate) for rate in rates]
+            if all(rate.period_us != wanted.period_us for rate in others):
+                others.append(wanted)
+            values["more_rates"] = [str(wanted if rate.period_us == wanted.period_us else rate) for rate in others]
+    return values
+
+
+def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
     name = instead or beside
     values: dict[str, Any] = {"name": name}
     sites = call_sites_of(name)
-    rates = [str(rate) for rate in sites[0].rates if isinstance(rate, Rate)] if sites else []
+    if not sites:
+        return values
+    chosen = int(which) if which.isascii() and which.isdecimal() and len(which) < 9 else 0
+    site = sites[min(chosen, len(sites) - 1)]
+    by_period: dict[int, Rate] = {}
+    for rate in (rate for other in (site, *sites) if other.key == site.key for rate in other.rates):
+        if isinstance(rate, Rate):
+            same = by_period.setdefault(rate.period_us, rate)
+            by_period[rate.period_us] = min(rate, same, key=lambda rate: rate.limit)
+    rates = [str(rate) for rate in by_period.values()]
     if beside:
-        values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": sites[0].key if sites else ""}
+        values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
         rates = rates[:1]
+    elif len({other.key for other in sites}) > 1:
+        values["key"] = site.key
     if rates:
         row = RateLimitRule()
         row.rate = rates
@@ -61,12 +95,12 @@ def _of_code(instead: str, beside: str) -> dict[str, Any]:
 
 
 def breakable(text: str) -> SafeString:
-    """A text for a page, in which dotted names may be broken after each of their parts, and so nowhere else."""
-    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[.:/+])", text)))
+    """A text for a page, in which names may be broken after each of their parts, and so nowhere else."""
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[.:/+_])", text)))
 
 
 def _shown(rule: RateLimitRule) -> dict[str, Any]:
-    return {"pk": rule.pk, "name": breakable(rule.name), "reading": breakable(rule.reading())}
+    return {"pk": rule.pk, "name": breakable(rule.name), "reading": breakable(rule_words(rule))}
 
 
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -81,6 +115,11 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         """All limits in the code and the settings, with the rules that retune them."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
+        limits = limits_in_code()
+        try:
+            last_days = cells(request, [limit.name for limit in limits])
+        except StoreError:
+            last_days = {}
         context = {
             **self.admin_site.each_context(request),
             "title": _("What is there to limit"),
@@ -90,11 +129,12 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
                 {
                     "limit": limit,
                     "name": breakable(limit.name),
+                    "last_day": last_days.get(limit.name, ""),
                     "sites": [breakable(site.words()) for site in limit.sites],
                     "rule": None if limit.rule is None else _shown(limit.rule),
                     "beside": [_shown(rule) for rule in limit.beside],
                 }
-                for limit in limits_in_code()
+                for limit in limits
             ],
             "may_add": self.has_add_permission(request),
             "add_url": reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name),
@@ -110,7 +150,9 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             except RuleError as error:
                 problem = _("This rule of the settings cannot be one of the admin: %(problem)s")
                 messages.warning(request, problem % {"problem": error.problem})
-        return {**super().get_changeform_initial_data(request), **copied(request)[0]}
+        filled = super().get_changeform_initial_data(request)
+        values = copied(request)[0]
+        return {**filled, **values, **filled_in(request, values.get("more_rates"))}
 
     def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
         kwargs: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)

@@ -10,7 +10,7 @@ from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils import timezone
 from django.utils.html import format_html
@@ -19,12 +19,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import RateLimitOverride
-from ..models.audit import one_change
+from ..operations.subjects import add
 from ..rules.describe import rate_words
 from .base import ActingAdmin
-from .forms import OverrideForm, own_address, own_proxy
+from .forms import FIELDS_AND_VALUES, OverrideForm, own_address, own_proxy
 from .inspector import Inspector
 from .times import moment_element
+
+REPEATED = "_ratelimit_repeated"
+"""Set on an override that was not added, because one that says the same is there."""
 
 
 class ActiveFilter(admin.SimpleListFilter):
@@ -69,7 +72,10 @@ class OverrideAdmin(Inspector, ActingAdmin):
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
-        (gettext_lazy("Who (fill in one)"), {"fields": ("user", "network", ("field", "value"), "label")}),
+        (
+            gettext_lazy("Who (all that you fill in must be true together)"),
+            {"fields": ("user", "network", *FIELDS_AND_VALUES, "label")},
+        ),
         (
             gettext_lazy("Effect"),
             {"fields": ("effect", ("limit", "period", "unit"), "burst", ("forbids", "message"), "rule")},
@@ -91,7 +97,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
-        return type(form.__name__, (form,), {"own_address": own_address(request), "own_proxy": own_proxy(request)})
+        own = {"own_user": request.user, "own_address": own_address(request), "own_proxy": own_proxy(request)}
+        return type(form.__name__, (form,), own)
 
     @admin.display(description=gettext_lazy("who"))
     def whom(self, override: RateLimitOverride) -> str:
@@ -143,16 +150,36 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return super().has_module_permission(request) or self.has_block_permission(request)
 
     def save_model(self, request: HttpRequest, obj: RateLimitOverride, form: Any, change: bool) -> None:
-        if not change:
-            obj.created_by = str(request.user)
-        others = form.networks[1:] if not change else []
-        with one_change(router.db_for_write(RateLimitOverride)):
+        if change:
             super().save_model(request, obj, form, change)
-            if others:
-                values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
-                del values["id"]
-                rows = [RateLimitOverride(**{**values, "network": network}) for network in others]
-                RateLimitOverride.objects.bulk_create(rows)
-                LogEntry.objects.log_actions(request.user.pk, rows, ADDITION, _("Added with others."))  # type: ignore[arg-type]
-                number = len(form.networks)
-                messages.info(request, _("%(number)d overrides were added, one for each network.") % {"number": number})
+            return
+        obj.created_by = str(request.user)
+        values = {field.attname: getattr(obj, field.attname) for field in obj._meta.concrete_fields}
+        del values["id"]
+        rows = [obj, *(RateLimitOverride(**{**values, "network": network}) for network in form.networks[1:])]
+        there = add(rows)
+        added = [row for row, other in zip(rows, there, strict=True) if row is other]
+        if len(added) < len(rows):
+            listed = ", ".join(str(other) for row, other in zip(rows, there, strict=True) if row is not other)
+            text = _("The same is there already, so it was not added again: %(overrides)s.")
+            messages.warning(request, text % {"overrides": listed[:1000]})
+        if len(rows) > 1:
+            number = len(added)
+            messages.info(request, _("%(number)d overrides were added, one for each network.") % {"number": number})
+        beside = [row for row in added if row is not obj]
+        LogEntry.objects.log_actions(request.user.pk, beside, ADDITION, _("Added with others."))  # type: ignore[arg-type]
+        if there[0] is not obj:
+            obj.pk, vars(obj)[REPEATED] = there[0].pk, True
+
+    def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: Any) -> Any:
+        return None if _is_repeated(obj) else super().log_addition(request, obj, message)
+
+    def response_add(self, request: HttpRequest, obj: RateLimitOverride, *args: Any, **kwargs: Any) -> HttpResponse:
+        """What was not added is not said to be."""
+        if _is_repeated(obj):
+            return self.response_post_save_add(request, obj)
+        return super().response_add(request, obj, *args, **kwargs)
+
+
+def _is_repeated(override: RateLimitOverride) -> bool:
+    return REPEATED in vars(override)

@@ -31,7 +31,8 @@ def previewed(posted: Any) -> dict[str, Any]:
     sent = PreviewForm(posted)
     if not sent.is_valid():
         return {"problems": [f"{sent.fields[name].label}: {errors[0]}" for name, errors in sent.errors.items()]}
-    form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview", "confirm": "on"})
+    form = RuleForm({**posted.dict(), "name": posted.get("name") or "preview"})
+    form.is_asking = False
     form.is_valid()
     given = form.cleaned_data
     rule = RateLimitRule()

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, QueryDict
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ..identity.forwarded import parse_network
@@ -16,7 +17,7 @@ from ..limits.rate import LimitError
 from ..models.rule import METHODS
 from ..operations.described import SENT_KINDS, Fields, build_request, find_user
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
-from ..operations.subjects import Subject, subjects
+from ..operations.subjects import NetworkOverride, Subject, subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,17 @@ class Asked:
 
     @property
     def subjects(self) -> dict[str, Subject]:
-        """Whom overrides can be about, by their kind."""
-        return {subject.kind: subject for subject in subjects(self.user, self.address, self.fields)}
+        """Whom overrides can be about, each by itself."""
+        return subjects(self.user, self.address, self.fields)
 
     @property
     def network_size(self) -> int:
         """How many addresses are meant, of which the first one is looked at."""
         return int(parse_network(self.address).num_addresses) if self.address else 1
+
+    def network_overrides(self) -> list[NetworkOverride]:
+        """The overrides about a network, where one is meant."""
+        return self.subjects["address"].network_overrides() if self.network_size > 1 else []
 
 
 class Lines(forms.CharField):
@@ -86,7 +91,7 @@ class ReferenceForm(forms.Form):
         try:
             self.opened = open_reference(text)
         except BadReferenceError as error:
-            raise ValidationError(str(error)) from None
+            raise ValidationError(capfirst(str(error))) from None
         return text
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -22,19 +25,20 @@ from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
-from ..operations.call_sites import call_sites_of, meant_by
+from ..operations.call_sites import call_sites_of, meant_by, rule_words
+from ..operations.surprises import judged
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from ..stats.refusals import FAILED, refusal_counts
-from ..stats.shadow import shadow_numbers
 from .base import ActingAdmin
 from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RowFormSet, RuleForm, TierForm, TierFormSet
 from .history import restore, versions
 from .inspector import may_inspect
-from .limits import LimitsInCode, copied
+from .last_day import cells
+from .limits import LimitsInCode, copied, filled_in
+from .log_replay import LogReplay
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -80,7 +84,7 @@ def switch_off(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLim
     modeladmin.switch(request, queryset, "off")
 
 
-class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
+class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     """Rules."""
 
     form = RuleForm
@@ -117,7 +121,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 "classes": ("collapse",),
                 "fields": (
                     "message", "group", "order", "max_wait",
-                    *(option for option in OPTIONS if option not in _PLACED),
+                    *(option for option in OPTIONS if option not in _PLACED), "durable",
                 ),
             },
         ),
@@ -125,6 +129,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     )  # fmt: skip
 
     class Media:
+        css = {"all": ("django_ratelimit_lua/statistics.css",)}  # noqa: RUF012 - Django's way
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def get_urls(self) -> list[Any]:
@@ -142,15 +147,31 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         rules: QuerySet[RateLimitRule] = super().get_queryset(request).prefetch_related("tiers")
         return rules
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The rule; to save it, as nobody else changes it until that is done."""
+        rule = super().get_object(request, object_id, from_field)
+        if rule is None or request.method != "POST" or not transaction.get_connection(primary()).in_atomic_block:
+            return rule
+        return self.get_queryset(request).using(primary()).select_for_update().filter(pk=rule.pk).first()
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save a rule; of a row of the list, only what was changed there."""
+        if isinstance(form, RowForm):
+            obj.save(update_fields=[name for name in form.changed_data if name in form.now])
+        else:
+            super().save_model(request, obj, form, change)
+
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
         """The rule in one sentence."""
-        return rule.reading()
+        return rule_words(rule)
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, obj, *args, **kwargs)
         may_edit = [inline.has_change_permission(request, obj) for inline in self.get_inline_instances(request, obj)]
-        return type(form.__name__, (form,), {"has_tiers": any(may_edit)})
+        # What a link has filled in is compared with the row when it is sent.
+        filled = filled_in(request, obj.more_rates) if obj is not None and request.method == "GET" else {}
+        return type(form.__name__, (form,), {"has_tiers": any(may_edit), "filled": filled})
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
@@ -159,20 +180,21 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return super().get_changelist_formset(request, **{"formset": RowFormSet, **kwargs})
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        counts = request_state(request).refusals
-
-        @admin.display(description=_("refused (7 days)"))
-        def exceeded_in_days(rule: RateLimitRule) -> str:
-            of = counts.get(rule.name, {})
-            refused = of.get("enforce", 0)
-            parts = [_("%(number)d refused") % {"number": refused}] if refused else []
-            parts += [judged] if rule.mode == "shadow" and (judged := self.judged(rule)) else []
-            failed = of.get(FAILED, 0)
-            parts += [_("%(number)d times not applied (see the log)") % {"number": failed}] if failed else []
-            return ", ".join(parts) or "—"
+        @admin.display(description=_("last day"))
+        def last_day(rule: RateLimitRule) -> str:
+            drawn = request_state(request).last_days.get(rule.name, "")
+            words = judged(rule) if rule.mode == "shadow" else ""
+            return format_html("{}{}", drawn, words) or "—"
 
         name, sentence, *others = self.list_display
-        return (name, sentence, exceeded_in_days, *others)
+        return (name, sentence, last_day, *others)
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """The list, and what is known of the last day of the rules in it."""
+        changes = super().get_changelist_instance(request)
+        with suppress(StoreError):  # Which was said.
+            request_state(request).last_days = dict(cells(request, [rule.name for rule in changes.result_list]))
+        return changes
 
     @admin.display(description=gettext_lazy("used by"))
     def dependents(self, rule: RateLimitRule) -> str:
@@ -186,19 +208,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
                 ngettext("%(number)d tier", "%(number)d tiers", tiers) % {"number": tiers},
             )
         )
-
-    def judged(self, rule: RateLimitRule) -> str:
-        """What this version of a rule has seen in shadow mode, in words; empty where Redis cannot be asked."""
-        try:
-            numbers = shadow_numbers(rule.declared())
-        except StoreError:
-            return ""
-        if not numbers.seen:
-            return _("This version of the rule has seen no request in shadow mode yet.")
-        return _(
-            "Seen: %(seen)d requests of about %(people)d clients. Would have refused: %(refused)d (%(share)s %%), of "
-            "about %(refused_people)d clients."
-        ) % {**numbers._asdict(), "share": f"{100 * numbers.refused / numbers.seen:.2g}"}
 
     def switch(self, request: HttpRequest, rules: QuerySet[RateLimitRule], mode: str) -> None:
         """Switch rules to a mode, one by one, so that each is in Django's log."""
@@ -218,7 +227,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         }
         try:
             context["published"] = publish()
-            request_state(request).refusals = refusal_counts()
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
         response = super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
@@ -233,7 +241,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
             "opts": self.opts,
             "media": self.media,
-            "rules": [{"rule": rule, "reading": rule.reading(), "judged": self.judged(rule)} for rule in rules],
+            "rules": [{"rule": rule, "reading": rule_words(rule), "judged": judged(rule)} for rule in rules],
             "sent": [(name, value) for name, values in request.POST.lists() for value in values if name != _TOKEN],
             "confirmed": CONFIRMED,
         }
@@ -241,14 +249,18 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """With the numbers for the preview."""
+        """With the numbers for the preview, and what the tiers ask."""
+        for inline in context["inline_admin_formsets"]:
+            for tier in inline.formset.forms:
+                if getattr(tier, "asks", ()):
+                    context["adminform"].form.ask_again(tier.asks)
         context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
         context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
         context["choices"] = choices()
         context["call_site_url"] = reverse("admin:django_ratelimit_lua_call_site", current_app=self.admin_site.name)
         rule = kwargs.get("obj")
         if rule is not None and rule.mode == "shadow":
-            context["judged"] = self.judged(rule)
+            context["judged"] = judged(rule)
         context |= _in_place_of("" if rule is None else rule.name)
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
@@ -320,5 +332,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
 def _in_place_of(name: str) -> dict[str, Any]:
     """The call sites of a name, or the one that may be meant, for a template."""
-    sites = [site.words() for site in call_sites_of(name)]
-    return {"call_sites": sites, "meant": "" if sites else meant_by(name)}
+    found = call_sites_of(name)
+    sites = [site.words() for site in found]
+    has_several_keys = len({site.key for site in found}) > 1
+    return {"call_sites": sites, "has_several_keys": has_several_keys, "meant": "" if sites else meant_by(name)}

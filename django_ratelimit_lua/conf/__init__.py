@@ -26,6 +26,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _LONE = re.compile("[\ud800-\udfff]")
 """Half a character, which UTF-8 has no bytes for."""
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
+"""As RFC 6750 has them; no shorter ones, which could be guessed."""
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 _MAPPED = 96  # Leading bits of an IPv6 address that may say that the rest is an IPv4 address.
@@ -90,6 +92,12 @@ def _is_secret(value: object) -> bool:
     return isinstance(value, bytes) and bool(value)
 
 
+def _token(value: Any) -> str:
+    if isinstance(value, str) and _TOKEN.fullmatch(value):
+        return value
+    raise ValueError("must be text of 16 or more letters, digits and -._~+/=, such as secrets.token_urlsafe() makes")
+
+
 def _function(value: Any) -> Callable[..., Any]:
     if isinstance(value, str):
         return find(value, "the path")
@@ -114,7 +122,8 @@ def _meta_key(value: Any) -> str | Callable[[Any], str]:
     return value
 
 
-def _proxies(value: Any) -> int | tuple[Network, ...]:
+def proxies(value: Any) -> int | tuple[Network, ...]:
+    """Who is trusted, as `RATELIMIT_TRUSTED_PROXIES` says it. Raises `ValueError`."""
     right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= 32:
@@ -192,7 +201,7 @@ class Conf:
         "this process's part of limits with ``split=\"weighted\"``, as against the others', see :doc:`hot-keys`")
     CLOCK = Setting("redis", Choice(("redis", "client")),
         '``"client"`` for servers that refuse ``TIME`` in scripts; keep the clocks of your hosts together then')
-    TRUSTED_PROXIES = Setting(None, or_none(_proxies),
+    TRUSTED_PROXIES = Setting(None, or_none(proxies),
         "whose word is taken for the client's address: a list of networks, or how many proxies there are; ``0``: "
         "nobody's, as no proxy stands before the site; see :doc:`proxies`")
     PROXY_HEADER = Setting("X-Forwarded-For",
@@ -208,6 +217,9 @@ class Conf:
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
         "days that the history of rules, and overrides that have ended, are kept in the database; ``None``: for good, "
         "see :doc:`rules`")
+    STATISTICS_DAYS = Setting(400, or_none(Number(36_500, "number of days", ", such as 400, or None", is_above_0=True)),
+        "days that the hours of rules and limiters whose statistics are to be kept stay in the database; ``None``: for "
+        "good, see :doc:`statistics`")
     HEADERS = Setting(None, Choice((None, "draft-10", "x")),
         'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
     THROTTLE_ALGORITHM = Setting("sliding_log", _algorithm,
@@ -223,6 +235,18 @@ class Conf:
         "a callable ``(request, exception)``, plain or ``async``, or its dotted path, that makes the answer to a "
         "blocked request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and ``Retry-After`` "
         "are added where it does not set them")
+    STATISTICS = Setting(True, bool,
+        "whether every decision is counted, in the process; the counts are written once a second, see "
+        ":doc:`statistics`")
+    SHOW_IDENTITIES = Setting("masked", Choice(("masked", "plain", "off")),
+        'how those who are refused most, or use most, are kept for a day: ``"masked"`` (addresses as /24 and /56, the '
+        'first letters of other values), ``"plain"`` or ``"off"``: not at all; see :doc:`statistics`')
+    METRICS_TOKEN = Setting(None, or_none(_token),
+        "what Prometheus says as ``Authorization: Bearer …`` to read the metrics; not set: only users who may view "
+        "rules read them, see :doc:`metrics`", is_secret=True)
+    OPENTELEMETRY = Setting(False, bool,
+        "whether OpenTelemetry is told of every decision: as metrics, and by attributes of the current span, see "
+        ":doc:`metrics`")
     REFERENCE = Setting(True, bool,
         "whether every 429 carries a reference, by which you find out what refused, see :doc:`refused`")
     # fmt: on

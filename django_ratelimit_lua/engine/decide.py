@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import conf
 from ..exceptions import StoreError
+from ..identity import Identity
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
 from ..rules import provider
@@ -23,6 +24,8 @@ from ..rules.overrides import override_cache
 from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
+from ..stats.recorder import recorder
+from ..stats.telemetry import telemetry
 from ..store import Patience, get_store
 from .counters import counters
 from .deny_cache import deny_cache
@@ -49,7 +52,8 @@ class PlannedCharge(NamedTuple):
     - `name`: what its limit is named by; `rule`: the rule, or the call site, that makes it (None: a throttle or a
       `RateLimiter` by itself); `owner`: whom the answer is for;
     - `blocked`: what an override says in the place of the limit. Then nothing is counted; `subject`: the digest of whom
-      that override is about.
+      that override is about;
+    - `identity`: who is charged, for statistics.
     """
 
     charge: Charge
@@ -58,17 +62,19 @@ class PlannedCharge(NamedTuple):
     owner: object = None
     blocked: LimitState | None = None
     subject: bytes = b""
+    identity: Identity = None
 
 
 class Plan(NamedTuple):
     """What is to be decided: the charges in the order of the decision's limits, and the call about those of them that
     are not blocked. `block`: a block that refuses the request although there is nothing to charge; `subject`: the
-    digest of whom it is about."""
+    digest of whom it is about; `exempt`: charges that an override has taken out."""
 
     call: Call
     charges: Sequence[PlannedCharge]
     block: LimitState | None = None
     subject: bytes = b""
+    exempt: Sequence[PlannedCharge] = ()
 
 
 class DecidedCharge(NamedTuple):
@@ -109,10 +115,11 @@ class Outcome(NamedTuple):
 
 class Planner(Protocol):
     """What a face says about one decision. `units`: what is granted where rate limiting is switched off; `gathers`:
-    whether it has anything to find out first."""
+    whether it has anything to find out first; `is_hit`: whether it is about a hit, which statistics count."""
 
     units: int
     gathers: bool
+    is_hit: bool
 
     def gather(self, ruleset: Ruleset) -> None:
         """Find out all that planning needs by these rules. May block, and raise what users' functions raise."""
@@ -143,6 +150,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """The one loop of "the rules were stale: load them and plan again"."""
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
+    began = time.perf_counter()
     if not listener.task.is_running:
         listener.start()
     stale: StaleRules | None = None
@@ -177,6 +185,11 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 if is_last or ruleset.published is not ruleset.revision:
                     decision = decision._replace(revision=ruleset.revision.number)
                 outcome = _outcome(plan, call, decision)
+                if planner.is_hit:
+                    seconds = time.perf_counter() - began
+                    recorder.add(plan.charges, outcome.decision, seconds, plan.exempt)
+                    if conf.OPENTELEMETRY:
+                        telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
                 for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
                     yield wait
                 return outcome
@@ -213,17 +226,18 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return Decision(True, granted=call.units)
     denial = deny_cache.find(call)
-    if denial is not None:
+    if denial is not None and not listener.has_news():
         return denial
     asked_at, generation = time.monotonic(), deny_cache.generation
     is_hot = False
     for limit, _, _ in call.charges:
         is_hot = is_hot or limit.is_hot
     try:
-        if (is_hot or not call.charges or not get_store().compares_rules) and _is_compared_apart(call):
-            if freshness.is_due(call):
+        if is_hot or not call.charges or not get_store().compares_rules:
+            is_apart = _is_compared_apart(call)
+            if (is_apart and freshness.is_due(call)) or (call.revision is not None and listener.has_news()):
                 yield from _compare(call, patience or Patience(conf.TIMEOUT))
-            if not call.charges:
+            if is_apart and not call.charges:
                 return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
             decision = yield from _by_process(call, is_hot=is_hot)

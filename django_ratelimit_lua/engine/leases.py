@@ -282,6 +282,10 @@ class Leases:
         for lease in held + self._leases.clear():
             lease.close()
 
+    def renew(self) -> None:
+        """Spend nothing more by these rules, of which there may be others. What is held goes back by itself."""
+        self._leases.clear()
+
     def give_back(self, patience: Patience | None = None) -> bool:
         """Give back what is not to be spent here any more; whether anything is held still. With a patience, give back
         everything within it, as far as that goes."""

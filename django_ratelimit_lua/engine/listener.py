@@ -30,6 +30,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 
 ASK_SECONDS = 0.5
 """How often it is asked whether the rules are current: twice as often as they may be old."""
+LOOK_SECONDS = 0.005
+"""How often a thread that answers from memory looks whether the listener has something to hear: as long as Python lets
+a thread go on while others wait. The listener may have to wait for all of them."""
 SHORTEST = 0.01
 """Seconds between two of these questions, however many messages come."""
 NEVER = float("inf")
@@ -56,7 +59,8 @@ class Listener:
         self._subscription: Subscription | None = None
         self._connect_at = self._ask_at = self._asked_at = self._connected_at = float("-inf")
         self._pause, self._was_told = FIRST_PAUSE, False
-        self._is_told_to_renew = self._is_told = False
+        self._is_told_to_renew = self._is_told = self._has_news = False
+        self._looked_at = float("-inf")
         self._load_at = NEVER
         self.error = ""
         """Why it hears nothing at the moment; empty where it does, or was not started."""
@@ -70,6 +74,17 @@ class Listener:
         """Start listening, unless that has begun."""
         if not self.task.is_running:
             self.task.start()
+
+    def has_news(self) -> bool:
+        """Whether something has come that it did not hear yet, as it waits for its turn: until then, nobody goes by
+        what is remembered without asking. Costs reading a clock, and a system call every `LOOK_SECONDS`."""
+        subscription = self._subscription
+        if subscription is None:
+            return False
+        if not self._has_news and time.monotonic() >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            self._has_news = subscription.has_news()
+        return self._has_news
 
     def wait(self, seconds: float) -> bool:
         """Start, and wait until it listens or cannot, at most for so many seconds; whether it listens."""
@@ -122,7 +137,7 @@ class Listener:
         except StoreError as error:
             self._lost(error)
             return
-        self._connected_at, self.error = time.monotonic(), ""
+        self._connected_at, self.error, self._has_news = time.monotonic(), "", False
         deny_cache.clear()  # Nobody knows what was sent until now.
         self._ask_at = float("-inf")
 
@@ -150,8 +165,10 @@ class Listener:
         self._is_told = False
         if is_current:
             self._load_at = NEVER
-        elif not now < self._load_at < NEVER:
-            self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
+        else:
+            leases.renew()
+            if not now < self._load_at < NEVER:
+                self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
         self._ask_at = min(self._ask_at, self._load_at)
 
     def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
@@ -163,6 +180,9 @@ class Listener:
             if kind == RESET:
                 reset.update(digests)
             elif message != current:  # Other rules; or what only another version understands.
+                if not self._is_told:  # Before it is asked, which takes a while where this thread waits for others.
+                    provider.doubt()
+                    leases.renew()
                 self._is_told = True
                 self._ask_at = min(self._ask_at, self._asked_at + SHORTEST)
                 if kind != RULES:
@@ -170,6 +190,7 @@ class Listener:
         if reset:
             leases.drop(reset)
             deny_cache.forget(reset)
+        self._has_news = False
         if not self._is_told:  # What was heard is done.
             deny_cache.heard_at = subscription.heard_at
 

@@ -54,7 +54,15 @@ def client_address(request: HttpRequest) -> ClientAddress:
             logger.warning(_UNTRUSTED, peer)
         return address_as(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
-    text = request.META.get("HTTP_" + header.upper().replace("-", "_"))
+    return believed(peer, request.META.get("HTTP_" + header.upper().replace("-", "_")), header, trusted)
+
+
+def believed(peer: str | None, text: str | None, header: str, trusted: int | tuple[Network, ...]) -> ClientAddress:
+    """The client's address where these proxies are trusted, by who has asked and the header that they write.
+
+    >>> believed("10.0.0.1", "spoofed, 203.0.113.9", "X-Forwarded-For", 1).network
+    '203.0.113.9'
+    """
     if isinstance(trusted, int):
         return _by_count(peer, text, header, trusted)
     return _by_network(peer, text, header, trusted)

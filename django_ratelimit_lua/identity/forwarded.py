@@ -68,6 +68,19 @@ def parse_network(text: str) -> Network:
     return unmapped(ipaddress.ip_network(text, strict=False))
 
 
+def covers(network: str, address: str) -> bool:
+    """Whether an address is in a network, both as text; False for what is neither.
+
+    >>> covers("203.0.113.0/24", "203.0.113.9"), covers("203.0.113.0/24", "198.51.100.7"), covers("nowhere", "::1")
+    (True, False, False)
+    """
+    parsed = parse_address(address)
+    try:
+        return parsed is not None and parsed in parse_network(network)
+    except ValueError:
+        return False
+
+
 def entries(header: str, kind: str) -> Iterator[str]:
     """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded"; at most `MOST_HOPS`.
 

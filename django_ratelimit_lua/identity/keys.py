@@ -19,7 +19,7 @@ from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
 from .body import UNREAD, Unread, Values, data_field, data_values, form_field, form_values, json_field, json_values
-from .routes import known_match
+from .routes import known_match, resolved
 from .sent import cookie_value, header_value, query_value
 from .session import session_key
 from .text import normalised
@@ -150,7 +150,7 @@ def _field(field: str, kind: str, name: str) -> Key:
     return Key(field, read, needs_route=kind == "kwarg", lumps_strangers=kind == "kwarg")
 
 
-def read_fields(field: str, request: HttpRequest) -> list[Identity]:
+def read_fields(field: str, request: HttpRequest) -> list[tuple[str, str, str | None]]:
     """The identities of who sends a request, by a field: more than one where views may read a body in more than one
     way; none where the field is not there, or not looked at.
 
@@ -160,6 +160,8 @@ def read_fields(field: str, request: HttpRequest) -> list[Identity]:
     if parts is None:
         raise _no_field(field)
     kind, name, _ = parts
+    if kind == "kwarg":
+        resolved(request)
     values = _BODY_VALUES[kind](request, name) if kind in _BODY_VALUES else (_FIELDS[kind](request, name),)
     identities = [field_identity(field, value) for value in values if value is not UNREAD]
     return [identity for identity in identities if identity[-1] is not None]

@@ -112,6 +112,8 @@ class Call(NamedTuple):
     """Charges decided together, all or nothing.
 
     - `prefix`: what every key begins with; `now`: microseconds since 1970, or None for the server's clock;
+    - `slack_us`: with `now`, for how much longer than they are worth keys are kept, as they expire by the server's
+      clock; None: a minute. Whoever goes by another time than the present needs as much as it may come behind;
     - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
     - `longest_hold_us`: how long a hit may be held by a limit that names no `max_wait` and makes callers wait anyway,
       as a leaky bucket does; None: as long as it takes;
@@ -132,6 +134,7 @@ class Call(NamedTuple):
     hit_at: int | None = None
     subjects: Sequence[Subject] = ()
     longest_hold_us: int | None = None
+    slack_us: int | None = None
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
@@ -167,9 +170,11 @@ class Call(NamedTuple):
         args = [
             self.operation.encode(),
             b"" if self.revision is None else self.revision.text,
-            b"" if self.now is None else b"%d" % self.now,
+            b"" if self.now is None else b"%016d" % self.now,
             (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
         ]
+        if self.slack_us is not None:
+            args[2] += b" %d" % self.slack_us
         now = time.time_ns() // 1000 if self.now is None else self.now
         is_usual = self.max_wait_us is None
         waits = [

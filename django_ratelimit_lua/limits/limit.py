@@ -132,11 +132,20 @@ def _named(name: str) -> tuple[str, bytes]:
     """The name as decisions tell it, and as whatever remembers decisions keeps it; and as a key carries it: itself if
     it is short and plain, else its beginning and a digest."""
     if len(name) > _LONGEST_NAME:
-        name = name[: _LONGEST_NAME - 25] + "~" + _digest(name)
+        name = shortened(name)
     if len(name) <= _LONGEST_ID and _PLAIN.fullmatch(name):
         return name, name.encode()
     readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _LONGEST_ID - 25], flags=re.ASCII)
     return name, f"{readable}~{_digest(name)}".encode()
+
+
+def shortened(name: str) -> str:
+    """A name as decisions tell it, and as whatever remembers decisions keeps it.
+
+    >>> shortened("api"), len(shortened("x" * 1000))
+    ('api', 500)
+    """
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 25] + "~" + _digest(name)
 
 
 def _digest(name: str) -> str:

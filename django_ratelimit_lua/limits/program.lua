@@ -7,7 +7,8 @@ KEYS[n+1]       a hash: the current rules revision under `revision`, and what ov
 ARGV[1]         what to do: hit, peek, charge (take whatever the verdict is) or refund
 ARGV[2]         the rules revision the caller decided by, as `<number>-<tag>` (the tag: 16 hexadecimal digits), or 0:
                 none was ever published; empty: do not ask (the fence)
-ARGV[3]         the time in microseconds; empty: this server's own clock
+ARGV[3]         the time in microseconds; empty: this server's own clock. By a time of the caller's, keys are kept for a
+                minute longer than they are worth; or for as many microseconds as stand behind it and a space
 ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; of a refund, the time of the hit
                 whose units are given back (the latest, if empty)
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:

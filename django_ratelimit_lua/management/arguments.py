@@ -9,28 +9,38 @@ from django.core.management.base import CommandError, CommandParser
 from django.http import HttpRequest
 
 from ..identity.forwarded import parse_address, parse_network
-from ..limits.rate import LimitError
+from ..limits.rate import SECOND, LimitError, Rate
 from ..operations.described import build_request, find_user
 from ..operations.explain import Explanation
-from ..operations.subjects import Subject, field_words, subjects
+from ..operations.subjects import Subject
+from ..rules.describe import field_words
 
+LONGEST = 10 * 366 * 86400
+"""Seconds; what is longer is meant for good."""
 _FIELDS = {
-    "header": ("header", ":", "may be repeated"),
-    "cookie": ("cookie", "=", "may be repeated"),
-    "query": ("get", "=", "a parameter of the query; may be repeated"),
-    "field": ("post", "=", "a field of a form; may be repeated"),
-    "json": ("json", "=", "a field of a JSON body, user.name for one inside another; may be repeated"),
+    "header": ("header", ":", "may be repeated, for others"),
+    "cookie": ("cookie", "=", "may be repeated, for others"),
+    "query": ("get", "=", "a parameter of the query; may be repeated, for others"),
+    "field": ("post", "=", "a field of a form; may be repeated, for others"),
+    "json": ("json", "=", "a field of a JSON body, user.name for one inside another; may be repeated, for others"),
 }
 """By option: the kind of field that it is in a key, what stands between name and value, and its help."""
 
 
-def add_subject(parser: CommandParser | argparse.ArgumentParser, *, may_be_network: bool = True) -> None:
-    """The options that say who it is."""
-    parser.add_argument("--user", help="name or primary key; without it, not logged in")
-    text = "address or network" if may_be_network else "client address (127.0.0.1)"
-    parser.add_argument("--ip", help=text)
+def add_subject(parser: CommandParser) -> None:
+    """The options that say whom it is about."""
+    group = parser.add_argument_group(
+        "who",
+        "One of these, or several: then it is about who is all of that at once, as one user at one address.",
+    )
+    group.add_argument("--user", help="name or primary key")
+    group.add_argument("--ip", help="address or network")
+    _add_fields(group)
+
+
+def _add_fields(group: Any) -> None:
     for option, (_kind, mark, text) in _FIELDS.items():
-        parser.add_argument(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
+        group.add_argument(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
 
 
 def add_request(parser: CommandParser | argparse.ArgumentParser) -> None:
@@ -38,7 +48,20 @@ def add_request(parser: CommandParser | argparse.ArgumentParser) -> None:
     parser.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
     parser.add_argument("--method", default="GET", type=str.upper)
     parser.add_argument("--host", help="the host that it is for")
-    add_subject(parser, may_be_network=False)
+    parser.add_argument("--user", help="name or primary key; without it, not logged in")
+    parser.add_argument("--ip", help="client address (127.0.0.1)")
+    _add_fields(parser)
+
+
+def seconds_of(option: str, period: str, otherwise: str = "") -> int:
+    """The seconds of a time such as 30m. Raises `CommandError`, which names the option, and what would do as well."""
+    try:
+        seconds = Rate.parse(f"1/{period}").period_us // SECOND
+    except LimitError:
+        seconds = 0
+    if not 0 < seconds <= LONGEST:
+        raise CommandError(f"{option} {period!r}: write a number and s, m, h, d or w, such as 30m{otherwise}")
+    return seconds
 
 
 def described(options: dict[str, Any]) -> HttpRequest:
@@ -56,19 +79,18 @@ def described(options: dict[str, Any]) -> HttpRequest:
 
 
 def subject_of(options: dict[str, Any]) -> Subject:
-    """Whom options say, who is one. Raises `CommandError`."""
+    """Whom options say, all of them together. Raises `CommandError`."""
     address = options["ip"]
     if address is not None:
         try:
             parse_network(address)
         except ValueError:
             raise CommandError(f"--ip {address!r} is not an address or network") from None
-    named = subjects(_user(options["user"]), address, _fields(options))
-    if len(named) != 1:
+    subject = Subject(_user(options["user"]), address or "", tuple(_fields(options)))
+    if subject == Subject():
         *most, last = ("--user", "--ip", *(f"--{option}" for option in _FIELDS))
-        found = f"there are {len(named)}" if named else "there is none"
-        raise CommandError(f"say who it is, by one of {', '.join(most)} or {last}; {found}")
-    return named[0]
+        raise CommandError(f"say who it is, by one or more of {', '.join(most)} and {last}; there is none")
+    return subject
 
 
 def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:

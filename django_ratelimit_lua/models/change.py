@@ -91,6 +91,14 @@ class RateLimitRevision(models.Model):
         return cls.read(using)
 
     @classmethod
+    def lock(cls, using: str) -> None:
+        """Let nobody else who asks for it go on before the transaction that is open ends. Nothing is changed."""
+        rows = cls.objects.using(using).filter(pk=cls.ROW)
+        if not rows.update(revision=F("revision")):
+            rows.get_or_create(pk=cls.ROW)
+            rows.update(revision=F("revision"))
+
+    @classmethod
     def rename(cls, using: str) -> str:
         """Give the database an id of its own, if it has been copied from another; returns it."""
         cls.rise(using, rebuild=True)

@@ -114,7 +114,7 @@ class RatesFields(RateFields):
     """So many units per period, and further limits that hold beside."""
 
     more_rates = ListField(
-        _("further limits"), default=list, blank=True,
+        _("further limits"), default=list, db_default=models.Value([], models.JSONField()), blank=True,
         help_text=_("One per line, for example 500/h. A request has to keep all of them, and the one above."),
     )  # fmt: skip
 

@@ -88,6 +88,11 @@ class RateLimitRule(RatesFields, AuditedModel):
     split = models.CharField(max_length=8, blank=True, **column("split"))
     message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
 
+    durable = models.BooleanField(
+        _("keep statistics"), default=False, db_default=False,
+        help_text=_("The counts of each hour are kept in the database. Otherwise they are kept for 90 days."),
+    )  # fmt: skip
+
     to_check: Literal["all", "without tiers", "nothing"] = "all"
     """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
 
@@ -97,6 +102,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         verbose_name = _("rule")
         verbose_name_plural = _("rules")
         ordering = ("order", "name")
+        permissions = (("view_identities", "May see the names of identities in statistics"),)
 
     def __str__(self) -> str:
         return self.name
@@ -155,6 +161,7 @@ class RateLimitRule(RatesFields, AuditedModel):
             "rate": None if self.exempt else self.rate,
             "tiers": [tier.declared() for tier in tiers],
             "message": self.message,
+            "durable": self.durable,
         }
         values |= {option: getattr(self, option) for option in OPTIONS if option not in values}
         given = {field: value for field, value in values.items() if value not in (None, "", [], False)}

@@ -2,10 +2,11 @@
 
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
+from ..process.tasks import finish
 from ..publishing.publish import publish
 from ..rules.describe import reading
 from ..rules.rule import RuleError, compile_rule
-from ..stats.refusals import refusal_counts
+from ..stats.reading import refusal_counts
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
 from .reference import BadReferenceError, OpenedReference, ReferredLimit, open_reference
@@ -22,6 +23,7 @@ __all__ = [
     "client_address",
     "compile_rule",
     "explain",
+    "finish",
     "health",
     "normalised",
     "open_reference",

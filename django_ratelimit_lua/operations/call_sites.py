@@ -13,6 +13,7 @@ from django.urls import get_resolver
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import CallSite, known_call_sites
+from ..rules.describe import reading
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from ..rules.stacks import stacks_on, url_patterns
@@ -39,7 +40,7 @@ def look_for_call_sites() -> None:
 
 def _add_those_of(view: Any) -> None:
     for stack, _method in stacks_on(view):
-        for rule in stack.rules:
+        for rule in reversed(stack.rules):
             if rule.template is not None and rule.key is not None:
                 known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
@@ -54,6 +55,16 @@ def _of_settings(name: str) -> Iterator[CallSite]:
     for rule in settings_rules():
         if rule.name == name and rule.template is not None and rule.mode != "off":
             yield CallSite(SETTINGS, SETTINGS, rule.template.rates, "" if rule.key is None else rule.key.name)
+
+
+def rule_words(rule: RateLimitRule) -> str:
+    """A rule in one sentence; one that takes its key from the code, with that key."""
+    declared = rule.declared()
+    if declared.get("rate") is not None and not declared.get("key"):
+        key = next((site.key for site in call_sites_of(rule.name)), "")
+        if key:
+            declared["key"] = key.split("+")
+    return reading(declared)
 
 
 def meant_by(name: str) -> str:
@@ -72,6 +83,11 @@ class LimitInCode:
     sites: tuple[CallSite, ...]
     rule: RateLimitRule | None
     beside: tuple[RateLimitRule, ...]
+
+    @property
+    def has_several_keys(self) -> bool:
+        """Whether no single rule can stand for all of it."""
+        return len({site.key for site in self.sites}) > 1
 
     @property
     def is_rule(self) -> bool:

@@ -45,21 +45,24 @@ class ExplainedLimit:
     """A limit that a request meets.
 
     - `name`, `reading`: what it is called, and what it says; `source`: where that is written; `rule`: None where it is
-      in the code; `charge`: what is counted;
+      in the code; `key`: what it counts by; empty: a throttle says that; `charge`: what is counted;
     - `state`: None: exempt; `override`: what stands for it; `is_skipped`: the override's numbers do not fit this limit,
       so the limit stands as it is;
-    - `refuses`: it refuses the request; `is_advice`: it tells the view alone, which may refuse.
+    - `refuses`: it refuses the request; `is_advice`: it tells the view alone, which may refuse; `counted_as`: the name
+      of its statistics, which several rates share.
     """
 
     name: str
     reading: str
     source: str
     rule: Rule | None
+    key: str
     charge: Charge
     state: LimitState | None
     override: RateLimitOverride | None
     is_skipped: bool
     is_advice: bool = False
+    counted_as: str = ""
 
     @property
     def refuses(self) -> bool:
@@ -341,11 +344,13 @@ def _explained_limit(
         says,
         rule.source if rule is not None else "code",
         rule,
+        "" if key is None else key.name,
         planned.charge,
         None if override is not None and override.effect == "exempt" else states.get(_counter(planned)),
         _row(override),
         is_skipped,
         is_advice,
+        planned.name,
     )
 
 

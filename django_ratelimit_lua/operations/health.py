@@ -12,6 +12,7 @@ from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..rules.problems import problems
 from ..rules.provider import current
+from ..stats.recorder import recorder
 from ..store import get_store
 
 
@@ -20,7 +21,8 @@ class Health:
     """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met.
 
     `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
-    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, and why.
+    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, and why;
+    `statistics`: why this process could not write what it has counted (None: it could, or has counted nothing).
     """
 
     ok: bool
@@ -29,6 +31,7 @@ class Health:
     revision: int
     is_paused: bool
     problems: tuple[str, ...] = ()
+    statistics: str | None = None
 
 
 def health() -> Health:
@@ -64,4 +67,5 @@ def _found(started: float, error: Exception | None = None) -> Health:
     ruleset = current()
     revision = 0 if ruleset is None else ruleset.revision.number
     message = None if error is None else str(error)
-    return Health(error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()))
+    unwritten = None if recorder.error is None else str(recorder.error)
+    return Health(error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()), unwritten)

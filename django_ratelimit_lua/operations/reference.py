@@ -23,7 +23,7 @@ from ..store import get_store
 from ..web.reference import BadReferenceError
 from ..web.reference import open_reference as unseal
 from .call_sites import look_for_call_sites
-from .explain import reset_charges
+from .explain import Explanation, reset_charges
 
 __all__ = ["BadReferenceError", "OpenedReference", "ReferredLimit", "open_reference", "reset_reference"]
 
@@ -51,6 +51,7 @@ class ReferredLimit:
 class OpenedReference:
     """What a reference says, and how it is now.
 
+    - `reference`: as it was written to the client and to the log;
     - `at`: when it was refused; `identity`: the digest of whom the limit counts, or of whom the block is about;
     - `limits`: the limit that refused. Several where two cannot be told apart; none where it has no such name here any
       more, or is made in code that this process has not imported;
@@ -61,6 +62,7 @@ class OpenedReference:
     - `error`: why nothing is known of the counts; empty: they are known.
     """
 
+    reference: str
     at: datetime.datetime
     identity: str
     limits: tuple[ReferredLimit, ...]
@@ -69,6 +71,17 @@ class OpenedReference:
     overrides: tuple[RateLimitOverride, ...]
     is_of_earlier_key: bool
     error: str
+
+    def is_of(self, found: Explanation) -> bool | None:
+        """Whether a request like the one that was explained is of whom it was refused: counted as the same, or met by
+        the same block. None: that cannot be told, as it does not meet what refused, or the secret was another."""
+        if self.is_block:
+            blocks = {override.pk for override in self.overrides}
+            met = [found.block, *(limit.override for limit in found.met)]
+            return any(override is not None and override.pk in blocks for override in met) if blocks else None
+        names = {limit.name for limit in self.limits}
+        digests = [limit.charge.digest for limit in found.met if limit.name in names]
+        return self.identity.encode() in digests if digests and not self.is_of_earlier_key else None
 
 
 def open_reference(text: str) -> OpenedReference:
@@ -94,6 +107,7 @@ def open_reference(text: str) -> OpenedReference:
         limits.append(ReferredLimit(name, source, words, rule, state, charge))
     overrides = RateLimitOverride.objects.filter(subject=sealed.identity.decode()) if sealed.is_block else ()
     return OpenedReference(
+        sealed.reference,
         datetime.datetime.fromtimestamp(sealed.moment, datetime.UTC),
         sealed.identity.decode(),
         tuple(limits),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
 from ..rules.describe import difference, reading
-from ..rules.rule import FIELDS, RuleError, compile_rule
+from ..rules.rule import FIELDS, RuleError, compile_rule, meant_by
 
 Declared = Mapping[str, Any]
 Built = tuple[RateLimitRule, list[RateLimitTier]]
@@ -116,7 +115,7 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
         problem = "names no path, route or group; write the path / for every request, or a group for a call site"
         raise RuleError(where, "path", problem)
     rule = RateLimitRule(name=compiled.name)
-    for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", *OPTIONS):
+    for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", "durable", *OPTIONS):
         if given.get(field) is not None:
             setattr(rule, field, given[field])
     rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)
@@ -169,20 +168,26 @@ class RulesError(RuleError):
         self.args = ("\n".join([*self.problems[: self.MOST], *([f"and {more} more"] if more > 0 else [])]),)
 
 
-def load(text: str) -> list[Built]:
-    """The rules of a YAML text, not saved. Raises `RulesError` that says which rules, where, and what is wrong."""
+def load(text: str, source: str = "Rules") -> list[Built]:
+    """The rules of a YAML text, not saved; `source`: what problems call it, such as its file. Raises `RulesError` that
+    says which rules, where, and what is wrong."""
     built: list[Built] = []
     problems: list[RuleError] = []
-    for line, given in _parsed(text):
-        where = f"Rules, line {line}"
+    lines: dict[str, int] = {}
+    twice: set[str] = set()
+    for line, given in _parsed(text, source):
+        where = f"{source}, line {line}"
+        name = given.get("name") if isinstance(given, Mapping) else None
         try:
             built.append(build_rule(given, where))
+            name = built[-1][0].name
         except RuleError as error:
             problems += _all_problems(given, where, error)
-    counts = Counter(rule.name for rule, _ in built)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        problems.append(RuleError("Rules", "name", f"two rules are called {', '.join(twice)}"))
+        if isinstance(name, str) and name and lines.setdefault(name, line) != line and name not in twice:
+            twice.add(name)
+            problems.append(
+                RuleError(where, "name", f"two rules are called {name}; the other is on line {lines[name]}")
+            )
     if problems:
         raise RulesError(problems)
     return built
@@ -192,41 +197,65 @@ _SOUND = {"rate": "1/m", "key": "ip", "path": "/"}
 """What a rule has to have, and is put in its place to find what else is wrong."""
 
 
+_SOUND_FOR = {"day": "1/d", "week": "1/w", "month": "30/30d"}
+"""By `align`: the rate that a rule may have then. Else what is wrong with its own would be said of `align` as well."""
+
+
+def _sound(given: Declared, field: str) -> Any:
+    align = given.get("align")
+    return _SOUND_FOR.get(align, _SOUND[field]) if field == "rate" and isinstance(align, str) else _SOUND[field]
+
+
+def _known(given: Declared) -> Declared:
+    """A rule without words that there are not; what is nearly one is read as it."""
+    known = {word: value for word, value in given.items() if word in FIELDS}
+    for word, value in given.items():
+        meant = meant_by(word) if word not in FIELDS else None
+        if meant is not None:
+            known.setdefault(meant, value)
+    return known
+
+
 def _all_problems(given: Any, where: str, first: RuleError) -> list[RuleError]:
     """What is wrong with a rule: the first problem, and those that are left when what it is about is put right."""
     problems = [first]
+    field, has_strange = first.field, False
     while isinstance(given, Mapping):
-        field = problems[-1].field
-        known = {word: value for word, value in given.items() if word in FIELDS}
-        if field in _SOUND and given.get(field) != _SOUND[field]:
-            given = {**given, field: _SOUND[field]}
+        known = _known(given)
+        if field in _SOUND and given.get(field) != _sound(given, field):
+            given = {**given, field: _sound(given, field)}
         elif field == "name" and known != given:
+            has_strange = any(word not in FIELDS and meant_by(word) is None for word in given)
             given = known
         elif field in given and field not in _SOUND and field != "name":
-            given = {word: value for word, value in given.items() if word != field}
+            gone = (field, "time_zone") if field == "align" else (field,)  # That is nothing without the other.
+            given = {word: value for word, value in given.items() if word not in gone}
         else:
             break
         try:
             build_rule(given, where)
             break
         except RuleError as error:
-            problems.append(error)
+            field = error.field
+            if not (has_strange and field in _SOUND and field not in given):  # Else that word stands in its place.
+                problems.append(error)
     return problems
 
 
-def _parsed(text: str) -> list[tuple[int, Any]]:
+def _parsed(text: str, source: str) -> list[tuple[int, Any]]:
     """What a YAML text lists, with the lines where each begins."""
     if len(text) > LONGEST_TEXT:
-        raise RuleError("Rules", "yaml", f"more than {LONGEST_TEXT} characters")
+        raise RuleError(source, "yaml", f"more than {LONGEST_TEXT} characters")
     line = 1
     try:
         loader = _Loader(text)
+        loader.name = source  # What its own errors call the text.
         node = loader.get_single_node()
         if node is None:  # A file that was cut off, more likely than the wish to delete every rule.
-            raise RuleError("Rules", "yaml", "is empty; write [] where there are to be no rules")
+            raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
         line = node.start_mark.line + 1
         if not isinstance(node, yaml.SequenceNode):
-            raise RuleError(f"Rules, line {line}", "yaml", "must be a list of rules, each a mapping with a name")
+            raise RuleError(f"{source}, line {line}", "yaml", "must be a list of rules, each a mapping with a name")
         items = []
         for item in node.value:
             line = item.start_mark.line + 1
@@ -234,16 +263,23 @@ def _parsed(text: str) -> list[tuple[int, Any]]:
         return items
     except ReaderError as error:
         line = text.count("\n", 0, int(error.position)) + 1
-        raise RuleError(f"Rules, line {line}", "yaml", f"not YAML: {error.reason}") from None
+        raise RuleError(f"{source}, line {line}", "yaml", f"not YAML: {error.reason}") from None
     except yaml.YAMLError as error:
-        raise RuleError("Rules", "yaml", f"not YAML: {error}") from None
+        raise RuleError(source, "yaml", f"not YAML: {error}") from None
     except (ValueError, ArithmeticError) as error:  # A number or date that Python does not make of its text.
-        raise RuleError(f"Rules, line {line}", "yaml", f"not YAML: {error}") from None
+        raise RuleError(f"{source}, line {line}", "yaml", f"not YAML: {error}") from None
 
 
-def plan(text: str) -> list[RuleChange]:
-    """What has to be done so that the rules are those of a text: nothing for those that are the same."""
-    return _plan(load(text))
+def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
+    """The rules of a YAML text as they are declared, without a look at the database; `source` as in `load`. Raises
+    `RulesError`."""
+    return [_declared(rule, tiers) for rule, tiers in load(text, source)]
+
+
+def plan(text: str, source: str = "Rules") -> list[RuleChange]:
+    """What has to be done so that the rules are those of a text: nothing for those that are the same. `source` as in
+    `load`. Raises `RulesError`."""
+    return _plan(load(text, source))
 
 
 def _plan(built: Sequence[Built]) -> list[RuleChange]:

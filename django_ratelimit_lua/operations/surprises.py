@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
+from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import conf
-from ..identity.forwarded import parse_network
+from ..exceptions import StoreError
+from ..identity.forwarded import covers, parse_network
 from ..identity.keys import compile_key
+from ..limits import algorithms
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule, RateLimitTier
+from ..models.override import within
 from ..rules.callsite import known_call_sites, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
 from ..rules.rule import RuleError, lumps_strangers
 from ..rules.ruleset import settings_rules
+from ..stats.reading import shadow_numbers
 from .call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
 from .rules_yaml import Built, Declared, RuleChange, build_rule
 
+WIDE = {4: 8, 6: 16}
+"""By version of IP: the size from which on a network is so large that hardly anybody means it, and larger ones."""
 NOTHING = _("A limit of 0 refuses every request that the rule applies to.")
 
 
@@ -43,6 +51,8 @@ def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> lis
         warnings.append(("limit", NOTHING))
     if any(str(rate).startswith("0/") for rate in given.get("more_rates") or ()):
         warnings.append(("more_rates", NOTHING))
+    if _is_never_paid(given):
+        warnings.append(("cost", _("The cost is more than the limit allows at once: every request is refused.")))
     warnings += covered_admin(given, paths, exempt)
     if _is_one_for_all(given):
         problem = _(
@@ -63,6 +73,28 @@ def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> lis
         hint = _("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
         warnings.append(("name", f"{problem} {hint}".strip()))
     return [*warnings, *lost_of_call_sites(given)]
+
+
+def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
+    """What has to be confirmed before a rule is enforced that was not: what it would have refused as it is now."""
+    if rule.exempt:
+        return []
+    words = judged(rule) or _("Redis is unavailable: what the rule would have refused is not known.")
+    return [("mode", f"{_('Enforced, the rule refuses whoever is over its limit.')} {words}")]
+
+
+def judged(rule: RateLimitRule) -> str:
+    """What this version of a rule has seen in shadow mode, in words; empty where Redis cannot be asked."""
+    try:
+        numbers = shadow_numbers(rule.declared())
+    except StoreError:
+        return ""
+    if not numbers.seen:
+        return gettext("This version of the rule has seen no request in shadow mode yet.")
+    return gettext(
+        "Seen: %(seen)d requests of about %(people)d clients. Would have refused: %(refused)d (%(share)s %%), of about "
+        "%(refused_people)d clients."
+    ) % {**numbers._asdict(), "share": f"{100 * numbers.refused / numbers.seen:.2g}"}
 
 
 def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
@@ -153,18 +185,46 @@ def exempt_paths(without: Collection[str] = ()) -> list[str]:
     return [*of_settings, *(path for name, lines in rows if name not in without for path in _lines(lines))]
 
 
-def override_surprises(given: dict[str, Any], peer: str | None) -> list[tuple[str, Any]]:
-    """What an override would do that its author may not expect: (field, what). `peer`: the proxy that the author's own
-    request came through, if it did."""
+def override_surprises(
+    given: Mapping[str, Any], peer: str | None = None, own: str | None = None
+) -> list[tuple[str, Any]]:
+    """What an override would do that its author may not expect: (field, what). `given`: the values of its fields, and
+    its `networks`; `peer`: the proxy that the author's own request came through, if it did; `own`: the address that the
+    request came from."""
     warnings: list[tuple[str, Any]] = []
+    is_alone = not given.get("user") and not given.get("field")
     if given.get("effect") == "limit" and given.get("limit") == 0:
         warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
-    if given.get("effect") != "exempt":
-        for network in given.get("networks", ()):
-            if is_proxy(network, peer):
-                problem = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
-                warnings.append(("network", problem % {"network": network}))
+    starts, ends = given.get("starts"), given.get("ends")
+    is_over = ends is not None and ends == within(ends) and ends <= timezone.now()  # Else it is no date at all.
+    if is_over and (starts is None or starts < ends):
+        warnings.append(("ends", _("This is over already: the override would do nothing.")))
+    for network in given.get("networks", ()):
+        problems = []
+        if is_alone and is_wide(network):
+            problems.append(_("“%(network)s” is a large part of the whole internet: everybody there would be meant."))
+        if is_alone and given.get("effect") == "exempt" and own is not None and covers(network, own):
+            problems.append(_("“%(network)s” includes your own address: nothing would limit you any more, either."))
+        if is_proxy(network, peer):
+            problem = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
+            if not is_alone:
+                problem = _("“%(network)s” is a proxy of this site: it tells nobody apart who comes through it.")
+            problems.append(problem)
+        warnings += [("network", problem % {"network": network}) for problem in problems]
     return warnings
+
+
+def is_wide(network: str) -> bool:
+    """Whether a network is so large that hardly anybody means it.
+
+    >>> is_wide("10.0.0.0/8"), is_wide("10.0.0.0/9"), is_wide("2001::/16"), is_wide("2001:db8::/32")
+    (True, False, True, False)
+    """
+    try:
+        meant = parse_network(network)
+    except ValueError:
+        return False  # What is none is refused anyway.
+    return meant.prefixlen <= WIDE[meant.version]
 
 
 def is_proxy(network: str, peer: str | None) -> bool:
@@ -186,6 +246,20 @@ def _is_one_for_all(given: dict[str, Any]) -> bool:
     return not given.get("exempt") and lumps_strangers(key, [given.get("audience", "everyone")])
 
 
+def _is_never_paid(given: dict[str, Any]) -> bool:
+    """Whether one request costs more than the rule ever grants."""
+    rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
+    if given.get("exempt") or not rates or not given.get("cost"):
+        return False
+    algorithm = algorithms.find(given.get("algorithm") or conf.ALGORITHM).name
+    capacity: int = min(rate.limit for rate in rates)
+    if algorithm == "token_bucket" and given.get("burst") is not None:
+        capacity = given["burst"]
+    elif algorithm == "leaky_bucket" and given.get("queue") is not None:
+        capacity = given["queue"] + 1
+    return 0 < capacity < int(given["cost"])
+
+
 def lost_of_call_sites(given: dict[str, Any]) -> list[tuple[str, Any]]:
     """What the call sites limit in whose place the rule stands, and the rule does not."""
     name, group = given.get("name", ""), given.get("group", "")
@@ -200,8 +274,15 @@ def lost_of_call_sites(given: dict[str, Any]) -> list[tuple[str, Any]]:
         if loss.looser is not None:
             field = "limit" if rates and loss.looser == rates[0] else "more_rates"
             problem = _("Looser than the code, which has %(rate)s per %(whom)s (%(place)s).")
+        elif loss.is_uncounted and not is_off:
+            field = "key"
+            problem = _(
+                "The code also has %(rate)s per %(whom)s (%(place)s). A rule counts by one key, and in the "
+                "place of the code this one would drop that limit. Better give it a name of its own, and fill in "
+                "“call site”: then the rule stands beside, and nothing is lost."
+            )
         else:
-            field = "key" if loss.is_uncounted and not is_off else "more_rates"
+            field = "more_rates"
             problem = _(
                 "The code also has %(rate)s per %(whom)s (%(place)s). This rule takes its place, and would drop that "
                 "limit. Add it, or fill in “call site” instead: then the rule stands beside."

@@ -1,13 +1,15 @@
 """What a process does beside its requests: tasks, each in a thread of its own while there is something to do.
 
 A task starts with the first who needs it, anew in a child process, and ends with the process. `engine/background.py`
-lists them all. This is the only place that starts threads, and that hears of the end of the process.
+lists them all. This is the only place that starts threads, and that hears of the end of the process: from Python, or
+from multiprocessing, whose children end without Python's.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -28,8 +30,18 @@ STEP_SECONDS = 20.0
 """For how long the thread of a task that is started anew waits for the one before it, which may be in a step."""
 LAST_SECONDS = 0.25
 """For how long a process that ends waits for what its tasks are doing."""
+LAST_OF_ALL = -1000
+"""After the others that multiprocessing tells of the end, and after the process's own children: these may decide."""
 
 tasks: WeakSet[Task] = WeakSet()
+_hears_of_end = False
+"""Whether this process, where it is a child of multiprocessing, hears of its end."""
+
+
+@renew_after_fork
+def _hear_anew() -> None:
+    global _hears_of_end
+    _hears_of_end = False
 
 
 def all_tasks() -> list[Task]:
@@ -87,6 +99,7 @@ class Task:
         if self._is_wanted:
             return True
         with self._lock:
+            _hear_of_end()
             if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
                 self.is_running, self._is_over, self.error = True, threading.Event(), None
                 before = self._thread or self._stopped
@@ -237,8 +250,23 @@ def _start_thread(work: Callable[..., object], name: str, *arguments: object) ->
     return thread
 
 
+def _hear_of_end() -> None:
+    """Children of multiprocessing end by `os._exit`, which Python's `atexit` does not hear of. Not before a task
+    starts: what is registered earlier, such a child forgets when it begins."""
+    global _hears_of_end
+    if _hears_of_end:
+        return
+    _hears_of_end = True
+    multiprocessing = sys.modules.get("multiprocessing")  # Else this is no child of it.
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, finish, exitpriority=LAST_OF_ALL)
+
+
 @atexit.register
-def _at_exit() -> None:
+def finish() -> None:
+    """Do what the process has to do when it ends. For those whose processes end otherwise than Python's do."""
     with suppress(Exception):
         stop(LAST_SECONDS)
     for task in all_tasks():

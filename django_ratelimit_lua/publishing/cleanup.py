@@ -1,18 +1,20 @@
 """What has ended is swept away, so that nothing grows without bound however many blocks come and go.
 
 Each publication takes from Redis whoever's overrides have all ended since the one before, and from the database what
-ended, or was noted, more than `RATELIMIT_HISTORY_DAYS` ago. So nobody has to remember to: who makes an override
-publishes it, and where nobody makes any, nothing grows.
+ended, or was noted, more than `RATELIMIT_HISTORY_DAYS` ago, and what was counted more than `RATELIMIT_STATISTICS_DAYS`
+ago. So nobody has to remember to: who makes an override publishes it, and where nobody makes any, nothing grows; hours
+of statistics are swept by who writes them, too.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.utils import timezone
 
 from ..conf import conf
-from ..models import RateLimitChange, RateLimitOverride
+from ..models import RateLimitChange, RateLimitHour, RateLimitOverride
 
 BATCH = 1000
 MOST = 100_000
@@ -28,12 +30,57 @@ def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverrid
 
 def sweep(using: str) -> None:
     """Take from the database what nobody needs any more. Nothing that is in force changes, so nothing is noted."""
+    sweep_hours(using)
     if conf.HISTORY_DAYS is None:
         return
     before = timezone.now() - timedelta(days=conf.HISTORY_DAYS)
     for _ in range(MOST // BATCH):
         if _sweep_overrides(using, before) + _sweep_changes(using, before) == 0:
             return
+
+
+def sweep_hours(using: str) -> None:
+    """Take from the database the hours of statistics that nobody needs any more."""
+    if conf.STATISTICS_DAYS is None:
+        return
+    before = timezone.now() - timedelta(days=conf.STATISTICS_DAYS)
+    for _ in range(MOST // BATCH):
+        if _sweep_hours(using, before) == 0:
+            return
+
+
+class Pruned(NamedTuple):
+    """How many rows were older: hours of statistics, overrides that had ended, and changes."""
+
+    hours: int
+    overrides: int
+    changes: int
+
+
+def older(using: str, before: datetime) -> Pruned:
+    """How much is older."""
+    return Pruned(
+        RateLimitHour._base_manager.using(using).filter(moment__lt=int(before.timestamp())).count(),
+        RateLimitOverride._base_manager.using(using).filter(ends__lt=before).count(),
+        RateLimitChange._base_manager.using(using).filter(at__lt=before).count(),
+    )
+
+
+def prune(using: str, before: datetime) -> Pruned:
+    """Take from the database all that is older, a thousand rows at a time."""
+    counts = [0, 0, 0]
+    for place, sweep_some in enumerate((_sweep_hours, _sweep_overrides, _sweep_changes)):
+        while number := sweep_some(using, before):
+            counts[place] += number
+    return Pruned(*counts)
+
+
+def _sweep_hours(using: str, before: datetime) -> int:
+    rows = RateLimitHour._base_manager.using(using).filter(moment__lt=int(before.timestamp()))
+    keys = list(rows.order_by("moment").values_list("pk", flat=True)[:BATCH])
+    if keys:
+        rows.filter(pk__in=keys)._raw_delete(using)
+    return len(keys)
 
 
 def _sweep_overrides(using: str, before: datetime) -> int:

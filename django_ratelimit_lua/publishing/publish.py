@@ -32,14 +32,14 @@ from ..limits import program
 from ..limits.call import NO_RULES, Revision
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.change import Risen
-from ..models.override import OverrideQuerySet, microseconds
+from ..models.override import OverrideQuerySet, about_several, has_exact_field, microseconds
 from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import Override, is_field, write_record
+from ..rules.overrides import TOGETHER, Override, has_field, write_record
 from ..rules.ruleset import EVERY_RULE
-from ..rules.snapshot import FORMAT
-from ..store import PATIENCE, get_store
+from ..rules.snapshot import FIRST_FORMAT, FORMAT
+from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -52,6 +52,9 @@ BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
+UNDERSTOOD = b"understood"
+"""The field that says which revision was published last by a version that knows overrides about several things
+together: one that does not leaves it as it was, or drops it."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
 BESIDE_SECONDS = 7 * 86_400
 """What is published beside another's goes away after so long without a site that looks after it."""
@@ -60,14 +63,18 @@ BESIDE_SECONDS = 7 * 86_400
 @dataclass(frozen=True, slots=True)
 class Published:
     """What is published under a key: its revision, the id of its database (empty: none is named), the ids of the keys
-    that subjects were digested with, its format, and until when what has ended was taken away (None: not known)."""
+    that subjects were digested with, its format, and until when what has ended was taken away (None: not known).
+
+    `is_understood`: whether a version has published it that knows overrides about several things together. One before
+    files each under the user's own digest, or the whole network's."""
 
     key: bytes
     revision: Revision = NO_RULES
     database: str = ""
     keys: str = ""
-    format: int = FORMAT
+    format: int = FIRST_FORMAT
     swept: datetime | None = None
+    is_understood: bool = False
 
 
 class NewerFormatError(StoreError):
@@ -76,16 +83,17 @@ class NewerFormatError(StoreError):
 
 def published_at(key: bytes) -> Published:
     """What is published under that key. Raises `StoreError`."""
-    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
-    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", key, *fields)
+    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT, UNDERSTOOD)
+    text, database, keys, form, swept, understood = get_store(background=True).execute(b"HMGET", key, *fields)
     try:
         revision = Revision.read(text or b"0")
     except ValueError:
         revision = Revision(0, text)  # Somebody wrote there by hand: it is replaced.
     return Published(
         key, revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
-        int(form) if form is not None and form.isdigit() else FORMAT,
+        int(form) if form is not None and form.isdigit() else FIRST_FORMAT,
         _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
+        text is not None and understood == text,
     )  # fmt: skip
 
 
@@ -99,7 +107,7 @@ def published_for_us(*, take_over: bool = False) -> Published:
 
     Raises `StoreError`.
     """
-    published = published_at(provider.rules_key())
+    published = published_at(rules_key())
     if take_over:
         return published
     key = provider.note_owner(published.database)
@@ -153,7 +161,11 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                     f"a newer version of django_ratelimit_lua has published them, in the format {published.format}; "
                     f"this one writes {FORMAT}. A process of the newer version will publish what was saved"
                 )
-            if _has_to_rise(row, published, rebuild):
+            is_seen = published.is_understood and row.text == published.revision.text
+            if not is_seen and _mend_misread(using):
+                RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number)
+                continue
+            if _has_to_rise(using, row, published, rebuild):
                 RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
                 continue
             if row.text == published.revision.text:
@@ -169,7 +181,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             else:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [digest for digest in changed if digest.encode() not in written]
-            written[SWEPT] = b"%d" % microseconds(moment)
+            written |= {SWEPT: b"%d" % microseconds(moment), UNDERSTOOD: row.text}
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             deny_cache.clear()
             freshness.expire()
@@ -185,10 +197,13 @@ def _sweep(using: str) -> None:
         logger.warning("What has ended is still in the database: %s", error)
 
 
-def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
+def _has_to_rise(using: str, row: Risen, published: Published, rebuild: bool) -> bool:
     """Whether the database has to get a revision that Redis has never had, so that every process sees what is new."""
     if row.text != published.revision.text:
         return row.number <= published.revision.number
+    if row.number and not published.is_understood:
+        may_differ = RateLimitOverride.objects.using(using).lasting().filter(about_several() | has_exact_field())
+        rebuild = rebuild or may_differ.exists()
     # Whoever has a key that no subject was digested with finds nobody: they are digested anew.
     return rebuild or (bool(row.number) and next(iter(secrets_by_id())) not in published.keys.split(","))
 
@@ -216,7 +231,7 @@ def _in_a_thread(using: str, **options: bool) -> int:
 def compare_and_publish(
     published: Published,
     row: Risen,
-    snapshot: bytes,
+    snapshot: Mapping[str, Any],
     staged: bytes | None,
     removed: Sequence[str],
     written: dict[bytes, bytes],
@@ -229,9 +244,9 @@ def compare_and_publish(
     lifetime = BESIDE_SECONDS if published.key == beside else 0
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
-        published.revision.text, row.text, snapshot, row.database.encode(), key_ids().encode(), b"%d" % take_over,
-        b"%d" % lifetime, b"%d" % FORMAT, get_store().channel(conf.CACHE_PREFIX),
-        b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
+        published.revision.text, row.text, _written(snapshot), row.database.encode(), key_ids().encode(),
+        b"%d" % take_over, b"%d" % lifetime, b"%d" % snapshot["format"], b"%d" % FORMAT,
+        get_store().channel(conf.CACHE_PREFIX), b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
     ]  # fmt: skip
     provider.written.add(published.key)
     reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
@@ -240,11 +255,15 @@ def compare_and_publish(
 
 def snapshot_of(using: str) -> Mapping[str, Any]:
     """What a database has, as it would be published."""
-    snapshot: dict[str, Any] = json.loads(_snapshot(using, RateLimitRevision.read(using)))
+    snapshot: dict[str, Any] = json.loads(_written(_snapshot(using, RateLimitRevision.read(using))))
     return snapshot
 
 
-def _snapshot(using: str, row: Risen) -> bytes:
+def _written(snapshot: Mapping[str, Any]) -> bytes:
+    return json.dumps(snapshot, separators=(",", ":")).encode()
+
+
+def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     overrides = RateLimitOverride.objects.using(using).lasting().order_by()
     kinds: dict[str, list[str]] = {}
     for name, kind in overrides.values_list("rule__name", "kind").distinct():
@@ -254,10 +273,11 @@ def _snapshot(using: str, row: Risen) -> bytes:
     )
     field_keys: dict[str, list[str]] = {}
     for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
-        if is_field(kind):
+        if has_field(kind):
             field_keys.setdefault(kind, []).append(key)
-    snapshot = {
-        "format": FORMAT,
+    is_plain = not any(kind.startswith(TOGETHER) for of in kinds.values() for kind in of)
+    return {
+        "format": FIRST_FORMAT if is_plain else FORMAT,
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
@@ -266,7 +286,6 @@ def _snapshot(using: str, row: Risen) -> bytes:
         "keys": list(secrets_by_id()),
         "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
     }
-    return json.dumps(snapshot, separators=(",", ":")).encode()
 
 
 def _rules(using: str) -> list[dict[str, Any]]:
@@ -294,11 +313,13 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
     """The digests of subjects whose overrides have changed since what is published, or have ended by that moment; None
     where that is not known.
 
-    It is known only if what is published is of the history that this database has had, and if whoever noted the changes
-    had the keys that subjects are digested with.
+    It is known only if what is published is of the history that this database has had, was published by a version that
+    knows every kind of subject, and if whoever noted the changes had the keys that subjects are digested with.
     """
     number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
     if not number or published.database != row.database or published.keys != key_ids() or number < row.rebuilt:
+        return None
+    if not published.is_understood:
         return None
     changes = RateLimitChange.objects.using(using)
     is_ours = tag == row.rebuilt_tag if number == row.rebuilt else changes.filter(revision=number, tag=tag).exists()
@@ -338,16 +359,35 @@ def _digest_anew(using: str) -> None:
     rows = forgotten.iterator(chunk_size=BATCH)
     while chunk := list(islice(rows, BATCH)):
         for row in chunk:
-            try:
-                row.prepare()
-            except ValueError as error:
-                logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+            _prepared(row)
         RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
 
 
+def _mend_misread(using: str) -> bool:
+    """Fill in anew whom overrides about several things are about, where a version before them has saved one as if it
+    were about the user alone, or the network; whether there were any."""
+    stored = RateLimitOverride._base_manager.using(using)
+    rows = stored.filter(about_several()).exclude(kind__startswith=TOGETHER)
+    mended = [row for row in rows if _prepared(row)]
+    if mended:
+        stored.bulk_update(mended, list(mended[0].prepared()), batch_size=BATCH)
+    return bool(mended)
+
+
+def _prepared(row: RateLimitOverride) -> bool:
+    """Whether filling in what follows changed anything of a row; False where it cannot be understood."""
+    try:
+        return row.prepare()
+    except ValueError as error:  # Somebody wrote to a row by hand.
+        logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
+        return False
+
+
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
-    """What is written about each subject, under each of its digests."""
-    ordered = overrides.order_by("user_id", "network", "field", "subject", "pk")
+    """What is written about each subject, under each of its digests. A field that counts letter by letter and the same
+    field otherwise are two kinds, but may have one digest."""
+    digest_of_values = models.Case(models.When(field="", then=models.Value("")), default=models.F("subject"))
+    ordered = overrides.alias(of_values=digest_of_values).order_by("user_id", "network", "of_values", "pk")
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
     for _, of in groupby(rows, key=lambda row: (row.user_id, row.network, row.subject if row.field else "")):
         together = list(of)
@@ -381,7 +421,7 @@ def _override(row: RateLimitOverride) -> list[Override]:
 def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
     """All overrides, in a hash that goes away by itself if nobody takes it. It names its revision first: where Redis is
     emptied while it is made, the name is gone, and nobody takes what is left."""
-    key = provider.rules_key() + b":" + uuid.uuid4().hex.encode()
+    key = rules_key() + b":" + uuid.uuid4().hex.encode()
     store = get_store(background=True)
     records = _records(overrides)
     chunk: list[tuple[bytes, bytes]] = [(provider.REVISION, row.text)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -19,8 +18,10 @@ from ..process.tasks import Errand, Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
+from ..rules.snapshot import FIRST_FORMAT
 from ..signals import rules_changed
-from ..store import get_store
+from ..store import get_store, rules_key
+from . import hours
 from .publish import (
     BESIDE_SECONDS,
     NewerFormatError,
@@ -133,6 +134,7 @@ def _look() -> None:
         # Where it is not known yet which database this is, each process has to find out.
         if provider.database is None or _is_my_turn():
             publish()
+            hours.look()
             if provider.other is not None and provider.database:
                 get_store(background=True).execute(
                     b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS
@@ -173,11 +175,11 @@ def after_migration(using: str) -> None:
                 publish(rebuild=True)
             _mended()
             return
-        published = published_at(provider.rules_key())
+        published = published_at(rules_key())
         if published.revision.number and published.database in ("", provider.database):
             # Of no database: whichever comes next may have the place.
             row = Risen(published.revision.number + 1, tag=new_tag())
-            nothing = json.dumps({"revision": row.text.decode()}).encode()
+            nothing = {"format": FIRST_FORMAT, "revision": row.text.decode()}
             compare_and_publish(
                 published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True
             )

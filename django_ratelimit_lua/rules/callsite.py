@@ -77,19 +77,24 @@ class KnownCallSites:
     def __contains__(self, name: str) -> bool:
         return name in self._by_name or len(name) > self.LONGEST or len(self._by_name) >= self.MOST
 
+    def knows(self, name: str) -> bool:
+        """Whether there is a call site of that name for certain."""
+        return name in self._by_name
+
     def names(self) -> list[str]:
         """The names, in the order of the alphabet."""
         return sorted(self._by_name)
 
     def add(self, name: str, site: CallSite | None = None) -> None:
-        """There is a call site of that name."""
+        """There is a call site of that name. What is added last comes first: the outermost decorator, whose key a rule
+        without one takes."""
         present = self._by_name.get(name)
         if present is None:
             if len(name) > self.LONGEST or len(self._by_name) >= self.MOST:
                 return
             present = self._by_name[name] = ()
         if site is not None and site not in present and len(present) < self.MOST_OF_A_NAME:
-            self._by_name[name] = (*present, site)
+            self._by_name[name] = (site, *present)
 
     def of(self, name: str) -> tuple[CallSite, ...]:
         """The call sites of a name."""

@@ -23,9 +23,20 @@ def rate_words(rate: Any) -> str:
     if isinstance(rate, list):
         return _(" and ").join(map(rate_words, rate))
     try:
-        limit, _slash, period = str(Rate.parse(rate)).partition("/")
+        parsed = Rate.parse(rate)
     except LimitError:
         return str(rate)
+    limit = str(parsed).partition("/")[0]
+    return _("%(limit)s per %(period)s") % {"limit": limit, "period": period_words(parsed)}
+
+
+def period_words(rate: Rate) -> str:
+    """The period of a rate, as it stands behind "per".
+
+    >>> period_words(Rate.parse("5/m")), period_words(Rate.parse("5/15m"))
+    ('minute', '15 minutes')
+    """
+    period = str(rate).partition("/")[2]
     unit = period.lstrip("0123456789")
     times = int(period.removesuffix(unit) or 1)
     names = {
@@ -36,7 +47,7 @@ def rate_words(rate: Any) -> str:
         "w": ngettext("week", "%(times)d weeks", times),
         "us": ngettext("microsecond", "%(times)d microseconds", times),
     }
-    return _("%(limit)s per %(period)s") % {"limit": limit, "period": names[unit] % {"times": times}}
+    return names[unit] % {"times": times}
 
 
 def whom(key: Any) -> str:
@@ -58,6 +69,37 @@ def whom(key: Any) -> str:
     if not key:
         return _("key in the code")
     return names.get(key, key if isinstance(key, str) else getattr(key, "__qualname__", str(key)))
+
+
+def field_words(field: str) -> str:
+    """A field as people say it.
+
+    >>> field_words("post:username")
+    'form field username'
+    """
+    kind, _colon, name = field.partition(":")
+    words = {
+        "header": _("header %s"),
+        "cookie": _("cookie %s"),
+        "get": _("query parameter %s"),
+        "post": _("form field %s"),
+        "json": _("JSON field %s"),
+        "data": _("form or JSON field %s"),
+    }
+    return words.get(kind, f"{kind}:%s") % name
+
+
+def together(user: Any, network: str, values: str) -> str:
+    """A user, an address or network, and values of fields, in words; as many of them as there are.
+
+    >>> together(None, "203.0.113.9", "form field username = ada"), together("ada", "203.0.113.0/24", "")
+    ('address 203.0.113.9 with form field username = ada', 'user ada from network 203.0.113.0/24')
+    """
+    words = _("user %(user)s") % {"user": user} if user is not None else ""
+    if network:
+        where = _("network %s") % network if "/" in network else _("address %s") % network
+        words = _("%(user)s from %(network)s") % {"user": words, "network": where} if words else where
+    return _("%(who)s with %(values)s") % {"who": words, "values": values} if words and values else words or values
 
 
 def reading(given: Declared) -> str:
@@ -106,8 +148,12 @@ def where(given: Declared) -> str:
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         names = [audience] if isinstance(audience, str) else audience
+        known = {"authenticated": _("logged-in users"), "anonymous": _("visitors who are not logged in")}
         # A group may be called like an audience, and is not the same.
-        words = [_("group %(name)s") % {"name": name[6:]} if name.startswith("group:") else name for name in names]
+        words = [
+            _("group %(name)s") % {"name": name[6:]} if name.startswith("group:") else known.get(name, name)
+            for name in names
+        ]
         parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
     return " ".join(parts)
 

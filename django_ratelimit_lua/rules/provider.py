@@ -22,13 +22,13 @@ from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand
-from ..store import PATIENCE, Patience, get_store
+from ..store import PATIENCE, Patience, get_store, rules_key
 from .freshness import freshness
 from .overrides import override_cache
 from .problems import problems
 from .rule import Rule
 from .ruleset import Ruleset, settings_rules
-from .snapshot import UnreadableError, parse_snapshot
+from .snapshot import UnreadableError, is_misread, parse_snapshot
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ fails. Who has to begin with that gives what is to be called with it, however la
 `publishing` puts itself here."""
 
 on_new_rules: list[Callable[[], None]] = []
-"""What is called whenever this process has new rules."""
+"""What is called whenever this process has new rules, or may have to get some: what was remembered by others goes."""
 
 compare: Callable[[], None] | None = None
 """Looks in the background whether what is published is what the database has; `publishing` puts itself here."""
@@ -96,11 +96,6 @@ _compare_at = float("-inf")
 def _renew() -> None:
     global _lock
     _lock = Lock()
-
-
-def rules_key() -> bytes:
-    """The key of the hash in Redis: the revision, the snapshot, and what overrides say of each subject."""
-    return conf.CACHE_PREFIX + b"{rules}"
 
 
 def beside_key(of: str) -> bytes:
@@ -302,7 +297,7 @@ def _published_or_best(
     `StoreError`."""
     key, snapshot, unread = _fetch(patience)
     is_garbage = unread is not None and not unread.is_newer
-    if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot["revision"], ruleset))):
+    if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset))):
         is_right = _within_half(patience, most, republish, is_garbage)
         key, snapshot, unread = _fetch(patience)
         is_missing = unread is None and not snapshot["revision"].number
@@ -347,9 +342,7 @@ def compare_with_published(*, loads: bool) -> bool:
         if text == ruleset.published.text:
             freshness.confirm(ruleset.fence, ruleset.published, asked_at)
             return True
-        freshness.expire()
-        for hear in on_new_rules:
-            hear()
+        doubt()
         if not may_load:
             break
         try:
@@ -358,6 +351,13 @@ def compare_with_published(*, loads: bool) -> bool:
             revision = Revision(-1, text)
         load(StaleRules(revision), Patience(ASK_SECONDS))
     return False
+
+
+def doubt() -> None:
+    """There may be other rules than those of this process: whoever comes next has to ask."""
+    freshness.expire()
+    for hear in on_new_rules:
+        hear()
 
 
 def _owner(patience: Patience) -> str:
@@ -387,13 +387,15 @@ def take_back(prefix: bytes) -> None:
         logger.warning("What a test has published is still in Redis: %s", error)
 
 
-def _may_be_wrong(revision: Revision, ruleset: Ruleset | None) -> bool:
-    """Whether what is published as of that revision may not be what the database has, so that this has to be asked.
+def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
+    """Whether what is published may not be what the database has, so that this has to be asked.
 
     It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
-    histories of one database have come to the same number; or another site's rules are in the place of ours.
+    histories of one database have come to the same number; or another site's rules are in the place of ours; or an
+    older version has published overrides that it takes for others.
     """
-    if database is None or other is not None or not revision.number:
+    revision: Revision = snapshot["revision"]
+    if database is None or other is not None or not revision.number or is_misread(snapshot):
         return True
     return ruleset is not None and revision.number <= ruleset.revision.number and revision != ruleset.revision
 

@@ -23,7 +23,7 @@ from .template import LimitTemplate, compile_rate
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
-    "exempt", "message", *OPTIONS,
+    "exempt", "message", "durable", *OPTIONS,
 )  # fmt: skip
 _KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
@@ -351,6 +351,15 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
+def meant_by(word: object) -> str | None:
+    """The word of a rule that one that there is not nearly is; None: it is like none.
+
+    >>> meant_by("paths"), meant_by("url")
+    ('path', None)
+    """
+    return next(iter(get_close_matches(str(word), FIELDS, n=1, cutoff=0.7)), None)
+
+
 def compile_rule(
     given: Mapping[str, Any], *, plain: bool = False, strict: bool = True, where: str = "RATELIMIT_RULES"
 ) -> Rule:
@@ -375,7 +384,7 @@ def compile_rule(
     reader = _Reader(given, f"{where}: rule {name!r}", plain, strict)
     unknown = sorted(given.keys() - _KNOWN, key=str)
     if unknown:
-        meant = [match for word in unknown for match in get_close_matches(str(word), FIELDS, n=1)]
+        meant = [match for word in unknown if (match := meant_by(word)) is not None]
         hint = f"; did you mean {', '.join(meant)}?" if meant else ""
         reader.fail("name", f"unknown {', '.join(map(str, unknown))}; known are {', '.join(FIELDS)}{hint}")
     for word, value in given.items():
@@ -393,6 +402,8 @@ def compile_rule(
         reader.refuse("order", "; write a whole number")
     if exempt is not None and not isinstance(exempt, bool):
         reader.refuse("exempt", "; write true or false")
+    if given.get("durable") is not None and not isinstance(given["durable"], bool):
+        reader.refuse("durable", "; write true or false")
     paths = reader.paths()
     template, methods = None, None
     audience: tuple[str, ...] = (EVERYONE,)

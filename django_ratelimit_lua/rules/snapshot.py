@@ -23,10 +23,15 @@ from typing import Any, NamedTuple
 from ..limits.call import NO_RULES, Revision
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
+from .overrides import TOGETHER
 from .rule import FIELDS, Rule, RuleError, compile_rule
 
-FORMAT = 1
-"""The shape of what is published. Raised only where versions that know the one before could not read it."""
+FORMAT = 2
+"""The newest shape of what is published that this version reads. Raised only where versions that know the one before
+could not read it."""
+FIRST_FORMAT = 1
+"""What is published wherever that says it all: without overrides about several things together. A version that does not
+know these would publish each as one about the user alone, or about the whole network."""
 CHOICES = ("mode", "audience", *(option for option, row in OPTIONS.items() if row.names))
 """Words whose values a newer version may have more of."""
 WHERE = "Rules of the admin"
@@ -129,6 +134,13 @@ def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple
     return parts, problems
 
 
+def is_misread(snapshot: Mapping[str, Any]) -> bool:
+    """Whether a version has published overrides about several things together that does not know them."""
+    kinds = snapshot.get("kinds")
+    lists = kinds.values() if isinstance(kinds, dict) and snapshot.get("format", FIRST_FORMAT) == FIRST_FORMAT else ()
+    return any(str(kind).startswith(TOGETHER) for of in lists if isinstance(of, list) for kind in of)
+
+
 def parse_snapshot(text: bytes) -> Mapping[str, Any]:
     """The snapshot that is written so, with its `Revision`. Raises `UnreadableError`."""
     try:
@@ -137,7 +149,7 @@ def parse_snapshot(text: bytes) -> Mapping[str, Any]:
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
     if not isinstance(snapshot, dict):
         raise UnreadableError(f"not a snapshot of rules: {str(snapshot)[:100]}")
-    form = snapshot.get("format", FORMAT)
+    form = snapshot.get("format", FIRST_FORMAT)
     if isinstance(form, bool) or not isinstance(form, int) or form < 1:
         raise UnreadableError(f"a snapshot of the format {str(form)[:100]}")
     if form > FORMAT:

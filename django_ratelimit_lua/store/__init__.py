@@ -9,20 +9,26 @@ from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
 from .exchange import RESET, RULES
 from .factory import ClusterConnectionFactory
+from .failures import KINDS as FAILURES
+from .failures import failures
 from .patience import Patience
 from .server import Store
 from .sharded import ShardedStore
 from .subscription import Subscription
 
 __all__ = [
+    "FAILURES",
     "RESET",
     "RULES",
     "ClusterConnectionFactory",
     "Patience",
     "Store",
     "Subscription",
+    "failures",
     "get_store",
     "last_patience",
+    "rules_key",
+    "store_at",
     "why_unusable",
 ]
 
@@ -50,6 +56,16 @@ def get_store(background: bool = False) -> Store:
         new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
         store = _stores.setdefault(store_key, new_store)  # Another thread may have been faster: there is one for all.
     return store
+
+
+def store_at(url: str) -> Store:
+    """A store of its own for the server at a URL, for what no request waits for; to be closed. Raises `ValueError`."""
+    return Store(ConnectionParams.of_url(url), PATIENCE, background=True)
+
+
+def rules_key() -> bytes:
+    """The key of the hash of the rules in Redis: the revision, the snapshot, and what overrides say of each subject."""
+    return conf.CACHE_PREFIX + b"{rules}"
 
 
 def last_patience() -> Patience:

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..process.forks import renew_after_fork
 from .connection_params import ConnectionParams
-from .exchange import Address, Exchange, Question, Replies, ended_by, greet, string_at, to_find_master
+from .exchange import Address, Exchange, Pipeline, Question, Replies, ended_by, greet, string_at, to_find_master
 from .patience import Patience, Pulse
 from .redis_py import open_socket
 
@@ -43,13 +43,13 @@ class Link:
         self._sent = 0
         self._has_news: Callable[[], object] = lambda: True
 
-    def ask(self, question: Question, patience: Patience) -> Any:
+    def ask(self, question: Question | Pipeline, patience: Patience) -> Any:
         """The answer to a question. Raises `Unreachable` where nothing was sent; else what the question or redis-py
         raises. Closes the connection unless it was answered fully and exactly."""
         # Whatever can be read where nothing was asked is the server hanging up, or not meant for us.
         if self._sock is None or self._has_news():
             self._connect(patience)
-        if question.ahead:
+        if isinstance(question, Pipeline) or question.ahead:
             return self._perform(question.exchange(set()), patience)
         try:
             # Nearly every question is sent at once, and answered by one string that comes at once.
@@ -91,8 +91,9 @@ class Link:
             while True:
                 while sent < len(to_send):
                     sent += self._within(self._sock.send, memoryview(to_send)[sent:], patience) or 0
-                self._receive(owed, patience, data)
-                self._pulse.heard_at = time.monotonic()
+                if owed.is_owed:
+                    self._receive(owed, patience, data)
+                    self._pulse.heard_at = time.monotonic()
                 sent, data = 0, None
                 to_send, owed = exchange.send(owed.found)
         except StopIteration as finished:
@@ -265,7 +266,9 @@ class Connections:
                 self._idle.append(link)
                 self._hand_over()
 
-    def exchange(self, question: Question, patience: Patience, check: Callable[[], None] = lambda: None) -> Any:
+    def exchange(
+        self, question: Question | Pipeline, patience: Patience, check: Callable[[], None] = lambda: None
+    ) -> Any:
         """The answer to a question.
 
         Raises what redis-py raises (`Unreachable` where nothing was sent), or what `check` does, which is asked after

@@ -72,6 +72,11 @@ class ConnectionParams:
         )
 
     @classmethod
+    def of_url(cls, url: str) -> ConnectionParams:
+        """Those of the server at a URL. Raises `ValueError`."""
+        return cls._of_pool(url, redis_py.pool_of_url(url))
+
+    @classmethod
     def _of_pool(cls, name: str, pool: Any) -> ConnectionParams:
         given = pool.connection_kwargs
         options, login = ({key: given[key] for key in given.keys() & names} for names in (REACH, LOGIN))

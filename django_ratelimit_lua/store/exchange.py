@@ -7,8 +7,9 @@ somebody else's question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -30,11 +31,15 @@ DEEPEST = 8
 """Arrays in arrays: no reply that we ask for has more (`CLUSTER SLOTS` has four)."""
 
 
+SENT_AT_ONCE = 32
+"""Questions of a pipeline."""
 TOKEN_SIZE = 8
 DIGEST_SIZE = 32
 FORMS, MOST_LIMITS, MOST_UNITS = 256, 8, 10
 """Commands that are kept but for whom they are about: those used last, of so many limits and units at most."""
 
+_MOMENT = 8_888_888_888_888_888
+"""Stands for the time of a call: of as many digits as times are written with."""
 _PART = b"$%d\r\n%b\r\n".__mod__
 
 
@@ -149,6 +154,11 @@ class Replies:
             self._add(reply)
         del buffer[:at]
         return start + at if len(self.found) == self._owed else None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether any is."""
+        return self._owed > 0
 
     @property
     def is_between(self) -> bool:
@@ -266,12 +276,18 @@ def to_decide(call: Call) -> Question:
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     limits: tuple[tuple[Limit, int], ...] = ()
     varying: tuple[bytes, ...] = ()
-    is_usual = call.now is None and call.hit_at is None and not call.subjects and len(call.charges) <= MOST_LIMITS
+    is_usual = call.hit_at is None and not call.subjects and len(call.charges) <= MOST_LIMITS
     for limit, digest, cost in call.charges:
         limits += ((limit, cost),)
         varying += (digest,)
         is_usual = is_usual and cost <= MOST_UNITS
-    program, form = _form(call[1:], limits) if is_usual else (program_for(call), b"")
+    if is_usual and call.now is None:
+        program, form = _form(call[1:], limits)
+    elif is_usual and 0 <= (call.now or 0) <= _MOMENT:
+        program, form = _form((*call[1:3], _MOMENT, *call[4:]), limits)
+        varying += (b"%016d" % (call.now or 0),)
+    else:
+        program, form = program_for(call), b""
     sent = form % (*varying, token) if form else _evalsha(program, call, token)
     return Question(sent, partial(call.read, token=token), program)
 
@@ -294,9 +310,45 @@ def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int], ...]) -> tuple
     if varies or len({limit.key_part for limit, _ in limits}) < len(limits):
         return program, b""
     form = _evalsha(program, call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
-    for place in places:
+    for place in (*places, b"%d" % _MOMENT):
         form = form.replace(place, b"%b", 1)
     return program, form + b"%b\r\n"
+
+
+class Pipeline(NamedTuple):
+    """Questions that are answered one after the other, on one trip; the answer is the list of their answers.
+
+    They are written and sent in parts, so that the server answers the first while the last are still written. Each
+    program is loaded ahead of its first call, every time: what a program that is unknown leaves undecided in the middle
+    could only be decided after those that should follow it. A straight program that answers AGAIN, which it does for a
+    state that was not written so, or for a clock that was set back, is an error here.
+    """
+
+    questions: Iterable[Question]
+
+    def exchange(self, loading: set[bytes]) -> Exchange:
+        """See `Question.exchange`."""
+        read: list[Callable[[Any], Any]] = []
+        loads: dict[int, Program] = {}
+        questions, most = iter(self.questions), 0
+        while part := list(islice(questions, SENT_AT_ONCE)):
+            commands = []
+            for question in part:
+                program = question.program
+                if program is not None and program not in loads.values():
+                    loads[len(read)] = program
+                    commands.append(command(b"SCRIPT", b"LOAD", program.source))
+                    read.append(_checked)
+                commands.append(question.command)
+                read.append(question.read)
+                most += question.most
+            yield b"".join(commands), Replies(0)
+        replies = yield b"", Replies(len(read), most + LARGEST_USUAL)
+        answers = [make(_checked(reply)) for make, reply in zip(read, replies, strict=True)]
+        for place, program in reversed(loads.items()):
+            if answers.pop(place) != program.sha:
+                raise InvalidResponse("another script than ours was loaded")
+        return answers
 
 
 def to_delete(call: Call, channel: bytes) -> Question:
@@ -369,7 +421,7 @@ _FORMS: dict[bytes, Callable[[Any, int], bool]] = {
     b"HGET": _is_text,
     b"HGETALL": _is_pairs,
     b"HMGET": _is_text_of_each,
-    **dict.fromkeys((b"EXPIRE", b"HDEL", b"HINCRBY", b"HSET"), _is_number),
+    **dict.fromkeys((b"EXPIRE", b"HDEL", b"HINCRBY", b"HSET", b"PFCOUNT"), _is_number),
 }
 """What the replies to a command of so many parts may be; a script's may be anything."""
 

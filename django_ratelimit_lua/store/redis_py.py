@@ -108,6 +108,11 @@ def pools_of(client: DefaultClient) -> list[Any]:
     return [client.get_client(write=True).connection_pool]
 
 
+def pool_of_url(url: str) -> Any:
+    """A pool that tells where to connect to. Raises `ValueError` for what is no URL of a server."""
+    return synchronous.ConnectionPool.from_url(url)
+
+
 def class_of(pool: Any) -> ConnectionClass:
     """The class of a pool's connections; of those that ask sentinels themselves, of the ordinary ones they are."""
     kind: ConnectionClass = pool.connection_class

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..exceptions import StoreError
@@ -20,17 +19,15 @@ from .asynchronous import AsyncConnections
 from .blocking import Connections
 from .breaker import Breaker
 from .connection_params import ConnectionParams
-from .exchange import Address, Question, to_decide, to_delete, to_execute, to_ping
+from .exchange import Address, Pipeline, Question, to_decide, to_delete, to_execute, to_ping
+from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
 
 logger = logging.getLogger("django_ratelimit_lua")
 
+DELETED_AT_ONCE = 500
 STEADY_SECONDS = 1.0
 """For which nothing may have failed before Redis is said to answer again, unless it was not asked in between."""
-
-
-class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
-    """Nobody is asked at the moment."""
 
 
 class Node:
@@ -56,7 +53,7 @@ class Node:
         """When it has answered anybody last, by the monotonic clock."""
         return self._pulse.heard_at
 
-    def exchange(self, question: Question, patience: Patience) -> Any:
+    def exchange(self, question: Question | Pipeline, patience: Patience) -> Any:
         """See `Connections.exchange`."""
         breaker = self._breaker
         if breaker is not None and breaker.is_open:
@@ -152,6 +149,17 @@ class Store:
         decision: Decision = self._exchange(to_decide(call), patience)
         return decision
 
+    def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
+        """Decide calls of a time of their own one after the other, sent together. Raises `StoreError`, and nobody
+        knows then how many of them were counted."""
+        decisions: list[Decision] = self._exchange(Pipeline(map(to_decide, calls))) if calls else []
+        return decisions
+
+    def delete_keys(self, keys: Sequence[bytes]) -> None:
+        """Delete keys. Raises `StoreError`."""
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            self.execute(b"DEL", *keys[first : first + DELETED_AT_ONCE])
+
     def adecide(self, call: Call, patience: Patience | None = None) -> Coroutine[Any, Any, Decision]:
         """`decide`, without blocking the event loop."""
         return self._aexchange(to_decide(call), patience)
@@ -173,12 +181,17 @@ class Store:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
         return self._exchange(to_execute(*parts), patience)
 
+    def execute_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+        """The replies to several other commands, which are sent together. Raises `StoreError` where one is an error."""
+        replies: list[Any] = self._exchange(Pipeline([to_execute(*parts) for parts in commands])) if commands else []
+        return replies
+
     def close(self) -> None:
         """Close the idle connections of threads; those of an event loop are closed with it."""
         for node in list(self._nodes.values()):
             node.close()
 
-    def _exchange(self, question: Question, patience: Patience | None = None) -> Any:
+    def _exchange(self, question: Question | Pipeline, patience: Patience | None = None) -> Any:
         node = self._nodes.get(None) or self._node_at(None)
         if patience is None or patience.left <= 0.0:
             patience = self._patience(patience)
@@ -214,6 +227,8 @@ class Store:
         """Raises `StoreError` where it is too late to ask; that is nobody's failure."""
         patience = patience or Patience(self._timeout)
         if patience.left <= 0.0:
+            if not self._is_background:
+                failures.add("timeout")
             raise StoreError("no time is left to ask Redis")
         return patience
 
@@ -233,6 +248,7 @@ class Store:
         failure.was_answered = isinstance(error, ResponseError)
         if self._is_background:
             return failure
+        failures.add(kind_of(error))
         with self._lock:
             was_down, self._is_down = self._is_down, True
             self._failing.add(node)

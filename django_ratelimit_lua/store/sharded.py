@@ -69,6 +69,16 @@ class ShardedStore(Store):
         key = parts[3] if parts[0] == b"EVAL" else parts[1]
         return self._drive(self._ask(slot_of(key), to_execute(*parts), self._patience(patience)))
 
+    def execute_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+        return [self.execute(*parts) for parts in commands]  # Each of the node that has its key.
+
+    def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
+        return [self.decide(call) for call in calls]  # Any of them may be another node's.
+
+    def delete_keys(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.execute(b"DEL", key)
+
     def _decide(self, call: Call, patience: Patience) -> Deciding:
         if not call.charges:
             return (yield from self._decide_at(slot_of(call.fence), call, patience))
@@ -76,7 +86,7 @@ class ShardedStore(Store):
         revision = call.revision_number
         call = Call(
             call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
-            longest_hold_us=call.longest_hold_us,
+            longest_hold_us=call.longest_hold_us, slack_us=call.slack_us,
         )  # fmt: skip
         parts = _parts_of(call)
         if len(parts) == 1:

@@ -18,6 +18,7 @@ from .connection_params import ConnectionParams
 from .exchange import LARGEST_USUAL, PING, Replies, command, to_execute
 from .patience import Patience, Pulse
 
+PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 PING_SECONDS, SILENT_SECONDS = 0.5, 4.0
 """How often the server is asked whether it is there still; and how long after that it is not, without an answer."""
 MANY = 2**62
@@ -44,6 +45,7 @@ class Subscription:
         self._heard: list[bytes] = []
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
+        self._twin: socket.socket | None = None
         try:
             # To nobody. It fails for a user who may not publish: of others of that user, nothing would be heard.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
@@ -54,8 +56,22 @@ class Subscription:
                 began, most = time.monotonic(), patience.left
                 self._read(most)
                 patience.spend(began, most)
+            sock = self._link.sock
+            self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
+            self._twin.settimeout(0.0)
         except (RedisError, OSError) as error:
             raise self._ended(error) from error
+
+    def has_news(self) -> bool:
+        """Whether there is something to be received, or the connection has ended; waits for nothing, and takes nothing.
+        For the other threads: who receives may have to wait until it is its turn."""
+        try:
+            # Of what is encrypted nobody can tell whether it is only the answer to our own question.
+            return self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def receive(self, seconds: float) -> list[bytes]:
         """What was published: waits for it, at most for so many seconds. Raises `StoreError` when the connection has
@@ -78,6 +94,11 @@ class Subscription:
     def close(self) -> None:
         """Close the connection."""
         self._link.close()
+        if self._twin is not None:
+            self._twin.close()
+
+    def __del__(self) -> None:
+        self.close()  # Of one that was let go of, as after a fork.
 
     def hang_up(self) -> None:
         """End it from another thread: whoever receives is told at once."""

@@ -20,7 +20,7 @@ from rest_framework.throttling import BaseThrottle
 from ..conf import conf
 from ..engine.decide import PlannedCharge
 from ..exceptions import Ratelimited
-from ..identity import digest
+from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
 from ..identity.request_state import plain, request_state
@@ -35,6 +35,7 @@ from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
+from ..stats.names import own
 from ..web.headers import add_headers
 from ..web.plan import Place
 from ..web.refusal import Refusal, refusal_of
@@ -182,16 +183,26 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         charge = self.prepare(request, view)
         if charge is None and self.name in ruleset.site_names and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # No rate of its own; a rule may have one.
-        own = [] if charge is None else [PlannedCharge(charge, self.name, owner=self)]
+        charges = [] if charge is None else [PlannedCharge(charge, self.name, owner=self, identity=self._whom(request))]
         if self.key is None or self.name not in ruleset.site_names:
-            return Place((), self.name, own, self)
+            return Place((), self.name, charges, self)
         identity = str(self.key)
         key = Key(self.name, lambda group, request, user: identity)
         cost = (lambda *_: self.get_cost(request, view)) if charge is None else charge.cost
         call_site = Rule(template=LimitTemplate(key, (), cost))
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
         rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]
-        return Place(rules, self.name, own if replacement is None else (), self)
+        return Place(rules, self.name, charges if replacement is None else (), self)
+
+    def _whom(self, request: Any) -> Identity:
+        """Who that key is, where it is one of DRF's own."""
+        user = getattr(request, "user", None)
+        known = [("user", str(user.pk))] if user is not None and user.is_authenticated else []
+        with suppress(KeyError, TypeError, ValueError):  # A format of the project's own.
+            for kind, ident in (*known, ("ip", self.get_ident(request))):
+                if self.key == self.cache_format % {"scope": self.scope, "ident": ident}:
+                    return (kind, ident)
+        return own(self.key)
 
     def limits_on(self, view: Any) -> list[Limit]:
         """Its own limits of requests to a view, of all methods."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -12,12 +13,21 @@ from django.http.multipartparser import MultiPartParserError
 
 from ..engine.decide import PlannedCharge, now_us
 from ..exceptions import Ratelimited
-from ..identity import digest
+from ..identity import Identity, digest
 from ..identity.address import client_address
-from ..identity.keys import EXACT, read_fields
-from ..identity.routes import resolved
+from ..identity.keys import read_fields
 from ..limits.decision import LimitState
-from ..rules.overrides import USER, KnownOverrides, SubjectRef, network_digest
+from ..rules.overrides import (
+    TOGETHER,
+    USER,
+    KnownOverrides,
+    SubjectRef,
+    combined_identity,
+    is_field,
+    kind_parts,
+    network_digest,
+    network_identity,
+)
 from ..rules.ruleset import EVERY_RULE, Ruleset
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -32,7 +42,7 @@ def override_kinds(ruleset: Ruleset, charges: Sequence[PlannedCharge], has_block
     """The kinds of subjects that overrides are about which may say something of these charges; `has_blocks`: or block
     the request whatever is charged."""
     kinds = dict.fromkeys(ruleset.blocks if has_blocks else ())
-    if charges:
+    if charges or kinds:  # What goes before a block lifts it, also where nothing is charged.
         kinds |= dict.fromkeys(ruleset.kinds.get(EVERY_RULE, ()))
     for planned in charges:
         kinds |= dict.fromkeys(ruleset.kinds.get(planned.name, ()))
@@ -63,19 +73,47 @@ def _digests(
     request: HttpRequest, kind: str, secrets: Sequence[str | bytes], get_user: Callable[[], Any]
 ) -> list[bytes]:
     """What a request is about, of one kind, by each secret that is known; empty where it is about none."""
-    if kind == USER:
-        user = get_user()
-        if user is None or not user.is_authenticated:
-            return []
-        return [digest((USER, str(user.pk)), secret) for secret in secrets]
+    if kind.startswith(TOGETHER):
+        return _combined_digests(request, kind, secrets, get_user)
     if kind.startswith("ip"):
         address = client_address(request).address
         networks = [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
         return [network for network in networks if network is not None]
-    if kind.removeprefix(EXACT).startswith("kwarg:"):
-        resolved(request)
-    identities = read_fields(kind, request)
+    identities = _identities(request, kind, get_user)
     return [digest(identity, secret) for identity in identities for secret in secrets]
+
+
+def _combined_digests(
+    request: HttpRequest, kind: str, secrets: Sequence[str | bytes], get_user: Callable[[], Any]
+) -> list[bytes]:
+    """The same for several parts together, all of which have to be there."""
+    parts = kind_parts(kind)
+    found: dict[str, Sequence[Identity]] = {}
+    # Fields first, which may be missing; and the user last, for whom a session may have to be loaded.
+    for part in reversed(parts):
+        identities = _identities(request, part, get_user)
+        if not identities:
+            return []
+        found[part] = identities
+    digests = []
+    for secret in secrets:
+        readings = [
+            [digest(identity, secret) for identity in found[part]] if is_field(part) else found[part] for part in parts
+        ]
+        digests += [digest(combined_identity(one), secret) for one in itertools.product(*readings)]
+    return digests
+
+
+def _identities(request: HttpRequest, kind: str, get_user: Callable[[], Any]) -> Sequence[Identity]:
+    """Who a request is, of a kind that has no parts."""
+    if kind == USER:
+        user = get_user()
+        return [(USER, str(user.pk))] if user is not None and user.is_authenticated else []
+    if not is_field(kind):
+        address = client_address(request).address
+        network = None if address is None else network_identity(address, kind)
+        return [] if network is None else [network]
+    return read_fields(kind, request)
 
 
 class UnknownKinds:
@@ -99,17 +137,27 @@ class UnknownKinds:
 unknown_kinds = UnknownKinds()
 
 
+class Applied(NamedTuple):
+    """What overrides make of charges: those that are left, with other limits, or blocked; those that are `exempt`; and
+    the `block` that refuses the request although there is no enforced charge, with the digest of whom it is about."""
+
+    charges: Sequence[PlannedCharge]
+    exempt: Sequence[PlannedCharge] = ()
+    block: LimitState | None = None
+    subject: bytes = b""
+
+
 def apply_overrides(
     charges: Sequence[PlannedCharge], overrides: KnownOverrides, ruleset: Ruleset, has_blocks: bool
-) -> tuple[Sequence[PlannedCharge], LimitState | None, bytes]:
-    """The charges without those that are exempt, with other limits, or blocked; and the block that refuses the request
-    although there is no enforced charge, with the digest of whom it is about.
+) -> Applied:
+    """What overrides make of these charges.
 
-    That is there only with `has_blocks`. Where there is an enforced charge, its override is the one that counts for it:
-    the block, or what goes before the block.
+    A block that needs none is there only with `has_blocks`. Where there is an enforced charge, its override is the one
+    that counts for it: the block, or what goes before the block.
     """
     now = now_us()
     applied: list[PlannedCharge] = []
+    exempt: list[PlannedCharge] = []
     is_enforced = False
     for planned in charges:
         charge = planned.charge
@@ -126,9 +174,11 @@ def apply_overrides(
         elif override.effect == "limit":
             changed = override.limit(limit)
             applied.append(planned._replace(charge=charge._replace(limit=changed)))
+        else:
+            exempt.append(planned)
     if has_blocks and not is_enforced:
         override = overrides.strongest_for(None, now)
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
-            return (), state, overrides.subject_of(override)
-    return applied, None, b""
+            return Applied((), block=state, subject=overrides.subject_of(override))
+    return Applied(applied, exempt)

@@ -22,17 +22,17 @@ from ..identity.keys import user_missing
 from ..identity.request_state import request_state
 from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 from ..limits.rate import SECOND, Rate
-from ..rules.overrides import USER, SubjectRef, override_cache
+from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
 from ..rules.problems import problems
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
-from ..stats.refusals import FAILED, refusal_counter
-from ..stats.shadow import shadow_counter
-from .overrides import REFUSED, apply_overrides, override_kinds, override_subjects
+from ..stats.names import own
+from ..stats.recorder import recorder
+from .overrides import REFUSED, Applied, apply_overrides, override_kinds, override_subjects
 
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]
 OnError = Callable[[str, Exception], None]
@@ -67,6 +67,8 @@ class Place:
         """Charge what a rule says, by the numbers of a tier or its own: all of it, or nothing where any of it is wrong,
         which is raised."""
         subject = digest(identity)
+        if numbers.key is None or numbers.key.functions:
+            identity = own(identity)
         charges: list[PlannedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
@@ -77,7 +79,7 @@ class Place:
             taken.add((subject, limit.key_part))
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
-            charges.append(PlannedCharge(Charge(limit, subject, cost), name, rule, self.owner))
+            charges.append(PlannedCharge(Charge(limit, subject, cost), name, rule, self.owner, identity=identity))
         self._taken = taken
         self.charges += charges
 
@@ -117,6 +119,7 @@ class RequestPlanner:
         self._choose = choose
         self._group = group
         self._operation: Operation = operation
+        self.is_hit = operation == "hit"
         self._now = now
         self._has_blocks = has_blocks
         self._on_error = on_error
@@ -151,7 +154,8 @@ class RequestPlanner:
                     self._fail(rule, place, error)
             self.charges += place.charges
         if ruleset.kinds:
-            needs_user = USER in self._kinds(ruleset) and hasattr(self.request, "user")
+            is_about_user = any(USER in kind_parts(kind) for kind in self._kinds(ruleset))
+            needs_user = is_about_user and hasattr(self.request, "user")
             self._find_subjects(ruleset, await _auser_or_error(self.request) if needs_user else _nobody)
 
     def _gather(self, rule: Rule, place: Place) -> None:
@@ -245,7 +249,7 @@ class RequestPlanner:
             self._on_error(name, error)
         elif rule.name:
             problems.failed(name, error)
-            refusal_counter.add(name, FAILED)
+            recorder.add_failed(name)
         else:
             raise error
         place.waiting += reversed(rule.replaces)
@@ -260,18 +264,16 @@ class RequestPlanner:
         """See `Planner`."""
         if len(self.charges) > 1:
             self.charges = _tell_apart(self.charges)
-        charges: Sequence[PlannedCharge] = self.charges
-        block: LimitState | None = None
-        blocked_subject = b""
+        applied = Applied(self.charges)
         subjects: Sequence[Subject] = ()
         if self.subjects:
             overrides = override_cache.get_many(self.subjects)
             subjects = overrides.call_subjects()
             if overrides:
-                charges, block, blocked_subject = apply_overrides(charges, overrides, ruleset, self.has_blocks)
-        is_refused = block is not None
+                applied = apply_overrides(self.charges, overrides, ruleset, self.has_blocks)
+        is_refused = applied.block is not None
         counted: list[Charge] = []
-        for planned in charges:
+        for planned in applied.charges:
             if planned.blocked is None:
                 counted.append(planned.charge)
             elif planned.blocked.enforced:
@@ -280,43 +282,33 @@ class RequestPlanner:
             counted, "peek" if is_refused and self._operation == "hit" else self._operation,
             longest_hold_us=round(conf.MAX_WAIT * SECOND), now=self._now, ruleset=ruleset, subjects=subjects,
         )  # fmt: skip
-        return Plan(call, charges, block, blocked_subject)
+        return Plan(call, applied.charges, applied.block, applied.subject, applied.exempt)
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note which rules were counted and who was refused; tell the receivers of `limit_exceeded`."""
+        """Note which rules were counted; tell the receivers of `limit_exceeded` who was refused."""
         waits: list[Wait] = []
-        if self._operation != "hit":
+        if not self.is_hit:
             return waits
-        shadows: dict[str, tuple[Rule, bytes, bool]] = {}
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
             rule_name = planned.rule.name if planned.rule is not None else ""
             if rule_name:
                 self._state.counted.add(rule_name)
-                if state.mode == "shadow" and planned.rule is not None:  # Once for a request, whatever rates it has.
-                    _rule, _subject, is_refused = shadows.get(rule_name, (None, b"", False))
-                    shadows[rule_name] = planned.rule, planned.charge.digest, is_refused or not state.allowed
-            if state.allowed or outcome.decision.source == "fallback":
+            if state.allowed or outcome.decision.source == "fallback" or not limit_exceeded.receivers:
                 continue
-            if rule_name:
-                refusal_counter.add(rule_name, state.mode)
-            if limit_exceeded.receivers:
-                arguments = {
-                    "limit": state.name,
-                    "rule": rule_name or None,
-                    "identity": planned.charge.digest.decode(),
-                    "mode": state.mode,
-                    "decision": outcome.decision,
-                    "request": self.request,
-                }
-                waits.append(
-                    Wait(
-                        partial(limit_exceeded.send_robust, Decision, **arguments),
-                        partial(limit_exceeded.asend_robust, Decision, **arguments),
-                    )
+            arguments = {
+                "limit": state.name,
+                "rule": rule_name or None,
+                "identity": planned.charge.digest.decode(),
+                "mode": state.mode,
+                "decision": outcome.decision,
+                "request": self.request,
+            }
+            waits.append(
+                Wait(
+                    partial(limit_exceeded.send_robust, Decision, **arguments),
+                    partial(limit_exceeded.asend_robust, Decision, **arguments),
                 )
-        if shadows and outcome.decision.source != "fallback":
-            for shadow in shadows.values():
-                shadow_counter.add(*shadow)
+            )
         return waits
 
 

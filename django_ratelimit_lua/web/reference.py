@@ -3,7 +3,11 @@
 A refusal carries it along, so nothing has to be written down for it, however many there are. It is AES-SIV (RFC 5297)
 over 24 bytes, which makes 40: the same refusal has the same reference, and one that was changed or made up is not
 opened. They are written in the 32 letters of Crockford's alphabet (no I, L, O, U), which capitals, spaces and
-look-alikes do not spoil, with one more letter that tells what was mistyped from what was never ours.
+look-alikes do not spoil, with one more letter that tells what was mistyped from what was never ours. As the seal proves
+which is the right one, one slip of a hand is put right: a letter that is wrong, missing or too many, or two that have
+changed places.
+
+It is no shorter: the digest alone, by which the count is found, has 16 bytes, and AES-SIV adds as many.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ import base64
 import hashlib
 import time
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from struct import Struct
 from typing import NamedTuple
 
@@ -45,7 +51,8 @@ class SealedRefusal(NamedTuple):
     """What a reference holds.
 
     - `identity`: the digest of whom the limit counts, or of whom the block is about if `is_block`;
-    - `moment`: seconds since 1970; `secret`: the number of the secret that opened it (0: the one in force).
+    - `moment`: seconds since 1970; `secret`: the number of the secret that opened it (0: the one in force);
+    - `reference`: as it was written to the client and to the log.
     """
 
     identity: bytes
@@ -53,6 +60,7 @@ class SealedRefusal(NamedTuple):
     tag: bytes
     is_block: bool
     secret: int
+    reference: str
 
     def is_of_limit(self, name: str) -> bool:
         """Whether the limit of that name refused."""
@@ -71,7 +79,10 @@ def reference_of(decision: Decision) -> str:
     moment = decision.moment // 1_000_000 or int(time.time())
     payload = _PAYLOAD.pack(bytes.fromhex(decision.identity.decode()), moment & 0xFFFFFFFF, _tag(state.name))
     sealed = _cipher(conf.KEY_SECRET).encrypt(payload, _KINDS[state.is_block])
-    letters = (base64.b32encode(sealed).translate(_WRITTEN) + _check(sealed)).decode()
+    return _in_groups((base64.b32encode(sealed).translate(_WRITTEN) + _check(sealed)).decode())
+
+
+def _in_groups(letters: str) -> str:
     return "-".join([letters[at : at + _GROUP] for at in range(0, LETTERS, _GROUP)])
 
 
@@ -88,25 +99,57 @@ def open_reference(text: str) -> SealedRefusal:
     if foreign is not None:
         problem = _("%(letter)r is no letter of a reference; these are digits and capitals, without I, L, O, U")
         raise BadReferenceError(problem % {"letter": foreign})
+    candidates = chain([letters], _slips(letters)) if abs(len(letters) - LETTERS) <= 1 else ()
+    opened = next(filter(None, map(_opened, candidates)), None)
+    if opened is not None:
+        return opened
     if len(letters) != LETTERS:
+        if len(letters) < LETTERS:
+            cut = _("this looks cut off: a reference has %(right)d letters and digits, and this has %(number)d")
+            raise BadReferenceError(cut % {"right": LETTERS, "number": len(letters)})
         problem = _("a reference has %(right)d letters and digits, and this has %(number)d")
         raise BadReferenceError(problem % {"right": LETTERS, "number": len(letters)})
-    sealed = base64.b32decode(letters[:-1].encode().translate(_READ))
-    if _check(sealed) != letters[-1].encode():
+    if _check(_sealed(letters)) != letters[-1].encode():
         raise BadReferenceError(_("this is mistyped: compare it with the original, letter by letter"))
-    for number, secret in enumerate((conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS)):
-        for is_block, kind in _KINDS.items():
-            try:
-                identity, moment, tag = _PAYLOAD.unpack(_cipher(secret).decrypt(sealed, kind))
-            except InvalidTag:
-                continue
-            return SealedRefusal(identity.hex().encode(), moment, tag, is_block, number)
     raise BadReferenceError(
         _(
             "this was not sealed by this site: it is made up, or of another site, or of a RATELIMIT_KEY_SECRET or "
             "SECRET_KEY that is not among the fallbacks any more"
         )
     )
+
+
+def _slips(letters: str) -> Iterator[str]:
+    """What may have been meant, if a hand slipped once."""
+    for at in range(len(letters)):
+        before, letter, after = letters[:at], letters[at], letters[at + 1 :]
+        yield before + after
+        yield before + after[:1] + letter + after[1:]
+        for other in _CROCKFORD.decode():
+            yield before + other + after
+            yield before + other + letter + after
+    yield from (letters + other for other in _CROCKFORD.decode())
+
+
+def _opened(letters: str) -> SealedRefusal | None:
+    """What so many letters hold, if they are a reference of this site."""
+    if len(letters) != LETTERS:
+        return None
+    sealed = _sealed(letters)
+    if _check(sealed) != letters[-1].encode():
+        return None
+    for number, secret in enumerate((conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS)):
+        for is_block, kind in _KINDS.items():
+            try:
+                identity, moment, tag = _PAYLOAD.unpack(_cipher(secret).decrypt(sealed, kind))
+            except InvalidTag:
+                continue
+            return SealedRefusal(identity.hex().encode(), moment, tag, is_block, number, _in_groups(letters))
+    return None
+
+
+def _sealed(letters: str) -> bytes:
+    return base64.b32decode(letters[:-1].encode().translate(_READ))
 
 
 @lru_cache(maxsize=8)

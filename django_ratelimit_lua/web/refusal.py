@@ -16,12 +16,12 @@ from django.middleware.locale import LocaleMiddleware
 from django.utils import translation
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ..exceptions import Ratelimited
 from ..identity.request_state import request_state
 from ..limits.decision import Decision, LimitState
 from ..rules.provider import current
+from .durations import in_time
 from .headers import violated_policies
 from .reference import reference_of
 from .refusal_log import refusal_log
@@ -138,26 +138,6 @@ def _reason(refused: Sequence[LimitState]) -> Reason:
     if any(state.is_block for state in never):
         return "blocked"
     return "too large" if all(state.limit for state in never) else "unavailable"
-
-
-def in_time(seconds: int) -> str:
-    """A time from now, in words, never too short: exact up to 90 seconds, then in about so many minutes, hours or days.
-
-    >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
-    ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
-    """
-    if seconds <= 90:
-        count, words = seconds, ngettext("in %(count)d second", "in %(count)d seconds", seconds)
-    elif seconds <= 90 * 60:
-        count = -(-seconds // 60)
-        words = ngettext("in about %(count)d minute", "in about %(count)d minutes", count)
-    elif seconds <= 36 * 3600:
-        count = -(-seconds // 3600)
-        words = ngettext("in about %(count)d hour", "in about %(count)d hours", count)
-    else:
-        count = -(-seconds // 86_400)
-        words = ngettext("in about %(count)d day", "in about %(count)d days", count)
-    return words % {"count": count}
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""One record in the log for each refusal, thinned by a limit of our own in this process: a flood writes little.
+"""One record in the log for the first refusal of an identity by a limit in a minute, thinned by limits of our own in
+this process: a flood writes little, whether one client makes it or many.
 
 Redis is not asked for it. What was left out is said with the next record about the same limit.
 """
@@ -21,11 +22,13 @@ from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
 
-logger = logging.getLogger("django_ratelimit_lua.refusals")
+logger = logging.getLogger("django_ratelimit_lua.refused")
 FOR_EACH = Limit("records about one limit", "10/m", algorithm="token_bucket")
 FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
 """How many records a process writes."""
-_MOST_LIMITS = 1_000
+AGAIN_SECONDS = 60.0
+"""After so long the same limit is written to refuse the same identity again."""
+_MOST_LIMITS, _MOST_IDENTITIES = 1_000, 10_000
 _LONGEST_PATH = 200
 _SHOWN_BITS = {4: 24, 6: 48}
 """So much of an address is in the log: who it is cannot be told by it, where it comes from can."""
@@ -43,13 +46,14 @@ class RefusalLog:
         self._lock = Lock()
         self._for_all = _bucket(FOR_ALL)
         self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MOST_LIMITS)
+        self._written: BoundedMap[tuple[str, bytes], float] = BoundedMap(_MOST_IDENTITIES)
 
     def write(self, request: HttpRequest, decision: Decision, rule: str | None, reference: str) -> None:
         """Write one record, if there were not too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
         limit = next(iter(decision.denied_by), "")
-        left_out = self.left_out(limit, time.monotonic())
+        left_out = self.left_out(limit, decision.identity, time.monotonic())
         if left_out is None:
             return
         told = {
@@ -69,20 +73,26 @@ class RefusalLog:
             extra=told,
         )
 
-    def left_out(self, limit: str, now: float) -> int | None:
+    def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
         """How many records about the limit were left out before this one, which is to be written at a time in seconds;
-        None: this is left out, too."""
+        None: this is left out, too. `identity`: the digest of who was refused; empty where that is not known."""
         with self._lock:
             tally = self._by_limit.get(limit)
             if tally is None:
                 tally = _Tally()
                 self._by_limit.put(limit, tally)
             buckets = (tally.bucket, self._for_all)
+            written = self._written.get((limit, identity)) if identity else None
+            if written is not None and now - written < AGAIN_SECONDS:
+                tally.left_out += 1
+                return None
             if any(bucket.retry_after(now, 1) for bucket in buckets):
                 tally.left_out += 1
                 return None
             for bucket in buckets:
                 bucket.take(now, 1)
+            if identity:
+                self._written.put((limit, identity), now)
             left_out, tally.left_out = tally.left_out, 0
             return left_out
 

@@ -50,6 +50,7 @@ def browser(chromium: Any) -> Any:
     chromium.get("about:blank")
     chromium.set_window_size(1280, 900)
     chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    chromium.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {}})
     chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

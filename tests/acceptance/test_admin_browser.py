@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import http.cookiejar
 import re
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import axe_core_python
 import pytest
+from django.utils import translation
+from django.utils.translation import gettext
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.acceptance.test_replay import access
 from tests.demo import run_in, screenshot, start
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -30,8 +35,11 @@ PAGES = {
     "override-new": f"{OVERRIDES}add/",
     "rule-limits": f"{RULES}limits/",
     "rule-file": f"{RULES}file/",
+    "rule-replay": f"{RULES}1/replay/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
-    "inspector": f"{OVERRIDES}inspect/",
+    "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
+    "statistics": "admin/django_ratelimit_lua/statistics/",
+    "statistics-one": "admin/django_ratelimit_lua/statistics/one/?name=api&period=day",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }
@@ -79,10 +87,43 @@ def fill(browser: Any, **fields: str) -> None:
             field.send_keys(value)
 
 
+@lru_cache
+def session_of(demo: str) -> str:
+    """The session of the operator there, who logs in once."""
+    cookies = http.cookiejar.CookieJar()
+    client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+    client.open(f"{demo}admin/login/")
+    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
+    form = {"username": "grace", "password": "hopper", "csrfmiddlewaretoken": token, "next": "/admin/"}
+    client.open(f"{demo}admin/login/", urllib.parse.urlencode(form).encode())
+    return next(str(cookie.value) for cookie in cookies if cookie.name == "sessionid")
+
+
+def sign_in(browser: Any, demo: str) -> None:
+    """From now on, be logged in there."""
+    browser.execute_cdp_cmd("Network.setCookie", {"name": "sessionid", "value": session_of(demo), "url": demo})
+
+
 def log_in(browser: Any, demo: str) -> None:
-    browser.get(f"{demo}admin/login/?next=/admin/")
-    fill(browser, username="grace", password="hopper")
-    press(browser, "[type=submit]")
+    """Be logged in, at the admin's index."""
+    sign_in(browser, demo)
+    browser.get(f"{demo}admin/")
+
+
+def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
+    """Look at the page that is open on such a screen, at once: nothing fades. The window of a browser without a screen
+    is never as narrow as a phone."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    browser.execute_script(
+        "const still = new CSSStyleSheet(); still.replaceSync('* {transition: none !important}');"
+        "document.adoptedStyleSheets = [still];"
+    )
 
 
 def previewed(browser: Any) -> str:
@@ -92,17 +133,24 @@ def previewed(browser: Any) -> str:
 
 def complaints(browser: Any) -> list[str]:
     """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept out."""
-    return [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+    said = [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"]  # Hints for who writes pages.
+    return [entry["message"] for entry in said if "favicon" not in entry["message"]]
 
 
-def problems_of(browser: Any) -> list[Any]:
-    """What axe finds on the page that is open, in what is ours."""
-    browser.execute_script(AXE)
-    found = browser.execute_async_script(
-        "const done = arguments[1]; axe.run({exclude: arguments[0].map(one => [one])}).then(done, done);",
+def problems_of(browser: Any, *rules: str) -> list[Any]:
+    """What axe finds on the page that is open, in what is ours; by these rules, or by all."""
+    if not browser.execute_script("return 'axe' in window"):
+        browser.execute_script(AXE)
+    problems: list[Any] = browser.execute_async_script(
+        "const [excluded, rules, done] = arguments;"
+        "const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};"
+        "const options = {resultTypes: ['violations'], ...only};"
+        "axe.run({exclude: excluded.map(one => [one])}, options).then(found => done(found.violations.map("
+        "one => [one.id, one.nodes.map(node => node.html.slice(0, 160))])), error => done([String(error)]));",
         sorted(DJANGOS),
+        rules,
     )
-    return [(violation["id"], [node["html"][:160] for node in violation["nodes"]]) for violation in found["violations"]]
+    return problems
 
 
 def signs_in(demo: str, name: str, password: str) -> int:
@@ -185,11 +233,13 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     press(browser, "button[value='reset:search']")
     assert status(search) == 200
     press(browser, "button[value=exempt]")
+    assert "your own address" in browser.find_element("class name", "ratelimit-confirm").text
+    press(browser, ".ratelimit-confirm [name=confirm]")
     assert [status(search) for _ in range(4)] == [200] * 4
 
     browser.get(f"{demo}{RULES}1/change/")
     press(browser, ".ratelimit-enforce")
-    assert "This version of the rule has seen no request" in browser.find_element("class name", "ratelimit-judged").text
+    assert "Would have refused: " in browser.find_element("class name", "ratelimit-judged").text
     press(browser, ".submit-row [type=submit]")
     assert "Enforce: applies from the next request on." in browser.find_element("css selector", ".messagelist").text
     browser.get(f"{demo}{RULES}")
@@ -201,7 +251,7 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
     """Whom it counts is chosen and makes the key; only the options that the algorithm takes are there; the name has
     the focus and says what it takes the place of; no error is shown before anything is typed."""
     browser.set_window_size(1280, 1000)
-    log_in(browser, demo)
+    sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     waiting = WebDriverWait(browser, 20)
     waiting.until(lambda page: page.execute_script("return document.activeElement.id") == "id_name")
@@ -249,11 +299,26 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
     assert complaints(browser) == []
 
 
+def test_a_preview_of_who_is_logged_out_says_so(browser: Any, demo: str) -> None:
+    """It is not the page that one logs in at; what was typed is still there."""
+    log_in(browser, demo)
+    browser.get(f"{demo}{RULES}add/")
+    fill(browser, name="typed", limit="3")
+    previewed(browser)
+    browser.execute_cdp_cmd("Network.deleteCookies", {"name": "sessionid", "url": demo})
+    browser.find_element("css selector", "[data-preview-button]").click()
+    pane = browser.find_element("css selector", "[data-preview-into]")
+    WebDriverWait(browser, 20).until(lambda page: "You are logged out" in pane.text)
+    assert pane.find_elements("css selector", "form, input") == []
+    assert browser.find_element("name", "name").get_attribute("value") == "typed"
+    assert complaints(browser) == []
+
+
 def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo: str) -> None:
     """At 1280 pixels: none is under it, the label is above what is wide, limit, period and unit make one line, and what
     an algorithm does not take is hidden with its help."""
     browser.set_window_size(1280, 1000)
-    log_in(browser, demo)
+    sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     fields = "#content .ratelimit-columns > div :is(select, input:not([type=hidden]), textarea)"
     for algorithm in ("", "fixed_window", "token_bucket", "leaky_bucket", "sliding_log"):
@@ -273,35 +338,51 @@ def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo
     assert complaints(browser) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
-def test_every_page_can_be_used_by_everyone(size: tuple[int, int], scheme: str, browser: Any, demo: str) -> None:
-    """axe finds nothing on our pages, a strict Content-Security-Policy keeps nothing out, a phone does not scroll
-    sideways."""
-    browser.set_window_size(*size)
-    log_in(browser, demo)
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-    for name, page in PAGES.items():
-        browser.get(demo + page)
-        if name.startswith("rule-new") or name == "rule":
-            WebDriverWait(browser, 20).until(lambda shown: shown.find_elements("css selector", ".ratelimit-plot *"))
-        if name == "inspector":
-            fill(browser, user="ada", address="203.0.113.9", path="/search/")
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+CUT_FIELDS = """
+const fields = [...document.querySelectorAll('form :is(input, select, textarea)')];
+return fields.filter(field => !field.closest('.results, .inline-group') &&
+  field.getBoundingClientRect().right > window.innerWidth).map(field => field.name)
+"""
+
+
+def opened(browser: Any, demo: str, name: str) -> None:
+    """Open one of the pages, as far as it takes."""
+    browser.get(demo + PAGES[name])
+    if name in ("rule", "rule-new"):
+        WebDriverWait(browser, 20).until(lambda shown: shown.find_elements("css selector", ".ratelimit-plot *"))
+    if name == "rule-replay":
+        with tempfile.TemporaryDirectory() as folder:
+            browser.find_element("name", "log").send_keys(str(access_log(folder)))
             press(browser, ".submit-row [type=submit]")
-        if size[0] < 500:
-            width = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
-            assert width <= 0, (name, width)
-            cut = browser.execute_script(
-                "return [...document.querySelectorAll('form :is(input, select, textarea)')].filter("
-                "field => !field.closest('.results, .inline-group') && "
-                "field.getBoundingClientRect().right > window.innerWidth).map(field => field.name)"
-            )
-            assert cut == [], name
-        assert problems_of(browser) == [], name
-        screenshot(browser, f"admin-{name}-{size[0]}-{scheme}")
-        assert complaints(browser) == [], name
+        assert browser.find_elements("css selector", ".ratelimit-curve svg")
+
+
+def access_log(folder: str) -> Path:
+    """A log of two thousand requests that the first rule meets."""
+    log = Path(folder, "access.log")
+    hits = [(number * 37, f"2001:db8:{number * number % 23:x}::1", "/export/") for number in range(2000)]
+    log.write_text(access(*hits, agent="Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)"))
+    return log
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_can_be_used_by_everyone(name: str, browser: Any, demo: str) -> None:
+    """Large and small, light and dark: axe finds nothing on our pages, a strict Content-Security-Policy keeps nothing
+    out, a phone does not scroll sideways."""
+    sign_in(browser, demo)
+    opened(browser, demo, name)
+    for width, height in SIZES.values():
+        look(browser, width, height)
+        assert problems_of(browser) == [], width
+        assert browser.execute_script(BROKEN_WORDS, "#content :is(button, .button)") == [], width
+        screenshot(browser, f"admin-{name}-{width}-light")
+        look(browser, width, height, "dark")
+        assert problems_of(browser, "color-contrast") == [], width  # All else is as in the light.
+        screenshot(browser, f"admin-{name}-{width}-dark")
+    assert browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert browser.execute_script(CUT_FIELDS) == []
+    assert complaints(browser) == []
 
 
 LONG = "a rule whose name is as long as names become where teams write whole sentences 1"
@@ -309,6 +390,8 @@ DOTTED = "shop.checkout.views.PaymentMethodsOfCustomersView.dispatch:POST:ip+pos
 assert len(LONG) == len(DOTTED) == 80
 FURNISH = f"""
 import datetime
+from django.db import transaction
+transaction.set_autocommit(False)  # One change, which is published once.
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 from django_ratelimit_lua.models import RateLimitOverride as Override, RateLimitRule as Rule, RateLimitTier as Tier
@@ -330,6 +413,7 @@ for number, name in enumerate(({LONG!r}, {DOTTED!r}, *(f"rule number {{n}}" for 
 for number in range(110):
     Override.objects.create(network=f"10.{{number}}.0.0/16", effect="block", ends=tomorrow)
 Override.objects.create(network="2001:db8:1234:5678:9abc:def0:1234:0/112", effect="exempt", starts=tomorrow)
+transaction.commit()
 print(keyed.subject)
 """
 EMPTY = """
@@ -375,51 +459,91 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         process.communicate(timeout=20)
 
 
-@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
-def test_no_column_is_cut_off(size: tuple[int, int], browser: Any, places: Any) -> None:
+LONG_PAGES = {
+    "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
+    "history": f"{RULES}3/history/", "rule": f"{RULES}3/change/", "override": f"{OVERRIDES}2/change/",
+    "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",
+    "network": f"{OVERRIDES}inspect/?path=/search/&address=10.1.0.0/16",
+    "add": f"{RULES}add/", "delete": f"{RULES}3/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG_PAGES)
+def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
     """With names of 80 characters, in long lists, every cell and every button is on the screen; on a phone, rows are
     cards whose values have the names of their columns. Nothing there is a digest, moments are short, and a limit reads
     as a sentence."""
     address, digest = places(FURNISH)
-    # The window of a browser without a screen is never as narrow as a phone.
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False},
-    )
-    log_in(browser, address)
-    asked = "?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada"
-    pages = {
-        "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
-        "history": f"{RULES}3/history/", "rule": f"{RULES}3/change/", "override": f"{OVERRIDES}2/change/",
-        "inspector": f"{OVERRIDES}inspect/{asked}", "add": f"{RULES}add/", "delete": f"{RULES}3/delete/",
-        "limits": f"{RULES}limits/", "file": f"{RULES}file/",
-    }  # fmt: skip
-    for name, page in pages.items():
-        browser.get(address + page)
+    sign_in(browser, address)
+    browser.get(address + LONG_PAGES[name])
+    text = browser.find_element("id", "content").text
+    assert digest[:8] not in text
+    assert not re.search(r"\d{4}-\d\d-\d\dT|[ap]\.m\.", text)
+    for size in SIZES.values():
+        look(browser, *size)
         screenshot(browser, f"admin-long-{name}-{size[0]}")
-        assert browser.execute_script(CUT_OFF) == [], name
-        text = browser.find_element("id", "content").text
-        assert digest[:8] not in text, name
-        assert not re.search(r"\d{4}-\d\d-\d\dT|[ap]\.m\.", text), name
+        assert browser.execute_script(CUT_OFF) == [], size
+        assert browser.execute_script(BROKEN_WORDS, "#content :is(button, .button, .ratelimit-badge)") == [], size
         if name in ("rule", "override") and size[0] > 500:
             row = browser.find_element("css selector", ".form-row.field-limit")
             assert row.text.split("\n")[:2] == ["Limit", "requests per"]
             parts = [row.find_element("name", part).rect for part in ("limit", "period", "unit")]
             assert max(part["y"] for part in parts) - min(part["y"] for part in parts) < 10
-        if name in ("rules", "overrides", "changes", "history", "inspector"):
+        if name in ("rules", "overrides", "changes", "history", "inspector", "network"):
             row, cell = "#content tbody tr", "#content tbody td:not(.action-checkbox)"
             shown = [
                 browser.execute_script("return getComputedStyle(document.querySelector(arguments[0])).display", one)
                 for one in (row, cell)
             ]
-            assert shown == (["block", "block"] if size[0] < 500 else ["table-row", "table-cell"]), name
+            assert shown == (["block", "block"] if size[0] < 500 else ["table-row", "table-cell"])
             named = "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
-            assert (browser.execute_script(named, cell) != "none") == (size[0] < 500), name
+            assert (browser.execute_script(named, cell) != "none") == (size[0] < 500)
+
+
+AS_IT_BEGINS = "pass"
+NAMES = {"user", "exports of a day", "Tried out before it refuses anybody.", "That is enough for today."}
+"""What the demo has called its own rules and scopes."""
+DJANGOS_OWN = re.compile(r"- Select an option -|Note: Enter times in the ")
+"""What Django 6.1 has not translated itself."""
+WORDS = """
+const read = [];
+const walker = document.createTreeWalker(document.getElementById("content"), NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode;
+  if (!node.parentElement.closest("script, style, code, datalist")) read.push(node.data);
+}
+for (const one of document.querySelectorAll("#content [aria-label]")) read.push(one.ariaLabel);
+for (const one of document.querySelectorAll("#content [placeholder]")) read.push(one.placeholder);
+for (const one of document.querySelectorAll("#content input[type=submit]")) read.push(one.value);
+return [...new Set(read.map(text => text.replace(/\\s+/g, " ").trim()))];
+"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_speaks_german(name: str, browser: Any, places: Any) -> None:
+    """To whose browser asks for it: no words are left that have a translation, or that the English page has, too; and
+    on a phone nothing is cut off by longer ones."""
+    demo, _printed = places(AS_IT_BEGINS)
+    sign_in(browser, demo)
+    opened(browser, demo, name)
+    english = set(browser.execute_script(WORDS))
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {"Accept-Language": "de"}})
+    opened(browser, demo, name)
+    german = set(browser.execute_script(WORDS))
+    with translation.override("de"):
+        assert [text for text in german - NAMES if text and gettext(text) != text] == []
+    same = [text for text in german & english - NAMES if re.search(r"^[^_]*[a-z]{2,} [a-z]{2,}[^_]*$", text)]
+    assert [text for text in same if not DJANGOS_OWN.match(text)] == []
+    for width, height in SIZES.values():
+        look(browser, width, height)
+        screenshot(browser, f"admin-{name}-{width}-german")
+        assert browser.execute_script(CUT_OFF) == [], width
 
 
 BROKEN_WORDS = """
 const broken = [];
-for (const cell of document.querySelectorAll(".ratelimit-limits :is(th, td)")) {
+for (const cell of document.querySelectorAll(arguments[0])) {
   const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     for (const word of walker.currentNode.data.matchAll(/\\S+/g)) {
@@ -434,27 +558,25 @@ return broken;
 """
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_of_all_limits_breaks_no_word(width: int, browser: Any, places: Any) -> None:
+def test_the_page_of_all_limits_breaks_no_word(browser: Any, places: Any) -> None:
     """Dotted names break after their dots, headings not at all; each limit is a card on a phone."""
     address, _printed = places(LIMITED)
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
-    log_in(browser, address)
+    sign_in(browser, address)
     browser.get(f"{address}{RULES}limits/")
-    screenshot(browser, f"admin-limits-{width}")
-    assert browser.execute_script(BROKEN_WORDS) == []
-    assert browser.execute_script(CUT_OFF) == []
-    assert "replaced by example_project.views.Login.dispatch" in browser.find_element("id", "content").text
-    row = browser.find_element("css selector", ".ratelimit-limits tbody tr")
-    assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
+    for width, height in SIZES.values():
+        look(browser, width, height)
+        screenshot(browser, f"admin-limits-{width}")
+        assert browser.execute_script(BROKEN_WORDS, ".ratelimit-limits :is(th, td)") == []
+        assert browser.execute_script(CUT_OFF) == []
+        assert "replaced by example_project.views.Login.dispatch" in browser.find_element("id", "content").text
+        row = browser.find_element("css selector", ".ratelimit-limits tbody tr")
+        assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
 
 
 def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
     """With a link that leads there; what a search does not find is told apart from it."""
     address, _printed = places(EMPTY)
-    log_in(browser, address)
+    sign_in(browser, address)
     for page, words, link, leads_to in (
         (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
         (OVERRIDES, "No overrides yet", "Open the inspector", f"{OVERRIDES}inspect/"),
@@ -464,8 +586,7 @@ def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
         assert words in browser.find_element("css selector", ".ratelimit-empty").text
         goes_on(browser, browser.find_element("link text", link).click)
         assert browser.current_url == address + leads_to
-    browser.get(f"{places(FURNISH)[0]}{RULES}?q=nowhere")
-    log_in(browser, places(FURNISH)[0])
+    sign_in(browser, places(FURNISH)[0])
     browser.get(f"{places(FURNISH)[0]}{RULES}?q=nowhere")
     assert "matches the search" in browser.find_element("css selector", ".ratelimit-empty").text
     goes_on(browser, browser.find_element("link text", "Show all").click)
@@ -486,3 +607,32 @@ def test_the_demo_shows_the_limits_as_they_are_edited(browser: Any, demo: str) -
     press(browser, "[name=_save]")
     browser.get(demo)
     assert "3 per minute" in browser.find_element("css selector", card).text
+
+
+def test_an_override_about_several_things_is_made_by_form_and_by_inspector(browser: Any, demo: str) -> None:
+    """An address with a form field: the inspector offers it, the form makes it, and the list says whom it is about."""
+    browser.set_window_size(1280, 1400)
+    log_in(browser, demo)
+    browser.get(f"{demo}{OVERRIDES}add/")
+    fill(
+        browser, network="203.0.113.77", field="post:username", value="ada", field_2="header:X-Tenant", value_2="acme",
+        label="the loud one", effect="block", duration="3600",
+    )  # fmt: skip
+    rows = [browser.find_element("id", f"id_{name}").rect["y"] for name in ("field", "value", "field_2", "value_2")]
+    assert rows[0] < rows[2]
+    assert abs(rows[2] - rows[3]) < 5
+    screenshot(browser, "override-of-several")
+    press(browser, "[name=_save]")
+    whom = "address 203.0.113.77 with header X-Tenant and form field username (the loud one)"
+    assert whom in browser.find_element("id", "result_list").text
+    screenshot(browser, "overrides-of-several")
+    browser.get(f"{demo}{OVERRIDES}inspect/")
+    fill(browser, path="/login/", method="POST", address="203.0.113.78", post="username=alice")
+    press(browser, ".submit-row [type=submit]")
+    offered = [one.text for one in browser.find_elements("css selector", "#subject option")]
+    assert "address 203.0.113.78 with form field username = alice" in offered
+    screenshot(browser, "inspector-of-several")
+    browser.set_window_size(390, 844)
+    assert browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+    screenshot(browser, "inspector-of-several-390")
+    assert complaints(browser) == []

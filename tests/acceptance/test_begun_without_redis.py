@@ -136,7 +136,7 @@ def test_commands_say_what_is_saved_and_not_live(begin: Any, tmp_path: Path) -> 
     rule()
     file = tmp_path / "rules.yaml"
     file.write_text(said("export").replace("2/h", "3/h"))
-    assert "not live" not in said("mode", "site", "shadow") + said("mode", "site", "enforce")
+    assert "not live" not in said("mode", "site", "shadow") + said("mode", "site", "enforce", "--confirm")
     begin()
     for command in (("mode", "site", "off"), ("import", str(file))):
         text = said(*command)

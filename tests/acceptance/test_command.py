@@ -113,7 +113,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     file.write_text((ROOT / "example_project/rules.yaml").read_text())
     assert said("import", str(file), "--dry-run").splitlines() == [
         "+ exports of a day: 20 per day per address, GET on /export/, shadow mode",
-        "+ api: 60 per minute per user, bursts of 20, 600 per minute for pro, on /api/ for authenticated",
+        "+ api: 60 per minute per user, bursts of 20, 600 per minute for pro, on /api/ for logged-in users",
         "2 rules would be changed",
     ]
     assert not RateLimitRule.objects.exists()
@@ -397,10 +397,12 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
     """Whether two have one name is found in one pass, and said of each once."""
     made = [RateLimitRule(name=f"rule {number % 9_999}") for number in range(20_000)]
     rows = iter(made)
-    monkeypatch.setattr(rules_yaml, "_parsed", lambda text: [(1, {"name": "x"})] * len(made))
+    monkeypatch.setattr(
+        rules_yaml, "_parsed", lambda text, source: [(line, {"name": "x"}) for line in range(len(made))]
+    )
     monkeypatch.setattr(rules_yaml, "build_rule", lambda given, where: (next(rows), []))
     before = time.process_time()
-    with pytest.raises(RuleError, match="two rules are called rule 0, rule 1, "):
+    with pytest.raises(RuleError, match=r"line 9999: two rules are called rule 0; the other is on line 0\n.* rule 1;"):
         load("")
     assert time.process_time() - before < 2
 

@@ -32,7 +32,8 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.provider import reload, start_fresh
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.stats import refusals
+from django_ratelimit_lua.stats.reading import refusal_counts
+from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
 from tests.calls import decide
@@ -119,7 +120,7 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
             view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
         reload()
         if redis_is == "there":
-            refusals.refusal_counts(1)
+            refusal_counts(1)
             heartbeat.beat()
 
     return decide
@@ -253,7 +254,7 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     more = [Cluster([("127.0.0.1", 1)])]
     everything("x")()
     decide(build_call([Charge(Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x"))]))
-    refusals.refusal_counter.add("plain", "enforce")  # Starts a task.
+    recorder.add_failed("plain")  # Starts a task.
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
     assert {"lock", "socket"} <= kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from html import unescape
 from typing import Any
@@ -13,7 +14,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import path, reverse
-from django.utils import translation
+from django.utils import timezone, translation
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from tests.acceptance import test_explained_views as explained
@@ -166,6 +167,42 @@ def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
     assert RateLimitOverride.objects.lasting().filter(effect="exempt").get().ends is None
 
 
+def test_what_hardly_anybody_means_is_said_before_it_is_confirmed(operator: Client) -> None:
+    """A large part of the internet, and the operator's own address, also where it is exempt for an hour only."""
+    for address, problem in (("0.0.0.0/0", "is a large part of the whole"), ("198.51.100.1", "includes your own")):
+        asked, button = {**POSTED, "address": address}, {"action": "exempt", "subject": "address", "duration": "3600"}
+        page = pressed(operator, asked, **button)
+        assert f"Exempt {address} for 1 hour?" in page
+        assert problem in page
+        assert not RateLimitOverride.objects.filter(network=address).exists()
+        assert "is exempt for 1 hour" in pressed(operator, asked, **button, confirm="yes")
+    page = pressed(operator, {**POSTED, "address": "::/1"}, action="block", subject="address")
+    assert "“::/1” is a large part of the whole" in page
+
+
+def test_who_the_refusing_limit_counts_is_chosen_already(operator: Client) -> None:
+    """Two quick clicks free one customer, and not the whole office."""
+    asked = {**POSTED, "post": "username=ada"}
+    assert '<option value="address">203.0.113.9' in operator.get(INSPECTOR, asked).content.decode()
+    assert [post() for _ in range(3)] == [200, 200, 429]
+    page = operator.get(INSPECTOR, asked).content.decode()
+    chosen = re.findall(r'<option value="([^"]*)" selected>', page)
+    assert "ip+post:username" in chosen
+    assert "address" not in chosen
+
+
+def test_a_value_that_is_not_kept_may_have_a_label(operator: Client) -> None:
+    """It goes through the question, and stands in the list; an address needs none."""
+    asked = {**POSTED, "post": "username=ada"}
+    assert 'name="label"' in operator.get(INSPECTOR, asked).content.decode()
+    button = {"action": "block", "subject": "post:username", "label": " the partner "}
+    page = operator.post(f"{INSPECTOR}?{urlencode(asked)}", button).content.decode()
+    assert '<input type="hidden" name="label" value="the partner">' in page
+    pressed(operator, asked, **button, confirm="yes")
+    assert str(RateLimitOverride.objects.get()) == "post:username (the partner)"
+    assert 'name="label"' not in operator.get(INSPECTOR, POSTED).content.decode()
+
+
 def test_nobody_blocks_themselves(operator: Client) -> None:
     """By user, by address, or by a network around it."""
     asked = {"path": "/ok/", "user": "grace", "address": "198.51.100.0/24"}
@@ -236,3 +273,85 @@ def test_the_page_speaks_german(operator: Client) -> None:
         page = text_of(operator.get(INSPECTOR, {**POSTED, "post": "username=ada"}, headers={"accept-language": "de"}))
     assert "Abgewiesen; wieder zugelassen: in 1 Std." in page
     assert "Formularfelder" in page
+
+
+NETWORK = {"path": "/posted/", "address": "203.0.113.0/24"}
+
+
+def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client) -> None:
+    """About it, about larger ones and about parts; neither what is beside it nor what has ended. Each can be ended."""
+    made = {
+        network: RateLimitOverride.objects.create(network=network, effect=effect)
+        for network, effect in {
+            "203.0.112.0/20": "exempt",
+            "203.0.113.0/24": "block",
+            "203.0.113.9": "exempt",
+            "203.0.114.0/24": "block",
+            "2001:db8::/32": "block",
+        }.items()
+    }
+    ended = RateLimitOverride.objects.create(network="203.0.113.8", effect="block", ends=timezone.now())
+    page = shown(operator, NETWORK)
+    assert "its first address is looked at: 203.0.113.0" in page
+    told = [
+        "About a larger network: 203.0.112.0/20",
+        "All of 203.0.113.0/24 is blocked, but",
+        "About a part of it: 203.0.113.9",
+    ]
+    assert [words for words in told if words not in page] == []
+    assert [one for one in ("203.0.114.0", "2001:db8::", str(ended)) if one in page] == []
+    page = pressed(operator, NETWORK, action=f"end:{made['203.0.113.9'].pk}")
+    assert "Ended: 203.0.113.9." in page
+    assert "About a part of it" not in page
+    assert "Overrides about" not in shown(operator, {**NETWORK, "address": "203.0.113.9"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "blocked_by"),
+    [
+        ([("203.0.0.0/16", "block")], "203.0.0.0/16"),
+        ([("203.0.0.0/16", "block"), ("203.0.113.0/24", "exempt")], None),
+        ([("203.0.0.0/16", "exempt"), ("203.0.113.0/24", "block")], "203.0.113.0/24"),
+        ([("203.0.113.0/24", "exempt"), ("203.0.113.0/24", "block")], "203.0.113.0/24"),
+        ([("203.0.113.128/25", "block")], None),
+    ],
+)
+def test_that_all_of_a_network_is_blocked_is_said_where_requests_are_refused(
+    overrides: list[tuple[str, Any]], blocked_by: str | None, operator: Client
+) -> None:
+    """By what goes before the others, where a rule is."""
+    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100)
+    for network, effect in overrides:
+        RateLimitOverride.objects.create(network=network, effect=effect)
+    page = shown(operator, NETWORK)
+    found = re.search(r"All of 203.0.113.0/24 is blocked, [^:]*: (\S+)", page)
+    assert (found and found[1]) == blocked_by
+    assert (post(address="203.0.113.1") == 429) is (blocked_by is not None)
+
+
+def test_it_says_in_a_sentence_why_and_what_somebody_did_in_the_last_hour(operator: Client) -> None:
+    """How much is used, since when, and when it frees up; units and refusals, where they are known."""
+    RateLimitRule.objects.create(
+        name="hourly", path="/posted/", key="ip", limit=3, unit="h", algorithm="fixed_window", order=-1
+    )
+    RateLimitRule.objects.create(name="bucket", path="/posted/", key="ip", limit=2, unit="d", algorithm="token_bucket")
+    client = Client(REMOTE_ADDR=ADDRESS)
+    began = timezone.localtime()
+    statuses = [client.post("/posted/").status_code for _ in range(4)]
+    assert statuses[2:] == [429, 429]
+    text = shown(operator, POSTED)
+    assert re.search(r"Refused by bucket: 2 of 2 used, frees up in (11 h|12 h)[^.;]*\. ", text)
+    assert "Refused by hourly" not in text
+    assert re.search(r"bucket 2 per day per address, on /posted/ Since \d\d:00: 2 units used, 2 requests refused", text)
+    RateLimitRule.objects.filter(name="bucket").delete()
+    statuses = [client.post("/posted/").status_code for _ in range(2)]
+    assert statuses[1] == 429
+    text = shown(operator, POSTED)
+    moments = {(began + datetime.timedelta(minutes=late)).strftime("%H:%M") for late in range(2)}
+    found = re.search(r"Refused by hourly: 3 of 3 used, frees up in [^.;]*; used 3 since (\d\d:\d\d)\.", text)
+    assert found is not None
+    assert found[1] in moments
+    stranger = shown(operator, {**POSTED, "address": "203.0.113.200"})
+    assert "Refused by" not in stranger
+    assert "Since" not in stranger
+    assert "is known of those who used most or were refused most" in stranger

@@ -15,7 +15,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
+from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 operator = test_admin.operator
@@ -27,7 +27,14 @@ def looks(request: HttpRequest) -> HttpResponse:
     return HttpResponse("found")
 
 
-urlpatterns = [*test_admin.urlpatterns, path("looks", looks)]
+@ratelimit("signs in", ("ip", "get:user"), "5/15m")
+@ratelimit("signs in", "ip", "30/15m")
+@ratelimit("signs in", "get:user", "50/h")
+def signs_in(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+urlpatterns = [*test_admin.urlpatterns, path("looks", looks), path("signs-in", signs_in)]
 SETTINGS = {
     "name": "everything", "key": ("ip", "path"), "rate": ["90/m", "900/h"], "algorithm": "token_bucket", "burst": 20,
     "method": ["GET", "POST"], "tiers": [{"group": "pro", "rate": "9000/m"}], "message": "Slower.",
@@ -85,7 +92,7 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
     form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
-    answer = operator.post(f"{RULES}add/", {**form, "confirm": "on"})
+    answer = confirmed(operator, f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().declared() == {
         **SETTINGS, "key": ["ip", "path"], "path": "/", "method": ["GET", "POST"],
@@ -112,6 +119,41 @@ def test_a_rule_begins_as_what_the_code_says(operator: Client) -> None:
     beside = RateLimitRule.objects.get(group="looks")
     assert (beside.name, beside.rate, beside.key) == ("looks, slower", "2/s", "ip+get:q")
     assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_of_several_limits_one_is_chosen_with_its_own_key(operator: Client) -> None:
+    """A rule counts by one key: it is filled in, and what would be lost is named, with the way to lose nothing."""
+    page = operator.get(LIMITS).content.decode()
+    for number, words in enumerate(
+        ("5 per 15 minutes per address", "30 per 15 minutes", "50 per hour per get:<wbr>user")
+    ):
+        assert page.index(words) < page.index(f"?beside=signs%20in&amp;which={number}")
+        assert f"?instead=signs%20in&amp;which={number}" in page
+    numbers = [("5", "15", "ip+get:user"), ("30", "15", "ip"), ("50", "1", "get:user")]
+    for way in ("instead", "beside"):
+        forms = [filled_in(operator.get(f"{RULES}add/?{way}=signs+in&which={number}")) for number in range(3)]
+        assert [(str(form["limit"]), str(form["period"]), form["key"]) for form in forms] == numbers
+    problems = errors(operator.post(f"{RULES}add/", filled_in(operator.get(f"{RULES}add/?instead=signs+in&which=1"))))
+    assert "The code also has 5 per 15 minutes per address and get:user" in problems
+    assert "The code also has 50 per hour per get:user" in problems
+    assert "fill in “call site”: then the rule stands beside, and nothing is lost" in problems
+    assert "30 per 15 minutes" not in problems
+    assert operator.post(f"{RULES}add/", forms[1]).status_code == 302, "beside, nothing is lost"
+    assert "A rule counts by one key" in operator.get(f"{RULES}call-site/?name=signs+in").content.decode()
+    for odd in ("9", "-1", "x", "9" * 30):
+        assert operator.get(f"{RULES}add/?instead=signs+in&which={odd}").status_code == 200
+
+
+def test_a_rule_without_a_key_names_that_of_the_code(operator: Client) -> None:
+    """It is that of the outermost limit: it counts by that, and every other limit is named as lost."""
+    form = {"name": "signs in", "limit": 4, "period": 15, "unit": "m", "mode": "enforce", "order": 0, **NO_TIERS}
+    problems = errors(operator.post(f"{RULES}add/", {**form, "audience": "everyone"}))
+    assert "30 per 15 minutes per address (" in problems
+    assert "50 per hour per get:user" in problems
+    assert "5 per 15 minutes" not in problems
+    RateLimitRule.objects.create(name="signs in", limit=1, period=15, unit="m")
+    assert "1 per 15 minutes per address and get:user" in operator.get(RULES).content.decode()
+    assert [Client().get(f"/signs-in?user={user}").status_code for user in "aab"] == [200, 429, 200]
 
 
 def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:

@@ -17,7 +17,7 @@ import pytest
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import complaints, fill, goes_on, log_in, problems_of
+from tests.acceptance.test_admin_browser import complaints, fill, goes_on, log_in, look, problems_of
 from tests.demo import ROOT, run_in, screenshot, start
 
 DOCS = (ROOT / "docs" / "rules.rst").read_text(encoding="utf-8")
@@ -80,14 +80,8 @@ class Hand:
 
     def __init__(self, browser: Any, site: Site, task: str) -> None:
         self.browser, self.site, self.task, self.clicks = browser, site, task, 0
-        browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": site.width, "height": site.height, "deviceScaleFactor": 1, "mobile": False},
-        )
-        browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": site.scheme}]}
-        )
         log_in(browser, site.address)
+        look(browser, site.width, site.height, site.scheme)
 
     def press(self, selector: str) -> None:
         """Press what leads to another page; it is found by a CSS selector, or by the words of a link."""

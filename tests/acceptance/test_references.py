@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -212,11 +213,14 @@ def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
 def test_what_is_no_reference_is_an_error_of_the_command() -> None:
     """With what is wrong with it."""
     reference = refused("/decorated")
-    other = "0" if reference[0] != "0" else "1"
+    letters = [
+        ("0" if letter != "0" else "1") if place in (0, 7, 20) else letter for place, letter in enumerate(reference)
+    ]
     for text, problem in (
         ("hello", "a reference has 65 letters"),
-        (other + reference[1:], "mistyped|not sealed"),
-        ("", "has 65 letters and digits, and this has 0"),
+        ("".join(letters), "mistyped|not sealed"),
+        ("X" * 70, "a reference has 65 letters and digits, and this has 70"),
+        ("", "this looks cut off: a reference has 65 letters and digits, and this has 0"),
     ):
         with pytest.raises(CommandError, match=f"^--reference: .*{problem}"):
             explained(text)
@@ -320,7 +324,7 @@ def test_who_may_only_look_is_offered_no_reset() -> None:
 def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
     """Or that what refused is not there any more."""
     client = desk("view_ratelimitoverride")
-    assert "a reference has 65 letters and digits, and this has 5" in page(client, "ABCDE")
+    assert "This looks cut off: a reference has 65 letters and digits, and this has 5" in page(client, "ABCDE")
     assert "This field is required." in page(client, "")
     rule = RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
     reference = refused("/plain")
@@ -331,3 +335,29 @@ def test_the_inspector_says_what_is_wrong_with_a_reference() -> None:
     assert f"ratelimitoverride/{block.pk}/change/" in page(client, reference)
     block.delete()
     assert "That block is not there any more." in page(client, reference)
+
+
+@pytest.mark.usefixtures("admin_site")
+@pytest.mark.parametrize("is_block", [True, False])
+def test_the_inspector_compares_who_it_was(is_block: bool) -> None:
+    """Of whom one has in mind: who is counted as the refused one was, or met by the same block. No digest is shown."""
+    RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    if is_block:
+        RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER] if is_block else refused(
+        "/plain", REMOTE_ADDR="203.0.113.9"
+    )  # fmt: skip
+    client = desk("view_ratelimitrule")
+    text = page(client, reference)
+    assert "Who it was is not kept." in text
+    assert f"In the log, look for: <code>{reference}</code>" in text
+    assert open_reference(reference).identity[:8] not in text
+
+    def compared(address: str, where: str = "/plain") -> str:
+        response = client.get(INSPECTOR, {"reference": reference, "path": where, "address": address})
+        return str(re.search(r'"ratelimit-who"><strong>(.*?)[:<]', response.content.decode())[1])
+
+    assert compared("203.0.113.9") == "It was this client"
+    assert compared("203.0.113.8") == "It was another client"
+    if not is_block:
+        assert compared("203.0.113.9", "/decorated") == "The request below cannot be compared"

@@ -97,6 +97,18 @@ def test_block_and_unblock() -> None:
     assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit_block", "ratelimit_unblock"}
 
 
+def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> None:
+    """And that of a proxy, which everybody comes through."""
+    settings.RATELIMIT_TRUSTED_PROXIES = ["192.0.2.0/24"]
+    for network, problem in (
+        ("0.0.0.0/0", "large part of the whole internet"), ("::/0", "large part"), ("192.0.2.7", "a proxy of this site")
+    ):  # fmt: skip
+        with pytest.raises(CommandError, match=rf"(?s){problem}.*\nNothing is blocked; --confirm says"):
+            said("block", "--ip", network)
+    assert not RateLimitOverride.objects.exists()
+    assert "0.0.0.0/0 is blocked until" in said("block", "--ip", "0.0.0.0/0", "--confirm")
+
+
 def test_a_block_by_one_rule_refuses_where_that_applies() -> None:
     """And nowhere else."""
     RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=100, unit="h")
@@ -111,7 +123,7 @@ def test_unblock_says_what_it_did_not_end() -> None:
     said("block", "--ip", "203.0.112.0/20")
     text = said("unblock", "--ip", ADDRESS)
     assert f"Nothing was ended: no block is about {ADDRESS}." in text
-    assert f"203.0.112.0/20 is blocked, and {ADDRESS} is in it: override " in text
+    assert f"203.0.112.0/20 is blocked, and with it {ADDRESS}: override " in text
     assert status() == 429
     assert "203.0.112.0/20 is blocked" not in said("unblock", "--ip", "192.0.2.1")
 
@@ -119,8 +131,10 @@ def test_unblock_says_what_it_did_not_end() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("block",), r"say who it is, by one of --user, --ip, .* or --json; there is none"),
-        (("block", "--ip", ADDRESS, "--cookie", "c=1"), "there are 2"),
+        (("block",), r"say who it is, by one or more of --user, --ip, .* and --json; there is none"),
+        (("block", "--cookie", "c=1", "--cookie", "c=2"), "cookie:c is there twice"),
+        (("block", "--field", "c=1", "--field", "d= "), "The value of post:d is missing"),
+        (("block", *(f"--field={name}=1" for name in "abcd")), "At most 3 fields can be combined"),
         (("block", "--ip", "nowhere"), "--ip 'nowhere' is not an address or network"),
         (("block", "--ip", ADDRESS, "--for", "ever"), "--for 'ever': write a number and s, m, h, d or w"),
         (("block", "--ip", ADDRESS, "--for", "0m"), "--for '0m': write"),

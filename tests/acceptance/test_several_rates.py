@@ -18,7 +18,7 @@ from django_ratelimit_lua.models import RateLimitChange, RateLimitRule, RateLimi
 from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 from django_ratelimit_lua.rules.rule import RuleError
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, RULES, errors, given
+from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
 operator = test_admin.operator
@@ -190,7 +190,7 @@ def test_what_the_code_limits_is_dropped_only_if_that_is_confirmed(
     assert problem in errors(answer)
     assert f"{__name__}.finds" in errors(answer) or "Looser" in problem
     assert not RateLimitRule.objects.exists()
-    assert operator.post(f"{RULES}add/", {**form, "confirm": "on"}).status_code == 302
+    assert confirmed(operator, f"{RULES}add/", form).status_code == 302
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ import re
 from typing import Any
 
 import pytest
+from django.core.management.base import CommandError
 from django.test import Client
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.stats.shadow import ShadowNumbers, shadow_numbers
+from django_ratelimit_lua.stats.reading import ShadowNumbers, shadow_numbers
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, staff, visits
+from tests.acceptance.test_admin import RULES, confirmed, errors, given, staff, visits
+from tests.acceptance.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 operator, site = test_admin.operator, test_admin.site
@@ -119,3 +121,43 @@ def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) ->
     assert modes() == [("enforce", 8), ("enforce", 7)]
     assert visits() == [429]
     assert operator.post(RULES, chosen).status_code == 302
+
+
+def test_enforcing_in_the_form_of_the_rule_repeats_the_numbers_and_asks(operator: Client) -> None:
+    """As "Enforce now" does: of the rule as it would be saved, which another limit makes another version of."""
+    one = rule()
+    assert visits(3) == [200] * 3
+    form = given(name="site", path="/ok", key="ip", limit=2, unit="h", mode="enforce")
+    url = f"{RULES}{one.pk}/change/"
+    assert "Seen: 3 requests of about 1 clients. Would have refused: 1" in errors(operator.post(url, form))
+    assert "has seen no request in shadow mode yet" in errors(operator.post(url, {**form, "limit": 1}))
+    assert visits() == [200]
+    assert confirmed(operator, url, form).status_code == 302
+    assert visits() == [429]
+    assert operator.post(url, {**form, "description": "Enforced already: nothing to ask."}).status_code == 302
+    assert operator.post(url, {**form, "mode": "off"}).status_code == 302
+    assert "Seen: 4 requests" in errors(operator.post(url, form))
+
+
+def test_a_new_rule_and_an_exemption_are_enforced_unasked(operator: Client) -> None:
+    """A new one says so itself, and an exemption refuses nobody."""
+    assert operator.post(f"{RULES}add/", given(name="site", path="/ok", key="ip", limit=2)).status_code == 302
+    exempt = rule(name="exempt", exempt=True, limit=None)
+    form = given(name="exempt", path="/ok", exempt="on", mode="enforce")
+    assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302
+
+
+def test_enforcing_by_the_command_repeats_the_numbers_and_takes_confirm() -> None:
+    """Other modes, and what is enforced already, do not."""
+    rule()
+    assert visits(3) == [200] * 3
+    with pytest.raises(CommandError) as refused:
+        said("mode", "site", "enforce")
+    assert "Seen: 3 requests of about 1 clients. Would have refused: 1" in str(refused.value)
+    assert "Nothing was changed; --confirm says that this is meant." in str(refused.value)
+    assert visits() == [200]
+    for arguments in (("enforce", "--confirm"), ("enforce",)):
+        assert said("mode", "site", *arguments) == "site: 2 per hour per address, on /ok\n"
+    assert visits() == [429]
+    said("mode", "site", "shadow")
+    assert visits() == [200]

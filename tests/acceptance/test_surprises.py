@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
 from django.test import Client
+from django.utils import timezone
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, OPERATOR, OVERRIDES, RULES, errors, given
+from tests.acceptance.test_admin import NO_TIERS, OPERATOR, OVERRIDES, RULES, confirmed, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
 operator, site = test_admin.operator, test_admin.site
@@ -42,7 +44,7 @@ def test_a_rule_that_limits_the_admin_itself_is_asked_about(
     exempt.delete()
     rule = RateLimitRule.objects.get()
     assert "The rule also limits this admin" in errors(operator.post(f"{RULES}{rule.pk}/change/", form))
-    assert operator.post(f"{RULES}{rule.pk}/change/", {**form, "confirm": "on"}).status_code == 302
+    assert confirmed(operator, f"{RULES}{rule.pk}/change/", form).status_code == 302
     settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
 
@@ -66,7 +68,7 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
     for fields in ({"limit": 0}, {"more_rates": "0/s"}, tier):
         answer = operator.post(f"{RULES}add/", {**form, **fields})
         assert "A limit of 0 refuses every request" in errors(answer), fields
-    assert operator.post(f"{RULES}add/", {**form, **tier, "confirm": "on"}).status_code == 302
+    assert confirmed(operator, f"{RULES}add/", {**form, **tier}).status_code == 302
     zero = {"network": "203.0.113.9", "effect": "limit", "limit": 0, "period": 1, "unit": "m"}
     assert "refuses every request, as a block does" in errors(operator.post(f"{OVERRIDES}add/", zero))
     assert operator.post(f"{OVERRIDES}add/", {**zero, "confirm": "on"}).status_code == 302
@@ -77,7 +79,7 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
     [
         (["10.0.0.0/8"], "10.1.2.3", True),
         (["10.1.2.3"], "10.0.0.0/8", True),
-        (["2001:db8::/32"], "10.0.0.0/8", False),
+        (["2001:db8::/32"], "10.0.0.0/9", False),
         (["10.0.0.0/8"], "203.0.113.9", False),
         (1, "192.0.2.1", True),
         (1, "192.0.2.2", False),
@@ -93,9 +95,66 @@ def test_a_block_of_a_known_proxy_is_asked_about(trusted: Any, network: str, is_
     assert ("is a proxy of this site" in errors(answer)) is is_asked
     assert RateLimitOverride.objects.exists() is not is_asked
     client.post(f"{OVERRIDES}add/", {**form, "effect": "exempt"})
-    assert RateLimitOverride.objects.filter(effect="exempt").exists()
+    assert RateLimitOverride.objects.filter(effect="exempt").exists() is not is_asked
     if is_asked:
         assert client.post(f"{OVERRIDES}add/", {**form, "confirm": "on"}).status_code == 302
+
+
+LATELY = datetime.date.today() - datetime.timedelta(days=2)
+WIDE, OWN = "is a large part of the whole internet", "includes your own address: nothing would limit you"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"network": "64.0.0.0/2", "effect": "block"}, WIDE),
+        ({"network": "::/0", "effect": "block", "duration": "3600"}, WIDE),
+        ({"network": "0.0.0.0/0", "effect": "exempt"}, WIDE),
+        ({"network": "203.0.113.9 10.0.0.0/8", "effect": "exempt", "duration": "3600"}, WIDE),
+        ({"network": "10.0.0.0/8", "effect": "limit", "limit": 3}, WIDE),
+        ({"network": OPERATOR, "effect": "exempt"}, OWN),
+        ({"network": f"{OPERATOR}/24", "effect": "exempt", "duration": "3600"}, OWN),
+        ({"network": "203.0.113.9", "effect": "block", "ends_0": str(LATELY), "ends_1": "00:00"}, "over already"),
+    ],
+)
+def test_an_override_that_hardly_anybody_means_is_asked_about(
+    fields: dict[str, Any], problem: str, operator: Client
+) -> None:
+    """Also for an hour; then it can be meant."""
+    form = {"period": 1, "unit": "m", **fields}
+    assert problem in errors(operator.post(f"{OVERRIDES}add/", form))
+    assert not RateLimitOverride.objects.exists()
+    assert operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"}).status_code == 302
+    assert RateLimitOverride.objects.exists()
+
+
+def test_a_large_network_is_not_asked_about_where_something_else_tells_who_is_meant(operator: Client) -> None:
+    """A name that is tried from everywhere in it; nor a network of a usual size."""
+    form = {"effect": "block", "period": 1, "unit": "m", "network": "10.0.0.0/8"}
+    named = {"field": "post:username", "value": "ada"}
+    assert operator.post(f"{OVERRIDES}add/", {**form, **named}).status_code == 302
+    assert operator.post(f"{OVERRIDES}add/", {**form, "network": "10.0.0.0/9 2001:db8::/32"}).status_code == 302
+
+
+def test_an_override_that_has_ended_can_be_changed_unasked(operator: Client) -> None:
+    """Its end is not what was changed."""
+    row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", ends=timezone.now())
+    page = operator.get(f"{OVERRIDES}{row.pk}/change/")
+    ends = page.context["adminform"].form["ends"].value()
+    form = {"network": row.network, "effect": "block", "period": 1, "unit": "m", "reason": "scraper"}
+    form |= {"ends_0": f"{timezone.localtime(ends):%Y-%m-%d}", "ends_1": f"{timezone.localtime(ends):%H:%M:%S}"}
+    assert operator.post(f"{OVERRIDES}{row.pk}/change/", form).status_code == 302
+    assert operator.post(f"{OVERRIDES}{row.pk}/change/", {**form, "duration": "3600"}).status_code == 302
+    row.refresh_from_db()
+    assert row.is_active()
+
+
+def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
+    """Neither goes before the other unsaid."""
+    form = {"effect": "block", "period": 1, "unit": "m", "network": "203.0.113.9", "duration": "3600"}
+    answer = operator.post(f"{OVERRIDES}add/", {**form, "ends_0": "2099-01-01", "ends_1": "00:00"})
+    assert "There is an end below as well" in errors(answer)
+    assert not RateLimitOverride.objects.exists()
 
 
 def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(operator: Client, settings: Any) -> None:

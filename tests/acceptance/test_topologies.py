@@ -16,20 +16,27 @@ import trustme
 from django.core.management import call_command
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.operations.seen import overview
+from django_ratelimit_lua.publishing.hours import keep_hours
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.stats.refusals import refusal_counter, refusal_counts
-from django_ratelimit_lua.stats.shadow import shadow_numbers
+from django_ratelimit_lua.stats import reading
+from django_ratelimit_lua.stats.reading import refusal_counts, shadow_numbers
+from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval script|load publish subscribe ping"
-RULES = "hget hset hdel expire persist rename hincrby hgetall pfadd pfcount"
+RULES = "hget hset hdel expire persist rename hincrby hlen hgetall pfadd pfcount zscore zrank"
+# In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a connection does without.
+ELSEWHERE = "cluster|slots asking role select"
+ANYWHERE = "auth client|setname sentinel|get-master-addr-by-name"
 
 
 def alias(location: str, **options: Any) -> dict[str, Any]:
@@ -135,11 +142,22 @@ def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block").delete()
     publish(rebuild=True)
     assert RateLimiter("where", "100/h").hit("someone").limits[0].limit == 1
-    refusal_counter.flush()
+    recorder.flush()
     assert refusal_counts()["where"] == {"enforce": 1}
     RateLimitRule.objects.create(name="shadow", limit=1, unit="h", mode="shadow")
     RateLimiter("shadow", "100/h").hit("someone")
     assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
+    assert RateLimiter("split", "100/h", split="equal", durable=True).hit("someone").source != "fallback"
+    assert heartbeat.beat() == 1
+    assert recorder.flush() is None
+    day = reading.Span.last(86_400, 3600)
+    assert reading.total("shadow", day).requests == reading.total("split", day).requests == 1
+    assert reading.marks("split", 3600 * 10**6, day).people == 1
+    assert reading.people_refused("where", day) == 1
+    assert [one.times for one in reading.top("where", day)] == [1]
+    assert reading.totals().of_names["split"] == {"a": 1, "u": 1}
+    assert keep_hours() == 1
+    assert overview()["names"] >= 3
     call_command("ratelimit_health", stdout=io.StringIO())
     assert health().ok
     # redis-py would like to tell its name, and does without.
@@ -158,14 +176,27 @@ def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.
         assert set(sources) <= {"redis", "fallback", "deny-cache"}
 
 
+def asked_for() -> set[str]:
+    """All commands that stand in the package, in scripts and in Python."""
+    package = Path(program.__file__).parents[1]
+    text = "".join(path.read_text() for path in package.rglob("*") if path.suffix in (".lua", ".py"))
+    found = re.findall(r"(?:call|write)\((?:\w+, )?'([A-Z]+)'", text)
+    found += ["|".join(filter(None, parts)) for parts in re.findall(r'\(\s*b"([A-Z]+)"(?:, b"([A-Z-]+)")?', text)]
+    # The second word is a part of the command for some only.
+    of_two = ("script", "cluster", "client", "sentinel")
+    words = [word.lower() for word in found]
+    return {word if word.startswith(of_two) else word.partition("|")[0] for word in words}
+
+
 def test_the_rights_are_those_of_the_documentation() -> None:
-    """Word by word; and what the program calls is among them."""
+    """Word by word; and what the programs call, and the package asks for anywhere, is among them."""
     programs = [program.GENERAL, program.straight(("token_bucket", "fixed_window"))]
     text = "".join(found.source.decode() for found in programs)
     called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", text)}
     assert called == set(IN_SCRIPTS.split())
-    text = (Path(__file__).parents[2] / "docs/production.rst").read_text()
-    documented = text.partition("ACL SETUSER limiter")[2].partition("\n\n")[0].replace("\\", " ").split()
-    assert {right[1:] for right in documented if right.startswith("+")} == {
-        *IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()
-    }  # fmt: skip
+    needed = {*IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()}
+    text = (Path(__file__).parents[2] / "docs/production.rst").read_text().partition("ACL SETUSER limiter")[2]
+    documented, _, below = text.replace("\\", " ").partition("\n\n")
+    assert set(re.findall(r"\+([a-z|]+)", documented)) == needed
+    assert set(re.findall(r"\+([a-z|]+)", below.partition("\n\n\n")[0])) >= set(ELSEWHERE.split())
+    assert asked_for() == needed | {*ELSEWHERE.split(), *ANYWHERE.split()}

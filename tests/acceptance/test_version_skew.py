@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -20,10 +22,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import SECOND
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
@@ -191,7 +194,7 @@ def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 @pytest.mark.parametrize(
-    "text", ['{"format": 2, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
+    "text", ['{"format": 3, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
 )
 def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     text: str, published: Published, caplog: Any
@@ -201,7 +204,7 @@ def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     assert get("/good", 1) == [200]
     published.put(text)
     if "format" in text:
-        published.direct.hset(published.key, "format", 2)
+        published.direct.hset(published.key, "format", 3)
     assert get("/good", 2) == [200, 429]
     published.direct.config_resetstat()
     assert get("/good", 10) == [429] * 10
@@ -240,9 +243,9 @@ def test_an_older_version_never_overwrites_what_a_newer_has_published(published:
     """Nor does it try again and again: its edits are saved, and said to be published by the newer version. After going
     back to the older version for good, one publication is told to take over."""
     rule("good", path="/good", limit=2)
-    newer = json.dumps({**published.snapshot(), "format": 2, "rules": {"good": 2}})
+    newer = json.dumps({**published.snapshot(), "format": 3, "rules": {"good": 2}})
     published.put(newer)
-    published.direct.hset(published.key, "format", 2)
+    published.direct.hset(published.key, "format", 3)
     before = published.direct.hgetall(published.key)
     RateLimitRule.objects.update(limit=1)
     another_process()
@@ -275,8 +278,8 @@ def test_an_edit_that_a_newer_version_published_holds_as_soon_as_the_database_ha
 
     def edit(limit: int) -> None:
         RateLimitRule.objects.update(limit=limit)
-        published.put('{"format": 2}')
-        published.direct.hset(published.key, "format", 2)
+        published.put('{"format": 3}')
+        published.direct.hset(published.key, "format", 3)
 
     monkeypatch.setattr(triggers, "snapshot_of", slowly)
     edit(0)
@@ -304,8 +307,8 @@ def test_a_late_answer_of_the_database_is_gone_by(
     settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", limit=2)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
-    published.put('{"format": 2}')
-    published.direct.hset(published.key, "format", 2)
+    published.put('{"format": 3}')
+    published.direct.hset(published.key, "format", 3)
     answers, read = threading.Event(), triggers.snapshot_of
     monkeypatch.setattr(triggers, "snapshot_of", lambda using: answers.wait(30) and read(using))
     another_process()
@@ -317,6 +320,104 @@ def test_a_late_answer_of_the_database_is_gone_by(
     settings.RATELIMIT_TIMEOUT = 10
     assert get("/good", 1) == [429]
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
+
+
+def combination() -> RateLimitOverride:
+    """A block of who sends a key from an address; and another address has an override, so that each is looked for."""
+    RateLimitOverride.objects.create(network="203.0.113.2", effect="exempt")
+    override = RateLimitOverride(network=FIRST, field="header:X-Key", effect="block")
+    override.set_value("k")
+    override.save()
+    return override
+
+
+def misread(published: Published, override: RateLimitOverride, *, saved: bool) -> None:
+    """Publish a combination as a version does that does not know them: filed under the whole address, in the first
+    format. `saved`: it has saved the row before that, so that this is about the address."""
+    direct, key = published.direct, published.key
+    address = digest(("network", f"{FIRST}/32"))
+    snapshot = {**published.snapshot(), "format": 1}
+    record = direct.hget(key, override.subject)
+    if saved:
+        RateLimitOverride._base_manager.update(kind="ip4/32")
+        RateLimitOverride._base_manager.filter(pk=override.pk).update(subject=address.decode())
+        revision = RateLimitRevision.rise("default").text.decode()
+        snapshot |= {"revision": revision, "kinds": {"": ["ip4/32"]}, "blocks": ["ip4/32"], "field_keys": {}}
+        direct.hset(key, "revision", revision)
+    direct.hdel(key, override.subject)
+    direct.hdel(key, "understood")
+    direct.hset(key, mapping={"rules": json.dumps(snapshot), "format": 1, address: record})
+    freshness.expire()
+
+
+def of_combination() -> list[int]:
+    """The answers to whom it is not about, and to whom it is."""
+    return [*get("/good"), Client(REMOTE_ADDR=FIRST, headers={"x-key": "k"}).get("/good").status_code]
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["published", "saved and published"])
+def test_a_combination_that_an_older_version_published_is_put_right(saved: bool, published: Published) -> None:
+    """It would refuse the whole address, for ever: what is published is as of the revision that the database has."""
+    override = combination()
+    assert of_combination() == [200, 429]
+    misread(published, override, saved=saved)
+    assert of_combination() == [429, 429]
+    revision = publish()  # As every process does now and then, to compare.
+    assert of_combination() == [200, 429]
+    override.refresh_from_db()
+    assert override.kind == "all:ip4/32 & header:X-Key"
+    assert publish() == revision
+    assert published.snapshot()["format"] == 2
+
+
+def test_a_process_that_has_just_started_puts_it_right_before_it_goes_by_it(published: Published) -> None:
+    """No request of it is refused for a combination that an older version has published for a whole address."""
+    misread(published, combination(), saved=False)
+    another_process()
+    assert of_combination() == [200, 429]
+
+
+def test_nothing_is_left_of_a_combination_that_an_older_version_published(published: Published) -> None:
+    """Nor where it is deleted by who knows only where it should have been."""
+    override = combination()
+    misread(published, override, saved=False)
+    override.delete()
+    assert of_combination() == [200, 200]
+    assert digest(("network", f"{FIRST}/32")) not in published.direct.hgetall(published.key)
+
+
+def test_a_combination_that_an_older_version_saved_is_about_all_of_it_again(published: Published) -> None:
+    """Where that could not publish: the next to publish fills in again whom it is about."""
+    override = combination()
+    RateLimitOverride._base_manager.filter(pk=override.pk).update(
+        kind="ip4/32", subject=digest(("network", f"{FIRST}/32")).decode()
+    )
+    RateLimitRevision.rise("default")
+    publish()
+    assert of_combination() == [200, 429]
+    override.refresh_from_db()
+    assert override.kind == "all:ip4/32 & header:X-Key"
+    assert published.snapshot()["format"] == 2
+
+
+@pytest.mark.parametrize(
+    "before", ["0002_one_history", "0003_several_rates", "0004_answers_of_blocks", "0005_combinations"]
+)
+def test_an_older_version_can_still_add_rules_and_overrides(before: str) -> None:
+    """After migrating: the statements of a process that still runs do not name the columns that are new."""
+    state = MigrationExecutor(connection).loader.project_state(("django_ratelimit_lua", before))
+    models = [state.apps.get_model("django_ratelimit_lua", f"RateLimit{name}") for name in ("Rule", "Tier", "Override")]
+    one = models[0].objects.create(name="good", path="/good", key="ip", limit=1, unit="h")
+    models[1].objects.create(rule=one, group="staff", limit=7, unit="h")
+    address = digest(("network", "203.0.113.2/32")).decode()
+    models[2].objects.create(network="203.0.113.2", kind="ip4/32", subject=address, effect="block")
+    publish(rebuild=True)
+    assert get("/good", 2) == [200, 429]
+    assert get("/good", ip="203.0.113.2") == [429]
+    assert RateLimitRule.objects.get().rate == "1/h"
+    assert (RateLimitRule.objects.get().more_rates, Tier.objects.get().more_rates) == ([], [])
+    override = RateLimitOverride.objects.get()
+    assert (override.forbids, override.message, RateLimitRule.objects.get().durable) == (False, "", False)
 
 
 def junk() -> st.SearchStrategy[Any]:
@@ -359,7 +460,7 @@ def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
         else:
             inside[way[-1]] = draw(junk())
     rules = value.get("rules") if isinstance(value, dict) else None
-    whole = value.get("format", 1) == 1 if isinstance(value, dict) else False
+    whole = value.get("format", 1) in (1, 2) if isinstance(value, dict) else False
     holds = whole and isinstance(rules, list) and any(json.dumps(one) == good for one in rules)
     names = [one.get("name") for one in rules or () if isinstance(one, dict)] if isinstance(rules, list) else []
     alone = sum(name == "good" for name in names) == 1

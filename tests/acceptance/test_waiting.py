@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import signal
@@ -192,6 +193,13 @@ def test_a_client_that_hangs_up_while_held_gives_its_turn_back(settings: Any) ->
     asyncio.run(ask(RateLimitMiddleware(plain), "held"))
 
 
+def awaited_by(coroutine: Any) -> Iterator[Any]:
+    """A coroutine, the one that it awaits, and so on."""
+    while inspect.iscoroutine(coroutine):
+        yield coroutine
+        coroutine = coroutine.cr_await
+
+
 def test_a_coroutine_that_is_thrown_away_gives_its_turn_back() -> None:
     """It is only closed, and cannot wait for anything any more."""
     limiter = RateLimiter("away", "1/h", algorithm="leaky_bucket")
@@ -200,7 +208,8 @@ def test_a_coroutine_that_is_thrown_away_gives_its_turn_back() -> None:
     async def closed() -> None:
         coroutine = limiter.aacquire("ada")
         task = asyncio.ensure_future(coroutine)
-        await auntil(lambda: limiter.peek("ada").limits[0].reset_after > 3600)
+        await auntil(lambda: "ahold" in [waiting.__name__ for waiting in awaited_by(coroutine)])
+        assert limiter.peek("ada").limits[0].reset_after > 3600
         coroutine.close()
         task.cancel()
 

@@ -15,9 +15,11 @@ from django_ratelimit_lua import RateLimiter  # noqa: E402
 from django_ratelimit_lua.limits.program import GENERAL  # noqa: E402
 from tests.bench.alone import deny_cache, outage  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
+from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.measure import DIRECT  # noqa: E402
 from tests.bench.memory import crowd_memory, memory  # noqa: E402
+from tests.bench.replay import bench_replay  # noqa: E402
 from tests.bench.rules import bench_rules  # noqa: E402
 from tests.bench.scale import bench_scale  # noqa: E402
 from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
@@ -31,15 +33,18 @@ def main() -> None:
     RateLimiter("warm", "1/s").hit("up")
     print("medians of rounds taken in turns; Valkey on loopback\n")
     client_cost()
+    counting()
     threads()
     server_cost()
     backlog()
     faces()
     memory()
     crowd_memory()
+    kept()
     deny_cache()
     outage()
     heartbeats()
+    bench_replay()
     bench_rules()
     bench_scale()
     server.stop()

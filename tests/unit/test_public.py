@@ -14,9 +14,11 @@ PUBLIC = {
     "decorators": "ALL UNSAFE ratelimit",
     "exceptions": "LimitError Ratelimited StoreError",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitChange RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
+    "models": "RateLimitChange RateLimitHour RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
     "operations": "BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit RuleError ahealth "
-    "client_address compile_rule explain health normalised open_reference publish reading refusal_counts",
+    "client_address compile_rule explain finish health normalised open_reference publish reading refusal_counts",
+    "stats.prometheus": "Collector register",
+    "stats.urls": "urlpatterns",
     "signals": "limit_exceeded rules_changed store_down store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",

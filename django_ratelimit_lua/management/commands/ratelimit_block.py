@@ -8,20 +8,20 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from ...limits.rate import SECOND, LimitError, Rate
 from ...models import RateLimitRule
 from ...models.audit import acting
+from ...operations.subjects import add
 from ...publishing import triggers
-from ..arguments import add_subject, subject_of
-
-LONGEST = 10 * 366 * 86400
-"""Seconds; what is longer is meant for good."""
+from ..arguments import add_subject, seconds_of, subject_of
 
 
 class Command(BaseCommand):
-    """Blocks a user, an address or network, or whoever sends one value."""
+    """Blocks a user, an address or network, or whoever sends a value; or who is several of these at once."""
 
-    help = "Refuses every request of a user, an address or network, or whoever sends a value; an hour, or as you say."
+    help = (
+        "Refuses every request of a user, of an address or network, or of whoever sends a value; with several options, "
+        "of who is all of that at once. For an hour, or as you say."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_subject(parser)
@@ -31,9 +31,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--rule", metavar="NAME", help="only where this rule of the admin applies; without it: always"
         )
+        parser.add_argument("--confirm", action="store_true", help="block it although there are warnings")
         parser.add_argument("--reason", default="", help="kept with the override")
 
-    def handle(self, *args: Any, period: str, for_good: bool, rule: str | None, reason: str, **options: Any) -> None:
+    def handle(
+        self, *args: Any, period: str, for_good: bool, rule: str | None, reason: str, confirm: bool, **options: Any
+    ) -> None:
         """Raises `CommandError`."""
         subject = subject_of(options)
         named = None if rule is None else RateLimitRule.objects.filter(name=rule).first()
@@ -41,25 +44,24 @@ class Command(BaseCommand):
             raise CommandError(f"--rule {rule!r}: the admin has no rule of this name")
         with acting("ratelimit_block"):
             try:
-                override = subject.override("block", None if for_good else _seconds(period), rule=named, reason=reason)
+                override = subject.override(
+                    "block",
+                    None if for_good else seconds_of("--for", period, "; or --for-good"),
+                    rule=named,
+                    reason=reason,
+                )
             except ValidationError as error:
                 raise CommandError("; ".join(error.messages)) from error
-            override.save()
+            warnings = [] if confirm else subject.surprises("block")
+            if warnings:
+                raise CommandError("\n".join([*warnings, "Nothing is blocked; --confirm says that this is meant."]))
+            (there,) = add([override])
         ends = override.ends
         if ends is not None and timezone.is_aware(ends):
             ends = timezone.localtime(ends)
         until = "for good" if ends is None else f"until {ends:%Y-%m-%d %H:%M %Z}".rstrip()
+        known = "" if there is override else ", which was there already"
         where = "" if named is None else f" by the rule {named.name}"
-        self.stdout.write(f"{subject} is blocked{where} {until}: override {override.pk}")
+        self.stdout.write(f"{subject} is blocked{where} {until}: override {there.pk}{known}")
         if triggers.unpublished:
             self.stderr.write(self.style.WARNING(f"Saved, but not live yet: {triggers.unpublished}"))
-
-
-def _seconds(period: str) -> int:
-    try:
-        seconds = Rate.parse(f"1/{period}").period_us // SECOND
-    except LimitError:
-        seconds = 0
-    if not 0 < seconds <= LONGEST:
-        raise CommandError(f"--for {period!r}: write a number and s, m, h, d or w, such as 30m; or --for-good")
-    return seconds

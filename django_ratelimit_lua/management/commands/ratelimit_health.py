@@ -15,6 +15,7 @@ from ...operations.health import health
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
+from ...stats.writing import why_unwritable
 
 LISTEN_SECONDS = 2.0
 """For how long it is tried whether changes can be heard of."""
@@ -48,6 +49,10 @@ class Command(BaseCommand):
         if not listener.wait(LISTEN_SECONDS):
             reason = listener.error or "no thread runs for it"
             self.stderr.write(self.style.WARNING(f"changes of rules are not heard of, but asked for: {reason}"))
+        unwritable = why_unwritable() if conf.STATISTICS else None
+        if unwritable is not None:
+            message = f"statistics cannot be written, or not all: {unwritable}"
+            self.stderr.write(self.style.WARNING(message))
         for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
             is_left_out = problem != problems.place
             self.stderr.write(self.style.WARNING(f"left out: {problem}" if is_left_out else problem))

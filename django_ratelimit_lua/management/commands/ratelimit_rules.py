@@ -21,7 +21,7 @@ from ...models.audit import acting
 from ...operations import rules_yaml
 from ...operations.explain import explain
 from ...operations.reference import BadReferenceError, open_reference
-from ...operations.surprises import changed_surprises
+from ...operations.surprises import changed_surprises, enforcing
 from ...publishing import triggers
 from ...publishing.publish import primary, publish
 from ...publishing.triggers import migration_problem
@@ -30,7 +30,7 @@ from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
 from ...rules.ruleset import settings_problems
-from ...stats.refusals import FAILED, refusal_counts
+from ...stats.reading import refusal_counts
 from ..arguments import add_request, described, hints, verdict
 
 
@@ -56,6 +56,9 @@ class Command(BaseCommand):
         switched = commands.add_parser("mode", help="change the mode of a rule, when the admin cannot be reached")
         switched.add_argument("name")
         switched.add_argument("mode", choices=MODES)
+        switched.add_argument(
+            "--confirm", action="store_true", help="enforce it, whatever it would have refused in shadow mode"
+        )
         commands.add_parser("export", help="write the rules of the admin as YAML")
         imported = commands.add_parser("import", help="replace the rules of the admin by those of a YAML file")
         imported.add_argument("file", help="a file, or - for standard input")
@@ -148,11 +151,15 @@ class Command(BaseCommand):
             if limit.state is not None:
                 self.stdout.write(f"    now {_words(limit.state)}")
 
-    def _mode(self, name: str, mode: str, **options: Any) -> None:
+    def _mode(self, name: str, mode: str, confirm: bool, **options: Any) -> None:
         rule = RateLimitRule.objects.filter(name=name).first()
         if rule is None:
             names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
             raise CommandError(f"there is no rule {name!r} in the admin; there are: {names}")
+        if mode == "enforce" != rule.mode and not confirm:
+            asked = [str(problem) for _field, problem in enforcing(rule)]
+            if asked:
+                raise CommandError("\n".join([*asked, "Nothing was changed; --confirm says that this is meant."]))
         with acting("ratelimit_rules mode"):
             rule.switch(mode)
         self.stdout.write(f"{rule.name}: {rule.reading()}")
@@ -163,7 +170,7 @@ class Command(BaseCommand):
 
     def _import(self, file: str, dry_run: bool, delete: bool, confirm: bool, **options: Any) -> None:
         text = _read(file)
-        changes = rules_yaml.plan(text)
+        changes = rules_yaml.plan(text, _source(file))
         warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
         if warnings and not (confirm or dry_run):
             raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
@@ -185,7 +192,7 @@ class Command(BaseCommand):
 
     def _check(self, file: str | None, **options: Any) -> None:
         if file is not None:
-            count = len(rules_yaml.load(_read(file)))
+            count = len(rules_yaml.load(_read(file), _source(file)))
         else:
             wrong = settings_problems()
             if wrong:  # Then there is no ruleset that could be looked at.
@@ -246,12 +253,16 @@ def _moment(moment: datetime.datetime) -> str:
 
 def _failures() -> list[str]:
     """What processes had to leave out lately, though it makes sense by itself."""
-    failed = {name: counts.get(FAILED, 0) for name, counts in refusal_counts(1).items()}
+    failed = {name: counts.get("failed", 0) for name, counts in refusal_counts(1).items()}
     return [
         f"rule {name!r} could not be applied to {number} request{'' if number == 1 else 's'} today; see the log"
         for name, number in sorted(failed.items())
         if number
     ]
+
+
+def _source(file: str) -> str:
+    return "standard input" if file == "-" else file
 
 
 def _read(file: str) -> str:

@@ -14,9 +14,13 @@ from ..arguments import add_subject, subject_of
 
 
 class Command(BaseCommand):
-    """Ends the blocks that are about a user, an address or network, or whoever sends one value."""
+    """Ends the blocks that are about exactly a user, an address or network, whoever sends a value, or several at
+    once."""
 
-    help = "Ends the blocks that are about exactly this user, address or network, or whoever sends this value."
+    help = (
+        "Ends the blocks that are about exactly this user, address or network, or whoever sends this value; with "
+        "several options, those that are about all of that together, as they were given to ratelimit_block."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_subject(parser)
@@ -34,9 +38,7 @@ class Command(BaseCommand):
             self.stdout.write(f"ended: override {block.pk}, of {subject}")
         if not blocks:
             self.stdout.write(self.style.WARNING(f"Nothing was ended: no block is about {subject}."))
-        for block in subject.blocked_networks():
-            self.stdout.write(
-                self.style.WARNING(f"{block.network} is blocked, and {subject} is in it: override {block.pk}")
-            )
+        for block in subject.wider_blocks():
+            self.stdout.write(self.style.WARNING(f"{block} is blocked, and with it {subject}: override {block.pk}"))
         if triggers.unpublished:
             self.stderr.write(self.style.WARNING(f"Saved, but not live yet: {triggers.unpublished}"))

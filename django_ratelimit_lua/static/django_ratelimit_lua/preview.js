@@ -18,11 +18,17 @@ document.addEventListener("DOMContentLoaded", () => {
   async function show() {
     const number = ++latest;
     const answer = await fetch(box.dataset.previewUrl, {
-      method: "POST", body: new FormData(form), credentials: "same-origin",
+      method: "POST", body: new FormData(form), credentials: "same-origin", redirect: "manual",
       headers: {"X-Requested-With": "XMLHttpRequest"},
     });
     const text = await answer.text();
-    if (number === latest && answer.ok) {
+    if (number !== latest) return;
+    if (answer.type === "opaqueredirect" || answer.status === 403) {  // To the login.
+      const ended = document.createElement("p");
+      ended.className = "ratelimit-note";
+      ended.textContent = into.dataset.ended;
+      into.replaceChildren(ended);
+    } else if (answer.ok) {
       into.innerHTML = text;
       into.dataset.shown = number;
     }

@@ -11,7 +11,9 @@ document.addEventListener("DOMContentLoaded", () => {
     let timer = 0, latest = 0;
     const show = async () => {
       const number = ++latest;
-      const answer = await fetch(`${note.dataset.callSiteUrl}?name=${encodeURIComponent(name.value)}`, {credentials: "same-origin"});
+      const answer = await fetch(`${note.dataset.callSiteUrl}?name=${encodeURIComponent(name.value)}`, {
+        credentials: "same-origin", redirect: "manual",
+      });
       const text = await answer.text();
       if (number === latest && answer.ok) note.innerHTML = text;
     };

@@ -27,6 +27,7 @@ class Planner:
 
     units = 1
     gathers = True
+    is_hit = True
 
     def __init__(self, subjects: Any = ()) -> None:
         self.gathered: list[int] = []

@@ -62,7 +62,8 @@ def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
     ("fields", "wrong"),
     [
         ({}, NON_FIELD_ERRORS),
-        ({"network": "203.0.113.9", "user_id": 7}, NON_FIELD_ERRORS),
+        ({"network": "203.0.113.9", "user_id": 7}, None),
+        ({"network": "203.0.113.9", "field": "ip"}, "field"),
         ({"network": "nowhere"}, "network"),
         ({"network": "203.0.113.9", "effect": "limit"}, "limit"),
         ({"network": "203.0.113.9", "effect": "limit", "limit": 5}, None),

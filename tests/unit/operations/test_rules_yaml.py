@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from django_ratelimit_lua.operations.rules_yaml import DEEPEST, LONGEST_TEXT, RuleChange, build_rule, dump, load
+from django_ratelimit_lua.operations.rules_yaml import (
+    DEEPEST,
+    LONGEST_TEXT,
+    RuleChange,
+    RulesError,
+    build_rule,
+    dump,
+    load,
+)
 from django_ratelimit_lua.rules.rule import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
@@ -47,7 +57,14 @@ def test_a_rule_comes_with_its_tiers() -> None:
         ("- {name: a, key: ip, rate: 5/m}", "names no path, route or group"),
         ("- {name: a, path: /, key: ip, rate: 5/m, id: 7}", "unknown id"),
         ("- {name: a, path: /, key: app.key, rate: 5/m}", "rule 'a'"),
-        ("- {name: a, path: /, key: ip, rate: 5/m}\n" * 2, "two rules are called a"),
+        (
+            "- {name: a, path: /, key: ip, rate: 5/m}\n" * 2,
+            "Rules, line 2: two rules are called a; the other is on line 1",
+        ),
+        (
+            "- {name: a}\n- {name: a, path: /, key: ip, rate: 5/m}",
+            "Rules, line 2: two rules are called a; the other is",
+        ),
         ("- 2026-99-99", "not YAML"),
         ("- \x01", "not YAML"),
         ("#" * (LONGEST_TEXT + 1), "more than"),
@@ -58,6 +75,58 @@ def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
     with pytest.raises(RuleError) as raised:
         load(text)
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("rates: 5/m", ["unknown rates"]),
+        ("rates: nonsense", ["unknown rates", "Rate 'nonsense'"]),
+        ("rate: nonsense, algorithm: fixed_window, align: day, time_zone: UTC", ["Rate 'nonsense'"]),
+        ("rates: 5/d, algorithm: fixed_window, align: day, time_zone: UTC", ["unknown rates"]),
+        ("rate: x, algorithm: fixed_window, align: month, time_zone: Nowhere", ["Rate 'x'", "time zone 'Nowhere'"]),
+        ("rate: 5/m, algorithm: fixed_window, align: dusk, time_zone: UTC", ["align"]),
+    ],
+)
+def test_nothing_is_said_that_only_follows_from_another_mistake(text: str, problems: list[str]) -> None:
+    """Each mistake once."""
+    with pytest.raises(RulesError) as raised:
+        load(f"- {{name: a, path: /, key: ip, {text}}}")
+    found = raised.value.problems
+    assert [problem in text for problem, text in zip(problems, found, strict=False)] == [True] * len(problems), found
+    assert len(found) == len(problems), found
+
+
+def test_what_a_strange_word_stands_for_is_not_said_to_be_lacking() -> None:
+    """The word is the mistake; what is wrong beside it is said all the same, and what lacks without one."""
+    with pytest.raises(RulesError) as raised:
+        load(
+            "- {name: a, url: /, key: ip, rate: 5/m}\n- {name: b, where: /, by: ip, rate: 5/moon}\n"
+            "- {name: c, paths: x, key: ip, rate: 5/m}\n- {name: d, key: ip, rate: 5/moon}\n",
+            "limits.yaml",
+        )
+    found = [re.sub("^limits.yaml, ", "", problem)[:33] for problem in raised.value.problems]
+    assert found == [
+        "line 1: rule 'a': unknown url; kn",
+        "line 2: rule 'b': unknown by, whe",
+        "line 2: rule 'b': Rate '5/moon': ",
+        "line 3: rule 'c': unknown paths; ",
+        "line 3: rule 'c': path is 'x'; wr",
+        "line 4: rule 'd': Rate '5/moon': ",
+        "line 4: rule 'd': names no path, ",
+    ]
+    assert "did you mean path?" in raised.value.problems[3]
+    assert "did you mean" not in raised.value.problems[0]
+
+
+@pytest.mark.parametrize("text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (LONGEST_TEXT + 1)])
+def test_a_text_that_is_no_list_of_rules_is_called_by_its_name(text: str) -> None:
+    """That of its file, also in what the reader of YAML says."""
+    with pytest.raises(RuleError) as raised:
+        load(text, "limits.yaml")
+    assert str(raised.value).startswith("limits.yaml")
+    assert "Rules" not in str(raised.value)
+    assert "unicode string" not in str(raised.value)
 
 
 def test_a_change_is_shown_in_words() -> None:

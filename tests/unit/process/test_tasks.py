@@ -83,7 +83,7 @@ def test_a_process_that_ends_stops_its_tasks_before_it_says_its_last() -> None:
     Task("refusals", step, at_exit=lambda: 1 / 0)
     task.start()
     assert begun.wait(SOON)
-    tasks._at_exit()
+    tasks.finish()
     assert set(seen) == {False, "never begun"}
 
 
@@ -157,7 +157,7 @@ def test_a_process_says_its_last_whatever_happens(errs: bool, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(tasks, "tasks", Growing())
         Task("heartbeat", lambda: None, wake=lambda: errs and 1 / 0, at_exit=lambda: said.append("goodbye"))
-        tasks._at_exit()
+        tasks.finish()
         assert len(tasks.all_tasks()) == 5
     assert said == ["goodbye"]
 

@@ -34,10 +34,10 @@ def planned(mode: Any = "enforce") -> list[PlannedCharge]:
 
 def test_overrides_exempt_change_or_block() -> None:
     """A charge goes, or has another limit, or says who blocks in its place."""
-    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True) == ([], None, b"")
+    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True).charges == []
     (changed,), *_ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
     assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
-    (blocked,), block, _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
+    (blocked,), _, block, _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
     assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name, block) == (
         False,
         None,
@@ -50,10 +50,10 @@ def test_overrides_exempt_change_or_block() -> None:
 def test_a_block_for_all_rules_needs_none() -> None:
     """It refuses where no enforced charge is, but only those faces that stand for all rules."""
     overrides = known(Override(1, None, "block"))
-    charges, block, subject = apply_overrides([], overrides, NO_RULES, True)
+    charges, _, block, subject = apply_overrides([], overrides, NO_RULES, True)
     assert (charges, block.name, block.enforced, subject) == ((), BLOCK, True, SUBJECT.digest)
-    assert apply_overrides(planned("shadow"), overrides, NO_RULES, True)[1] is not None
-    assert apply_overrides([], overrides, NO_RULES, False) == ([], None, b"")
+    assert apply_overrides(planned("shadow"), overrides, NO_RULES, True).block is not None
+    assert apply_overrides([], overrides, NO_RULES, False) == ([], [], None, b"")
 
 
 def test_an_override_counts_from_its_start_to_its_end() -> None:
@@ -61,14 +61,14 @@ def test_an_override_counts_from_its_start_to_its_end() -> None:
     now = now_us()
     for override in (Override(1, None, "block", starts=now + 10**9), Override(1, None, "block", ends=now - 1)):
         charges = planned()
-        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, None, b"")
+        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [], None, b"")
 
 
 def test_an_override_for_one_rule_says_nothing_of_another() -> None:
     """Rules are known by their rows; a limit at a call site has none."""
     rules = Ruleset((), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]})
     exempt = known(Override(1, 7, "exempt"))
-    assert apply_overrides(planned(), exempt, rules, True) == ([], None, b"")
+    assert apply_overrides(planned(), exempt, rules, True) == ([], planned(), None, b"")
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 
@@ -79,7 +79,7 @@ def test_only_those_are_looked_for_of_whom_something_may_be_said() -> None:
     """By the names of what is charged; and blocks that need no rule, where a face stands for all rules."""
     assert list(override_kinds(KINDS, planned(), False)) == ["user", "ip4/32"]
     assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]
-    assert list(override_kinds(KINDS, [], True)) == ["ip4/24"]
+    assert list(override_kinds(KINDS, [], True)) == ["ip4/24", "user"]
     assert list(override_kinds(KINDS, [], False)) == []
 
 

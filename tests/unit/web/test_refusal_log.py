@@ -1,4 +1,4 @@
-"""The log of refusals: everything once, and of a flood little."""
+"""The log of refusals: who is refused, once a minute, and of a flood little."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from django_ratelimit_lua.web.refusal_log import FOR_ALL, FOR_EACH, refusal_log
 rf = RequestFactory()
 
 
-def refused(name: str = "search:*:ip:10/s") -> Decision:
-    return Decision(
-        False, (LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0),), identity=b"0123456789abcdef"
-    )
+def refused(name: str = "search:*:ip:10/s", identity: bytes = b"0123456789abcdef") -> Decision:
+    return Decision(False, (LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0),), identity=identity)
 
 
 def write(number: int = 1, name: str = "search:*:ip:10/s", path: str = "/search/", **meta: Any) -> None:
-    for _ in range(number):
-        refusal_log.write(rf.get(path, **meta), refused(name), "api", "7ZK4M")
+    """Refusals of as many clients."""
+    for client in range(number):
+        identity = b"0123456789abcdef" if number == 1 else b"%016x" % client
+        refusal_log.write(rf.get(path, **meta), refused(name, identity), "api", "7ZK4M")
 
 
 def test_a_record_says_what_refused_whom_and_where(caplog: Any) -> None:
     """In its text, and each part by itself; of the address and the digest, no more than tells where it comes from."""
     write(REMOTE_ADDR="203.0.113.77", path="/search/?q=secret")
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("django_ratelimit_lua.refusals", logging.WARNING)
+    assert (record.name, record.levelno) == ("django_ratelimit_lua.refused", logging.WARNING)
     assert record.getMessage() == (
         "Refused by search:*:ip:10/s (rule: api): GET /search/ of 203.0.113.0/24, identity 01234567, reference 7ZK4M; "
         "left out before: 0"
@@ -66,6 +66,25 @@ def test_a_client_writes_no_lines_of_its_own(caplog: Any) -> None:
     assert len(record.getMessage()) < 600
 
 
+def test_a_client_is_written_once_a_minute() -> None:
+    """By each limit that refuses it; whoever is not known is written as any flood is."""
+    ada, grace = b"a" * 32, b"b" * 32
+    assert [refusal_log.left_out("search", ada, 1000.0 + second) for second in range(59)] == [0] + [None] * 58
+    assert refusal_log.left_out("search", grace, 1059.0) == 58
+    assert refusal_log.left_out("login", ada, 1059.0) == 0
+    assert refusal_log.left_out("search", ada, 1060.0) == 0
+    assert refusal_log.left_out("search", ada, 1061.0) is None
+    assert [refusal_log.left_out("search", b"", 1062.0) for _ in range(3)] == [1, 0, 0]
+
+
+def test_who_was_left_out_in_a_flood_is_written_when_there_is_room() -> None:
+    """What counts is what was written."""
+    for client in range(FOR_EACH.rate.limit):
+        refusal_log.left_out("search", b"%032x" % client, 1000.0)
+    assert refusal_log.left_out("search", b"a" * 32, 1000.0) is None
+    assert refusal_log.left_out("search", b"a" * 32, 1006.5) == 1
+
+
 def test_a_flood_writes_little(caplog: Any) -> None:
     """Of thousands, ten at once, and on a busy machine perhaps another; those about another limit are still written."""
     write(5000)
@@ -76,22 +95,22 @@ def test_a_flood_writes_little(caplog: Any) -> None:
 
 def test_what_was_left_out_is_said_with_the_next() -> None:
     """Ten at once and then ten a minute; what was left out of others is said of them."""
-    said = [refusal_log.left_out("search", 1000.0) for _ in range(5000)]
+    said = [refusal_log.left_out("search", b"%032x" % client, 1000.0) for client in range(5000)]
     assert said == [0] * 10 + [None] * 4990
-    assert refusal_log.left_out("login", 1000.0) == 0
-    assert [refusal_log.left_out("search", 1006.5) for _ in range(3)] == [4990, None, None]
-    assert refusal_log.left_out("search", 1013.0) == 2
+    assert refusal_log.left_out("login", b"x" * 32, 1000.0) == 0
+    assert [refusal_log.left_out("search", b"%032x" % client, 1006.5) for client in (11, 12, 13)] == [4990, None, None]
+    assert refusal_log.left_out("search", b"x" * 32, 1013.0) == 2
 
 
 def test_names_that_are_made_up_write_little_too() -> None:
     """Sixty at once, of whatever limits."""
-    said = [refusal_log.left_out(f"made-up-{number}", 1000.0) for number in range(3000)]
+    said = [refusal_log.left_out(f"made-up-{number}", b"x" * 32, 1000.0) for number in range(3000)]
     assert said == [0] * FOR_ALL.rate.limit + [None] * (3000 - FOR_ALL.rate.limit)
 
 
 def test_who_does_not_listen_has_nothing_left_out(caplog: Any) -> None:
     """Where the level says that nobody wants to know, nothing is counted."""
-    logger = logging.getLogger("django_ratelimit_lua.refusals")
+    logger = logging.getLogger("django_ratelimit_lua.refused")
     with caplog.at_level(logging.ERROR, logger.name):
         write(100)
     write()

@@ -1,0 +1,81 @@
+"""What was counted in an hour, of rules and limits whose statistics are kept for longer than Redis keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import F, Value
+from django.db.models.functions import Coalesce, Greatest
+
+BATCH = 500
+Numbers = Mapping[str, int | None]
+"""The columns of an hour, by name; None: not known."""
+
+
+class RateLimitHour(models.Model):
+    """Requests of one rule or limiter in one hour, by result; numbers only ever rise. `moment`: when it begins, in
+    seconds since 1970; `units` that were taken; allowed `near` the limit; `people_refused`, about (None: not known)."""
+
+    name = models.CharField(max_length=200)
+    moment = models.BigIntegerField()
+    allowed = models.BigIntegerField(default=0)
+    refused = models.BigIntegerField(default=0)
+    advised_allowed = models.BigIntegerField(default=0)
+    advised_refused = models.BigIntegerField(default=0)
+    shadow_allowed = models.BigIntegerField(default=0)
+    shadow_refused = models.BigIntegerField(default=0)
+    exempt = models.BigIntegerField(default=0)
+    blocked = models.BigIntegerField(default=0)
+    policy = models.BigIntegerField(default=0)
+    failed = models.BigIntegerField(default=0)
+    units = models.BigIntegerField(default=0)
+    near = models.BigIntegerField(default=0)
+    people_refused = models.BigIntegerField(null=True)
+
+    class Meta:
+        default_permissions = ("view",)
+        constraints = (models.UniqueConstraint(fields=("name", "moment"), name="ratelimit_hour_once"),)
+        indexes = (models.Index(fields=("moment",), name="ratelimit_hour_moment"),)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.moment}"
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """The names of what is counted."""
+        return [field.name for field in cls._meta.concrete_fields if field.name not in ("id", "name", "moment")]
+
+    @classmethod
+    def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
+        """Write hours of one name, by their moment. What is there is raised, and never lowered: so it may be done
+        again, late, and by several at one time. Returns how many rows were made or raised."""
+        moments = sorted(hours)
+        return sum(cls._keep_some(using, name, hours, moments[at : at + BATCH]) for at in range(0, len(moments), BATCH))
+
+    @classmethod
+    def _keep_some(cls, using: str, name: str, hours: Mapping[int, Numbers], moments: Sequence[int]) -> int:
+        rows, columns = cls._base_manager.using(using).filter(name=name), cls.columns()
+        with transaction.atomic(using):
+            made = [moment for moment in moments if moment not in cls._found(rows, moments)]
+            # Somebody else may be about to make the same: then theirs is raised below.
+            new = [cls(name=name, moment=moment, **hours[moment]) for moment in made]
+            cls._base_manager.using(using).bulk_create(new, ignore_conflicts=True)
+            changed = set(made)
+            for moment, found in cls._found(rows, moments).items():
+                raised = {
+                    column: Greatest(Coalesce(F(column), 0), Value(number))
+                    for column in columns
+                    if (number := hours[moment].get(column)) is not None
+                    and ((before := found[column]) is None or number > before)
+                }
+                if raised:
+                    rows.filter(moment=moment).update(**raised)
+                    changed.add(moment)
+        return len(changed)
+
+    @classmethod
+    def _found(cls, rows: models.QuerySet[RateLimitHour], moments: Sequence[int]) -> dict[int, dict[str, int | None]]:
+        found: list[Any] = list(rows.filter(moment__in=moments).order_by("moment").values())
+        return {row["moment"]: row for row in found}

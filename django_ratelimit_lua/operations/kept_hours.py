@@ -1,0 +1,36 @@
+"""What was counted, for longer than Redis keeps it: of rules and limiters whose statistics are kept in the database."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from ..models import RateLimitHour
+from ..publishing.hours import COLUMNS
+from ..publishing.publish import primary
+from ..stats.keys import DAY, HOUR, HOURS_KEPT
+from ..stats.reading import Counts, Point, Span, series
+
+
+def kept_names() -> list[str]:
+    """The names of which the database has hours."""
+    rows = RateLimitHour.objects.using(primary())
+    return sorted(rows.order_by().values_list("name", flat=True).distinct())
+
+
+def kept_series(name: str, span: Span) -> list[Point]:
+    """What was counted of one name, step by step, in hours or longer steps: by the database, and by Redis where that
+    knows more, as of the last minutes. Raises `StoreError`, and whatever the database raises."""
+    by_hour: dict[int, Counts] = {}
+    rows = RateLimitHour.objects.using(primary()).filter(name=name, moment__gte=span.start, moment__lt=span.end)
+    for row in rows:
+        by_hour[row.moment] = Counter({result: getattr(row, column) for result, column in COLUMNS.items()})
+    first = max(span.start, (int(time.time()) // DAY - HOURS_KEPT // DAY) * DAY)
+    for point in series(name, Span(first, span.end, HOUR)) if first < span.end else ():
+        by_hour[point.moment] = by_hour.get(point.moment, Counter()) | point.counts  # The larger of both.
+    counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
+    for moment, found in by_hour.items():
+        step = moment - (moment - span.start) % span.step
+        if step in counts:
+            counts[step] += found
+    return [Point(moment, of) for moment, of in counts.items()]

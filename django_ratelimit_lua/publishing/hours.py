@@ -1,0 +1,98 @@
+"""From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
+
+One of all processes does it, every few minutes. Numbers are absolute and only ever raise what is there, so it makes no
+difference how often they are written, by how many, or where somebody was killed. The last two days are looked at each
+time; all that Redis has, once a day, and after whatever has failed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from django.db import connections
+
+from ..conf import conf
+from ..models import RateLimitHour, RateLimitRule
+from ..models.hour import Numbers
+from ..process.tasks import Task
+from ..rules import provider
+from ..rules.rule import UNWRITABLE
+from ..rules.ruleset import settings_rules
+from ..stats import results
+from ..stats.keys import DAY, HOURS_KEPT
+from ..stats.reading import Hour, durable_names, hours
+from ..store import get_store
+from .cleanup import sweep_hours
+from .publish import primary
+
+KEEP_SECONDS = 300
+LONGEST_NAME = 200
+COLUMNS = {
+    results.ALLOWED: "allowed",
+    results.REFUSED: "refused",
+    results.ALLOWED_ADVISING: "advised_allowed",
+    results.ADVISED: "advised_refused",
+    results.ALLOWED_IN_SHADOW: "shadow_allowed",
+    results.SHADOW: "shadow_refused",
+    results.EXEMPT: "exempt",
+    results.BLOCKED: "blocked",
+    results.POLICY: "policy",
+    results.FAILED: "failed",
+}
+"""The column of each result."""
+
+
+def names_to_keep(using: str) -> dict[str, int | None]:
+    """The rules and limiters whose statistics are to be kept, and until when (seconds since 1970; None: no end)."""
+    names: dict[str, int | None] = dict(durable_names())
+    if conf.RULES:
+        names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
+    rules = RateLimitRule._base_manager.using(using).filter(durable=True)
+    names |= dict.fromkeys(rules.values_list("name", flat=True))
+    return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
+
+
+def keep_hours(*, everything: bool = False) -> int:
+    """Write to the database what it does not have yet of the last two days, or of everything that Redis has. Returns
+    how many rows were made or raised. Raises `StoreError`, and whatever the database raises."""
+    using, today = primary(), int(time.time()) // DAY
+    days = range(today - (HOURS_KEPT // DAY if everything else 1), today + 1)
+    written = 0
+    for name, until in sorted(names_to_keep(using).items()):
+        found = {hour.moment: _numbers(hour) for hour in hours(name, days) if until is None or hour.moment < until}
+        written += RateLimitHour.keep(using, name, found)
+    return written
+
+
+def _numbers(hour: Hour) -> Numbers:
+    counts = {COLUMNS[result]: number for result, number in hour.counts.items()}
+    return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
+
+
+def look() -> None:
+    """See to it, in a thread of its own, that hours are written, where that is due and nobody else is at it."""
+    if get_store(background=True).execute(b"SET", _key(b"turn"), b"1", b"NX", b"EX", b"%d" % KEEP_SECONDS):
+        keeping.start()
+
+
+def _key(word: bytes) -> bytes:
+    return provider.beside_key(provider.database or "") + b":hours:" + word
+
+
+def _keep() -> None:
+    store, today = get_store(background=True), b"%d" % (int(time.time()) // DAY)
+    try:
+        is_done_today = store.execute(b"GET", _key(b"all")) == today
+        keep_hours(everything=not is_done_today)
+        if not is_done_today:
+            sweep_hours(primary())
+            store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
+    except BaseException:
+        # What was missed is looked for by whoever has the next turn.
+        store.execute(b"DEL", _key(b"all"))
+        raise
+    finally:
+        connections[primary()].close()
+
+
+keeping = Task("hours", _keep, meanwhile="Redis keeps the statistics, for ninety days")

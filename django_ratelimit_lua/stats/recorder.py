@@ -1,0 +1,369 @@
+"""Every decision, counted in the process: one call at the end of `engine/decide`, whoever asked and whoever decided.
+
+What is counted is written once a second (`writing`), so that counting costs a decision no trip and well under a
+microsecond. A process that is killed loses its last second of statistics, never a count of a limit.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from threading import Lock, RLock
+from typing import Any, NamedTuple
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit, shortened
+from ..process.forks import renew_after_fork
+from ..process.tasks import Task
+from ..store import Patience, failures, last_patience
+from .buckets import TIME_BOUNDS, units_bucket
+from .keys import HOUR, OTHER, SITE
+from .names import Name, is_short, shown
+from .results import BY_MODE, FAILED, FREE, Counted, results_of
+from .writing import Writer
+
+FLUSH_SECONDS = 1.0
+NEAR = 0.8
+"""From this share of a limit on, an allowed hit is near it."""
+MOST_NAMES = 1000
+"""Rules and call sites that a process counts apart; the others are counted as `OTHER`."""
+MOST_QUEUED = 64
+"""Decisions that wait to be counted; who adds one more counts them. Few, so that they are still in the processor's
+caches then, and that what they hold of requests is little."""
+MOST_FULL = 10
+"""Times that `MOST_PEOPLE` are kept between two writings, where no thread writes."""
+MOST_PEOPLE = 20_000
+"""Identities that are told apart between two writings."""
+
+_ONLY_MARKS = ""
+"""Stands in the place of a result where a request is counted already: by another rate of the same rule."""
+
+
+Kind = tuple[str, str, str, int, int, int, bool, bool]
+"""What hits have in common that are counted together: (name, result, source, time, period, used, is_near, is_alone).
+
+- `name`: the rule or call site; `result`: see `results`; `source`: see `Decision`; `time`: the bucket of times that the
+  decision took; `period`: that of the limit, in microseconds (0: none was asked); `used`: the bucket of units that the
+  hit found used, or would have used, itself among them (-1: not known); `is_near`: it was allowed near the limit;
+  `is_alone`: it was decided alone.
+"""
+
+
+class Person:
+    """One identity under one limit, between two writings: how often it `came` and was `refused` (or would have been),
+    the `units` it took, and its `mark`: the most that it had used, or wanted."""
+
+    __slots__ = ("_identity", "_name", "came", "digest", "limit", "mark", "refused", "rule", "units")
+
+    def __init__(self, planned: Counted) -> None:
+        self.limit, self.digest, _ = planned.charge
+        self._identity, self._name = planned.identity, None
+        self.rule: Any = (
+            planned.rule if self.limit.mode == "shadow" else None
+        )  # Only these have versions that are judged.
+        if not is_short(self._identity):  # It is kept for a second, and may be as long as a request.
+            self._name, self._identity = shown(self._identity), None
+        self.came = self.refused = self.units = self.mark = 0
+
+    @property
+    def name(self) -> Name:
+        """What is shown of it."""
+        return shown(self._identity) if self._name is None else self._name
+
+
+class Tables(NamedTuple):
+    """What was counted from one moment on (seconds since 1970): of each kind how many hits, and the units that they
+    took, or wanted where they were refused; how long decisions took together, by source, in seconds; and of which
+    people, by name, and more than once where their limits differ."""
+
+    began: float
+    kinds: Mapping[Kind, Sequence[int]]
+    seconds: Mapping[str, float]
+    people: Sequence[tuple[str, Person]]
+
+
+Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted]]
+
+
+_PlainKey = tuple[str, int, bool, int, bool, str, int]
+
+
+class _Plain:
+    """Hits of one limit that is decided alone, which nearly all are. Of these, only what is quick is done at once."""
+
+    __slots__ = ("hits", "limit", "seconds", "units")
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit, self.hits, self.units, self.seconds = limit, 0, 0, 0.0
+
+
+class Recorder:
+    """Counts decisions until they are written.
+
+    What a decision pays for is one place in a queue. What is in the queue is counted by whoever finds many
+    there, or a second later.
+    """
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+        meanwhile = "limits are decided all the same, and what was counted is kept, up to a bound"
+        self._task = Task("statistics", self._step, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._say_last)
+        self._begin()
+        renew_after_fork(self._begin)  # The parent writes what it counted.
+
+    def _begin(self) -> None:
+        self._lock, self._flushing = RLock(), Lock()
+        self._names: set[str] = set()  # Those of the hour that is going on.
+        self._hour = 0.0
+        self._queue: deque[Decided] = deque()
+        self._is_awaited = False
+        self._renew()
+        self._writer.begin()
+
+    def _renew(self) -> None:
+        self._began = 0.0
+        # By name, id of the limit, whether it allowed, bucket of units, whether it is near, source, bucket of times.
+        self._plain: dict[_PlainKey, _Plain] = {}
+        self._kinds: dict[Kind, list[int]] = {}
+        self._seconds: dict[str, float] = {}  # Of decisions that are not plain, by source.
+        self._people: dict[tuple[str, int, bytes], Person] = {}  # By name, id of the limit and digest.
+        self._full: deque[dict[tuple[str, int, bytes], Person]] = deque(maxlen=MOST_FULL)
+
+    def add(
+        self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted] = ()
+    ) -> None:
+        """Count a decision about hits, in the order of its limits, that took so many seconds. `exempt`: the charges
+        that an override has taken out. A block that no rule is needed for is planned by nobody."""
+        if not conf.STATISTICS:
+            return
+        queue = self._queue
+        queue.append((planned, decision, seconds, exempt))
+        if not self._is_awaited:  # Said by `flush` before it looks at the queue.
+            self._began = self._began or time.time()
+            self._is_awaited = self._task.start()
+        if len(queue) >= MOST_QUEUED:
+            self._count_queue()
+
+    def keep(self, name: str) -> None:
+        """Have the statistics of a name kept in the database."""
+        if len(self._writer.durable) < MOST_NAMES:
+            self._writer.durable.add(name)
+
+    def add_failed(self, name: str) -> None:
+        """Count that a rule could not be applied to a request."""
+        if not conf.STATISTICS:
+            return
+        with self._lock:
+            self._began = self._began or time.time()
+            self._count(self._known(name), FAILED, "", -1)
+        if not self._is_awaited:
+            self._is_awaited = self._task.start()
+
+    def _count_queue(self) -> None:
+        with self._lock:
+            queue, all_plain, people, bounds = self._queue, self._plain, self._people, TIME_BOUNDS
+            names = self._names
+            self._began = self._began or time.time()
+            for _ in range(len(queue)):
+                planned, decision, seconds, exempt = queue.popleft()
+                states, source = decision.limits, decision.source
+                time_bucket = bisect_left(bounds, seconds)
+                # Nearly all are of one limit: what can be done once for many, `_tables` does.
+                is_plain = len(planned) == len(states) == 1 and source != "fallback" and not exempt
+                if is_plain and planned[0].name not in names:
+                    is_plain = self._known(planned[0].name) == planned[0].name
+                if not is_plain or states[0].block is not None or planned[0].charge.limit.count_denied:
+                    self._add_several(planned, decision, seconds, time_bucket, exempt)
+                    continue
+                only, state = planned[0], states[0]
+                limit, digest, cost = only.charge
+                name, allowed, used = only.name, state.allowed, state.used
+                if not (allowed and decision.allowed):
+                    used += cost  # It has wanted so much.
+                limit_id = id(limit)
+                used_bucket = used if 0 <= used < 16 else units_bucket(used)
+                is_near = allowed and used >= NEAR * limit.rate.limit
+                key = name, limit_id, allowed, used_bucket, is_near, source, time_bucket
+                plain = all_plain.get(key)
+                if plain is None:
+                    plain = all_plain[key] = _Plain(limit)
+                plain.hits += 1
+                plain.seconds += seconds
+                person = people.get((name, limit_id, digest))
+                if person is None:
+                    person = self._meet(only, name)
+                person.came += 1
+                if used > person.mark:
+                    person.mark = used
+                if allowed:
+                    if cost > decision.granted:
+                        cost = decision.granted
+                    plain.units += cost
+                    person.units += cost
+                else:
+                    plain.units += cost
+                    person.refused += 1
+
+    def _meet(self, planned: Counted, name: str) -> Person:
+        if len(self._people) >= MOST_PEOPLE:
+            # Nobody is left out: who comes later begins anew, and both are written.
+            self._full.append(self._people.copy())
+            self._people.clear()
+        person = Person(planned)
+        self._people[name, id(person.limit), person.digest] = person
+        return person
+
+    def _add_several(
+        self,
+        planned: Sequence[Counted],
+        decision: Decision,
+        seconds: float,
+        time_bucket: int,
+        exempt: Sequence[Counted],
+    ) -> None:
+        results, of_all = results_of(planned, decision, exempt)
+        by_name: dict[str, list[tuple[Counted, LimitState]]] = {}
+        for charge, state in zip(planned, decision.limits, strict=False):
+            by_name.setdefault(charge.name, []).append((charge, state))
+        for name, result in results.items():
+            self._add(self._known(name), result, by_name.get(name, ()), decision, time_bucket)
+        if of_all:
+            self._count(SITE, of_all, decision.source, time_bucket)
+            self._seconds[decision.source] = self._seconds.get(decision.source, 0.0) + seconds
+
+    def _add(
+        self,
+        name: str,
+        result: str,
+        charges: Sequence[tuple[Counted, LimitState]],
+        decision: Decision,
+        time_bucket: int,
+    ) -> None:
+        """Count a request once for a rule, and how much it found used, or would have, of each of the rule's limits."""
+        asked = [(charge, state) for charge, state in charges if state.block is None]
+        if not asked:
+            self._count(name, result, decision.source, time_bucket)
+            return
+        is_free = result in FREE
+        is_near = is_free and any(state.used >= NEAR * charge.charge.limit.rate.limit for charge, state in asked)
+        cost = max(charge.charge.cost for charge, _ in asked)
+        units = min(cost, decision.granted) if is_free else cost
+        for charge, state in asked:
+            limit, digest, cost = charge.charge
+            was_counted = limit.count_denied and state.counted_at
+            used = state.used if (state.allowed and decision.allowed) or was_counted else state.used + cost
+            kind = (
+                name, result, decision.source, time_bucket, limit.rate.period_us, units_bucket(used), is_near, False
+            )  # fmt: skip
+            entry = self._kinds.setdefault(kind, [0, 0])
+            entry[0] += 1
+            person = self._people.get((name, id(limit), digest)) or self._meet(charge, name)
+            person.mark = max(person.mark, used)
+            if result:
+                entry[1] += units
+                person.came += 1
+                person.units += units if is_free else 0
+                person.refused += not is_free
+            result, is_near = _ONLY_MARKS, False
+
+    def _count(self, name: str, result: str, source: str, time_bucket: int) -> None:
+        entry = self._kinds.setdefault((name, result, source, time_bucket, 0, -1, False, False), [0, 0])
+        entry[0] += 1
+
+    def clear(self) -> None:
+        """Drop what was not written yet; for tests, whose servers come and go."""
+        with self._lock:
+            failures.take()
+            self._queue.clear()
+            self._is_awaited = False  # The task may have been stopped.
+            self._names.clear()
+            self._renew()
+            self._writer.begin()
+
+    def _say_last(self) -> None:
+        patience, began = last_patience(), time.monotonic()
+        most = max(0.0, patience.left)
+        is_free = self._flushing.acquire(timeout=most)  # Another thread may wait for Redis, for longer than that.
+        patience.spend(began, most)
+        if not is_free:
+            return
+        try:
+            if self._queue or self._began or failures or not self._writer.is_empty:
+                self._flush(patience)
+            if self._writer.is_empty:
+                self._writer.end(patience)
+        finally:
+            self._flushing.release()
+
+    @property
+    def error(self) -> StoreError | None:
+        """Of what something could not be written lately (None: nothing failed)."""
+        return self._writer.error
+
+    def _step(self) -> float | None:
+        pause = self.flush()
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # The log says so once, and the list of tasks.
+        return pause
+
+    def flush(self, patience: Patience | None = None) -> float | None:
+        """Write what was counted; where that cannot be done now, it is tried again a second later."""
+        self._is_awaited = False
+        with self._flushing:
+            return self._flush(patience)
+
+    def _flush(self, patience: Patience | None) -> float | None:
+        with self._lock:
+            self._count_queue()
+            began, plain, kinds, seconds = self._began, self._plain, self._kinds, self._seconds
+            people = [*self._full, self._people]
+            self._renew()
+        if kinds or plain:
+            self._writer.take(self._tables(began, plain, kinds, seconds, people))
+        self._writer.take_failures(failures.take())
+        return None if self._writer.write(patience) else FLUSH_SECONDS
+
+    def _tables(
+        self,
+        began: float,
+        plain: Mapping[_PlainKey, _Plain],
+        kinds: Mapping[Kind, list[int]],
+        seconds: Mapping[str, float],
+        people: Sequence[Mapping[tuple[str, int, bytes], Person]],
+    ) -> Tables:
+        if began // HOUR != self._hour:
+            # Names that are made up at run time leave their places to others.
+            self._hour = began // HOUR
+            self._names.clear()
+        counts: dict[Kind, list[int]] = {}
+        by_source = dict(seconds)
+        for (name, _, allowed, used, is_near, source, time_bucket), of in plain.items():
+            result, period = BY_MODE[of.limit.mode][allowed], of.limit.rate.period_us
+            kind = name, result, source, time_bucket, period, used, is_near, True
+            entry = counts.setdefault(kind, [0, 0])
+            entry[0] += of.hits
+            entry[1] += of.units
+            by_source[source] = by_source.get(source, 0.0) + of.seconds
+        for kind, (hits, units) in kinds.items():
+            entry = counts.setdefault(kind, [0, 0])
+            entry[0] += hits
+            entry[1] += units
+        by_name = [(name, person) for of in people for (name, _, _), person in of.items()]
+        return Tables(began, counts, by_source, by_name)
+
+    def _known(self, name: str) -> str:
+        """The name that a name is counted by."""
+        name = shortened(name)
+        if not name or name in self._names:
+            return name
+        if len(self._names) >= MOST_NAMES:
+            return OTHER
+        self._names.add(name)
+        return name
+
+
+recorder = Recorder()

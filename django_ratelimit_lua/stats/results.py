@@ -1,0 +1,93 @@
+"""What can come of a request under one rule, or at one call site; each has a letter, by which it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ..conf import conf
+from ..identity import Identity
+from ..limits.call import Charge
+from ..limits.decision import Decision, LimitState
+
+ALLOWED, REFUSED = "a", "r"
+ALLOWED_ADVISING, ADVISED = "d", "v"
+"""Of limits with `block=False`, which only tell the view."""
+ALLOWED_IN_SHADOW, SHADOW = "h", "s"
+"""Of limits in shadow mode: allowed, and would be refused."""
+EXEMPT, BLOCKED = "x", "b"
+"""By overrides."""
+POLICY = "e"
+"""Allowed or refused by the policy "open" or "closed", as Redis could not be asked."""
+FAILED = "f"
+"""The rule could not be applied to the request."""
+
+LABELS = MappingProxyType(
+    {
+        ALLOWED: ("enforce", "allowed"),
+        REFUSED: ("enforce", "refused"),
+        ALLOWED_ADVISING: ("advise", "allowed"),
+        ADVISED: ("advise", "refused"),
+        ALLOWED_IN_SHADOW: ("shadow", "allowed"),
+        SHADOW: ("shadow", "refused"),
+        EXEMPT: ("", "exempt"),
+        BLOCKED: ("", "blocked"),
+        POLICY: ("", "policy"),
+        FAILED: ("", "failed"),
+    }
+)
+"""Mode and result by letter. The mode is empty where it makes no difference."""
+
+FREE = frozenset({ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, POLICY})
+"""Where a hit has taken its units, as far as they were granted."""
+BY_MODE = MappingProxyType(
+    {
+        "enforce": (REFUSED, ALLOWED),
+        "advise": (ADVISED, ALLOWED_ADVISING),
+        "shadow": (SHADOW, ALLOWED_IN_SHADOW),
+    }
+)
+"""What came of a hit under a limit of that mode, by whether the limit allowed it."""
+
+SOURCES = MappingProxyType({"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"})
+"""Who decided, by the letter of each."""
+
+
+class Counted(Protocol):
+    """What is read of a planned charge: see `engine.decide.PlannedCharge`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def charge(self) -> Charge: ...
+    @property
+    def rule(self) -> Any: ...
+    @property
+    def identity(self) -> Identity: ...
+
+
+def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[Counted]) -> tuple[dict[str, str], str]:
+    """What came of a decision by each rule or call site, once whatever rates it has: refused where one of them refuses;
+    and what came of it as a whole (empty: nothing was asked). `exempt`: the charges that an override has taken out."""
+    results: dict[str, str] = {}
+    of_all = EXEMPT if exempt else ""
+    for charge, state in zip(planned, decision.limits, strict=False):
+        result = _result(charge, state, decision.source)
+        if charge.name not in results or not state.allowed:
+            results[charge.name] = result
+        if state.refuses or (decision.allowed and of_all != ALLOWED):
+            of_all = result
+    for state in () if planned else decision.limits:  # A block that no rule is needed for is planned by nobody.
+        results[state.name] = of_all = BLOCKED
+    for charge in exempt:
+        results.setdefault(charge.name, EXEMPT)
+    return results, of_all
+
+
+def _result(planned: Counted, state: LimitState, source: str) -> str:
+    if state.block is not None:
+        return BLOCKED
+    if source == "fallback" and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+        return POLICY
+    return BY_MODE[state.mode][state.allowed]

@@ -1,0 +1,69 @@
+"""How often questions on the way of requests were not answered, by kind: counted in the process, for metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from threading import Lock
+from typing import Literal
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..process.forks import renew_after_fork
+
+Kind = Literal["timeout", "connection", "answered", "paused"]
+KINDS: tuple[Kind, ...] = ("timeout", "connection", "answered", "paused")
+"""No answer in time; nobody there, or a connection that broke; an answer that is an error; nobody was asked, as too
+much had failed before."""
+
+
+class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
+    """Nobody is asked at the moment."""
+
+
+def kind_of(error: BaseException) -> Kind:
+    """The kind of an error that a question met.
+
+    >>> kind_of(Paused()), kind_of(RedisTimeoutError()), kind_of(ResponseError("OOM")), kind_of(OSError())
+    ('paused', 'timeout', 'answered', 'connection')
+    """
+    if isinstance(error, Paused):
+        return "paused"
+    if isinstance(error, ResponseError):
+        return "answered"
+    # Whoever could not connect in time has its cause.
+    if isinstance(error, (TimeoutError, RedisTimeoutError)) or isinstance(
+        error.__cause__, (TimeoutError, RedisTimeoutError)
+    ):
+        return "timeout"
+    return "connection"
+
+
+class Failures:
+    """Counts failures until they are taken away."""
+
+    def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self._begin)  # The parent tells what it counted.
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, kind: Kind) -> None:
+        """Count one more."""
+        with self._lock:
+            self._counts[kind] += 1
+
+    def take(self) -> Counter[str]:
+        """What was counted since it was taken last."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+
+failures = Failures()

@@ -1,0 +1,161 @@
+"""Trying a rule on a log in the admin: what it would have done; nothing of the log stays."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.utils import translation
+
+from django_ratelimit_lua.admin import log_replay
+from django_ratelimit_lua.models import RateLimitRule
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import RULES, staff, visits
+from tests.acceptance.test_replay import access
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator, site = test_admin.operator, test_admin.site
+LOG = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(30)]) + "\nbroken <b>line</b>\n"
+
+
+@pytest.fixture
+def rule(site: None) -> RateLimitRule:
+    return RateLimitRule.objects.create(name="ok", path="/ok", key="ip", limit=4, unit="m")
+
+
+def tried(client: Client, rule: RateLimitRule, log: str | bytes = LOG, **headers: Any) -> Any:
+    file = SimpleUploadedFile("access.log", log if isinstance(log, bytes) else log.encode())
+    return client.post(f"{RULES}{rule.pk}/replay/", {"log": file}, headers=headers)
+
+
+def shown(page: Any) -> str:
+    """The text of a page, in one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.content.decode()))
+
+
+def test_a_rule_is_tried_on_a_log(operator: Client, rule: RateLimitRule, direct: redis.Redis) -> None:
+    """Reached from its page; refused requests, who was refused, the curve and what is enough; nobody is counted."""
+    place = f"{RULES}{rule.pk}/replay/"
+    assert f'href="{place}"' in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
+    assert "Access log" in shown(operator.get(place))
+    before = set(direct.keys())
+    page = tried(operator, rule)
+    text = shown(page)
+    assert "requests that the rule meets 30" in text
+    assert "refused 18 (60 %)" in text
+    assert "identities 3 identities refused at least once 3" in text
+    assert "10 per minute" in text
+    assert "192.0.2.0" in text
+    assert "curl (6)" in text
+    assert "1 lines are broken" in text
+    assert "broken &lt;b&gt;line" in page.content.decode()
+    assert "4 per minute refuses 60% of the requests" in text
+    assert "<style" not in page.content.decode().partition("<svg")[2].partition("</svg>")[0]
+    assert set(direct.keys()) <= before
+    assert visits() == [200]
+
+
+def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
+    operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is streamed to a file of its own, which is gone with the answer, also where the log is none."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opened: list[list[str]] = []
+    replay = log_replay.replay
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        opened.append(glob.glob(f"{tmp_path}/*"))
+        return replay(*arguments, **named)
+
+    monkeypatch.setattr(log_replay, "replay", noting)
+    assert "refused 18 (60 %)" in shown(tried(operator, rule, gzip.compress(LOG.encode())))
+    assert "no line is of any format" in shown(tried(operator, rule, b"nonsense\n" * 10))
+    assert [len(files) for files in opened] == [1]
+    assert glob.glob(f"{tmp_path}/*") == []
+
+
+def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(operator: Client, rule: RateLimitRule) -> None:
+    """And the page says where that is."""
+    log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
+    text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
+    assert re.search(r"requests that the rule meets [1-9]", text)
+    assert re.search(r"Note: access.log: the file is cut after line [1-9]\d*, as one is that is still being", text)
+
+
+def test_a_log_that_is_too_large_is_not_kept(
+    operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The page says where to go with it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(log_replay, "LARGEST", 100_000)
+    text = shown(tried(operator, rule, LOG.encode() * 100))
+    assert "larger than 64 MiB" in text
+    assert "What the rule would have done" not in text
+    assert glob.glob(f"{tmp_path}/*") == []
+
+
+def test_a_log_that_takes_too_long_is_looked_at_in_part(
+    operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the page says so."""
+    assert "takes too long" not in shown(tried(operator, rule))
+    monkeypatch.setattr(log_replay, "MOST_SECONDS", 0.0)
+    log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(1000)])
+    assert "takes too long for a page: about its first" in shown(tried(operator, rule, log))
+
+
+def test_of_a_line_without_an_end_only_the_beginning_is_shown(operator: Client, rule: RateLimitRule) -> None:
+    """As the one that is no log, and as one broken line of a log; … stands for the rest."""
+    endless = "aä" * 2_500_000
+    text = shown(tried(operator, rule, endless))
+    assert re.search(r"the first is &#x27;(aä){39}a…&#x27;", text)
+    text = shown(tried(operator, rule, f"{LOG}{endless}\n"))
+    assert re.search(r"line 32: (aä){39}a…", text)
+    assert text.count("aä") == 39
+
+
+def test_only_who_may_change_a_rule_may_try_it(rule: RateLimitRule) -> None:
+    """Nobody else sends a log, and nobody makes somebody else send one."""
+    viewer = staff("view_ratelimitrule", name="viewer")
+    assert viewer.get(f"{RULES}{rule.pk}/replay/").status_code == 403
+    assert tried(viewer, rule).status_code == 403
+    assert "/replay/" not in viewer.get(f"{RULES}{rule.pk}/change/").content.decode()
+    changer = staff("view_ratelimitrule", "change_ratelimitrule", name="changer")
+    assert tried(changer, rule).status_code == 200
+    assert changer.get(f"{RULES}4711/replay/").status_code == 404
+    changer.handler.enforce_csrf_checks = True
+    assert tried(changer, rule).status_code == 403
+    page = changer.get(f"{RULES}{rule.pk}/replay/").content.decode()
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+    assert token is not None
+    assert tried(changer, rule, **{"X-CSRFToken": token[1]}).status_code == 200
+
+
+def test_what_a_log_cannot_know_is_said(operator: Client, site: None) -> None:
+    """A rule by a field of a form, one that is off, one that meets nothing."""
+    by_form = RateLimitRule.objects.create(name="form", path="/", key="post:name", limit=4, unit="m")
+    assert "it counts by post:name, which no log has" in shown(tried(operator, by_form))
+    off = RateLimitRule.objects.create(name="off", path="/ok", key="ip", limit=4, unit="m", mode="off")
+    assert "refused 18 (60 %)" in shown(tried(operator, off))
+    elsewhere = RateLimitRule.objects.create(name="x", path="/x", key="ip", limit=4, unit="m")
+    assert "meets no request of this log. Lines that were read: 31." in shown(tried(operator, elsewhere))
+    leaky = RateLimitRule.objects.create(name="y", path="/", key="ip", limit=4, unit="m", algorithm="leaky_bucket")
+    assert "There is no refusal curve: a leaky bucket makes" in shown(tried(operator, leaky))
+
+
+def test_the_page_speaks_german(operator: Client, rule: RateLimitRule, settings: Any) -> None:
+    """Its numbers, its curve and its reasons."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+    with translation.override("de"):
+        text = shown(tried(operator, rule, **{"Accept-Language": "de"}))
+    assert "Was die Regel getan hätte" in text
+    assert "4 je Minute lehnt 60% der Anfragen ab" in text
+    assert "What" not in text

@@ -1,0 +1,444 @@
+"""What was decided, as Prometheus reads it: totals of the site from any process, that only grow and tell no name."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.process.tasks import stop
+from django_ratelimit_lua.stats import writing
+from django_ratelimit_lua.stats.recorder import recorder
+from tests import clusters
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import visits
+from tests.clusters import until
+from tests.demo import await_port, free_port
+from tests.server import url
+
+prometheus_client = pytest.importorskip("prometheus_client", reason="NO METRICS TEST: install prometheus-client")
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+
+from django_ratelimit_lua.stats.prometheus import Collector, register  # noqa: E402
+from django_ratelimit_lua.stats.urls import metrics  # noqa: E402
+
+pytestmark = pytest.mark.django_db(transaction=True)
+site = test_admin.site
+ROOT = Path(__file__).parents[2]
+METRICS = ROOT / "docs" / "metrics"
+TOKEN = "a-token-of-the-tests"
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+needs_prometheus = pytest.mark.skipif(
+    not PROMETHEUS or not PROMTOOL, reason="NO PROMETHEUS TEST: prometheus is not installed (Debian: prometheus)"
+)
+Labels = tuple[str, ...]
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """By metric and the values of its labels, in the order of their names."""
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scraped() -> dict[tuple[str, ...], float]:
+    registry = prometheus_client.CollectorRegistry()
+    register(registry)
+    return samples(prometheus_client.generate_latest(registry).decode())
+
+
+def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+    """By mode, result and rule."""
+    return {labels[1:]: value for labels, value in found.items() if labels[0] == "ratelimit_decisions_total"}
+
+
+def test_metrics_say_what_was_decided() -> None:
+    """By rule, mode and result; the units that were taken and wanted; how long it took; the rules in force."""
+    mail = RateLimiter("mail", "10/h")
+    assert [mail.hit("ada", cost=4).allowed for _ in range(3)] == [True, True, False]
+    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
+    visits(3, "203.0.113.1")
+    visits(2, "203.0.113.3")
+    found = scraped()
+    assert decisions(found) == {
+        ("enforce", "allowed", "mail"): 2,
+        ("enforce", "refused", "mail"): 1,
+        ("shadow", "allowed", "quiet"): 1,
+        ("shadow", "refused", "quiet"): 2,
+        ("", "blocked", "block"): 2,
+    }
+    assert found["ratelimit_units_total", "allowed", "mail"] == 8
+    assert found["ratelimit_units_total", "refused", "mail"] == 4
+    assert found["ratelimit_near_limit_total", "mail"] == 1
+    assert found["ratelimit_near_limit_total", "quiet"] == 1
+    count = sum(value for labels, value in found.items() if labels[0] == "ratelimit_decision_seconds_count")
+    assert count == 8
+    assert found["ratelimit_decision_seconds_bucket", "+Inf", "redis"] + found[
+        "ratelimit_decision_seconds_bucket", "+Inf", "deny-cache"
+    ] == count  # fmt: skip
+    bounds = [float(labels[1]) for labels in found if labels[0].endswith("_bucket") and labels[2] == "redis"]
+    assert (min(bounds), sorted(bounds)[-2:]) == (50e-6, [0.25, float("inf")])
+    assert 0 < found["ratelimit_decision_seconds_sum", "redis"] < 60
+    assert found[("ratelimit_store_up",)] == 1
+    assert found[("ratelimit_rules_revision",)] >= 2
+    assert {
+        found["ratelimit_store_errors_total", kind] for kind in ("timeout", "connection", "answered", "paused")
+    } == {0}
+
+
+def test_units_are_counted_once_by_a_rule_of_several_rates() -> None:
+    """And refused ones where one of its rates refuses; a policy's units are those it let go."""
+    mail = RateLimiter("several", ["4/h", "100/d"])
+    assert [mail.hit("ada", cost=3).allowed for _ in range(2)] == [True, False]
+    found = scraped()
+    assert found["ratelimit_units_total", "allowed", "several"] == 3
+    assert found["ratelimit_units_total", "refused", "several"] == 3
+    assert decisions(found) == {("enforce", "allowed", "several"): 1, ("enforce", "refused", "several"): 1}
+
+
+def test_totals_outlive_what_they_are_made_of(direct: redis.Redis, prefix: str) -> None:
+    """Minutes and hours go away, and new processes come: a total does not fall."""
+    mail = RateLimiter("mail", "2/h")
+    for _ in range(3):
+        mail.hit("ada")
+    before = scraped()
+    for key in direct.scan_iter(f"{prefix}*"):
+        if re.search(rb":(minutes|hours|hour|day):\d+$", key):
+            direct.delete(key)
+    recorder._begin()
+    mail.hit("grace")
+    after = scraped()
+    assert decisions(before) == {("enforce", "allowed", "mail"): 2, ("enforce", "refused", "mail"): 1}
+    assert decisions(after) == {("enforce", "allowed", "mail"): 3, ("enforce", "refused", "mail"): 1}
+    assert {key for key in direct.scan_iter(f"{prefix}{{stats*") if direct.ttl(key) == -1} == {
+        f"{prefix}{{stats}}:{word}".encode() for word in ("names", "places")
+    }
+
+
+def test_rules_beyond_the_places_are_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a place keeps it, so that no total falls; a rule that is called "other" is one of those."""
+    monkeypatch.setattr(writing, "MOST_PLACES", 3)
+    for name in ("one", "other"):
+        RateLimiter(name, "9/h").hit("ada")
+    assert set(decisions(scraped())) == {("enforce", "allowed", "one"), ("enforce", "allowed", "other")}
+    seen = []
+    for number in range(20):
+        for name in (f"made-{number}", "one"):
+            RateLimiter(name, "99/h").hit("ada")
+        seen.append(decisions(scraped()))
+        recorder._begin()  # Another process, which asks anew who has a place.
+    assert all(before[key] <= after[key] for before, after in itertools.pairwise(seen) for key in before)
+    assert seen[-1] == {
+        ("enforce", "allowed", "one"): 21,
+        ("enforce", "allowed", "made-0"): 1,
+        ("enforce", "allowed", "other"): 20,
+    }
+
+
+def test_a_place_is_free_again_when_nobody_has_used_it(
+    monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str
+) -> None:
+    """For as long as its total is kept."""
+    monkeypatch.setattr(writing, "MOST_PLACES", 1)
+    RateLimiter("old", "9/h").hit("ada")
+    scraped()
+    for word in ("names", "places"):
+        direct.zadd(f"{prefix}{{stats}}:{word}", {"old": 1})
+    RateLimiter("new", "9/h").hit("ada")
+    assert decisions(scraped()) == {("enforce", "allowed", "new"): 1}
+
+
+def test_nothing_of_a_request_is_told() -> None:
+    """No address, user, path or value of a field, whoever is counted and whatever is refused."""
+
+    @ratelimit(group="login", key=("ip", "get:name"), rate="1/h")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    for _ in range(3):
+        request = RequestFactory().get("/secret-path/", {"name": "secret-name"}, REMOTE_ADDR="203.0.113.7")
+        request.user = User(username="secret-user", pk=4711)
+        try:
+            view(request)
+        except Exception:
+            break
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(Collector())
+    text = prometheus_client.generate_latest(registry).decode()
+    assert 'rule="login' in text
+    assert not re.search(r"secret|203\.0\.113|4711", text)
+
+
+def ask(user: Any = None, method: str = "get", **headers: str) -> HttpResponse:
+    request = getattr(RequestFactory(), method)("/metrics", headers=headers)
+    request.user = user or AnonymousUser()
+    return metrics(request)
+
+
+def test_nobody_reads_metrics_who_may_not(settings: Any) -> None:
+    """Unless a token is set and said, it takes somebody who may view rules; and nothing can be written."""
+    assert ask().status_code == 401
+    assert ask()["WWW-Authenticate"] == "Bearer"
+    assert ask(Authorization="Bearer None").status_code == 401
+    ada = User.objects.create_user("ada")
+    assert ask(ada).status_code == 403
+    ada.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
+    assert ask(User.objects.get(pk=ada.pk)).status_code == 200
+    settings.RATELIMIT_METRICS_TOKEN = TOKEN
+    for wrong in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer", "Bearer é"):
+        assert ask(Authorization=wrong).status_code == 401, wrong
+    response = ask(Authorization=f"Bearer {TOKEN}")
+    assert (response.status_code, response["Cache-Control"].split(",")[0]) == (200, "max-age=0")
+    assert samples(response.content.decode())[("ratelimit_store_up",)] == 1
+    assert ask(method="post", Authorization=f"Bearer {TOKEN}").status_code == 405
+    opened = ask(Authorization=f"Bearer {TOKEN}", Accept="application/openmetrics-text; version=1.0.0")
+    assert opened["Content-Type"].startswith("application/openmetrics-text")
+    assert opened.content.endswith(b"# EOF\n")
+
+
+def test_the_default_registry_has_them_on_request() -> None:
+    """Which is what django-prometheus shows; it can be asked before Redis can."""
+    collector = register()
+    try:
+        RateLimiter("mail", "2/h").hit("ada")
+        text = prometheus_client.generate_latest().decode()
+    finally:
+        prometheus_client.REGISTRY.unregister(collector)
+    assert decisions(samples(text)) == {("enforce", "allowed", "mail"): 1}
+    assert "python_info" in text
+
+
+def test_while_redis_is_away_only_that_is_told(settings: Any) -> None:
+    """Counters are left out rather than falling to nothing; what failed is told by kind when Redis is back."""
+    caches, mail = settings.CACHES, RateLimiter("mail", "1000/h", on_store_error="open")
+    mail.hit("ada")
+    settings.CACHES = {"default": {**caches["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    for _ in range(10):
+        mail.hit("ada")
+    assert scraped() == {("ratelimit_store_up",): 0}
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        settings.RATELIMIT_TIMEOUT = 0.05
+        settings.CACHES = {
+            "default": {**caches["default"], "LOCATION": f"redis://127.0.0.1:{silent.getsockname()[1]}/0"}
+        }
+        mail.hit("ada")
+    settings.RATELIMIT_TIMEOUT = 10
+    settings.CACHES = caches
+    found = scraped()
+    assert found[("ratelimit_store_up",)] == 1
+    # Three failures in a row, and nobody is asked any more; a hit may ask more than once, for rules.
+    assert found["ratelimit_store_errors_total", "connection"] == 3
+    assert found["ratelimit_store_errors_total", "paused"] >= 7
+    assert found["ratelimit_store_errors_total", "timeout"] >= 1
+    assert found["ratelimit_store_errors_total", "answered"] == 0
+    assert decisions(found) == {("enforce", "allowed", "mail"): 1, ("", "policy", "mail"): 11}
+
+
+def test_what_redis_answers_with_an_error_is_a_kind_of_its_own(settings: Any, direct: redis.Redis) -> None:
+    """Such as a user who may not run scripts."""
+    direct.acl_setuser("metrics", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-evalsha"])
+    try:
+        place = url().replace("redis://", "redis://metrics:x@")
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": place}}
+        RateLimiter("mail", "5/h", on_store_error="open").hit("ada")
+        found = scraped()
+    finally:
+        direct.acl_deluser("metrics")
+    assert found["ratelimit_store_errors_total", "answered"] == 1
+    assert found["ratelimit_store_errors_total", "connection"] == 0
+
+
+def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
+    """Each rule's totals are in a slot of their own, and those of all others are together."""
+    with clusters.cluster(replicas=False) as nodes:
+        settings.CACHES = nodes.cache()
+        for number in range(6):
+            RateLimiter(f"slot-{number}", "2/h").hit("ada", cost=number % 3)
+        found = scraped()
+        stop(20)
+    assert decisions(found) == {("enforce", "allowed", f"slot-{number}"): 1 for number in range(6)}
+    assert sum(found["ratelimit_units_total", "allowed", f"slot-{number}"] for number in range(6)) == 6
+    assert found["ratelimit_decision_seconds_count", "redis"] == 6
+    assert found[("ratelimit_store_up",)] == 1
+
+
+@pytest.fixture
+def workers(prefix: str) -> Iterator[int]:
+    """The port of a site of two processes."""
+    port = free_port()
+    command = ["gunicorn", "tests.metrics_site:application", "--workers=2", "--log-level=warning"]
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_TOKEN": TOKEN}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    process = subprocess.Popen([sys.executable, "-m", *command, f"--bind=127.0.0.1:{port}"], cwd=ROOT, env=environment)
+    try:
+        await_port(port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture
+def prometheus(workers: int, tmp_path: Path) -> Iterator[int]:
+    """The port of a Prometheus that reads the site twice a second, with the alerts of the documentation."""
+    port = free_port()
+    configuration = {
+        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
+        "rule_files": [str(METRICS / "alerts.yml")],
+        "scrape_configs": [
+            {
+                "job_name": "django",
+                "metrics_path": "/ratelimit/metrics",
+                "authorization": {"credentials": TOKEN},
+                "static_configs": [{"targets": [f"127.0.0.1:{workers}"]}],
+            }
+        ],
+    }
+    file = tmp_path / "prometheus.yml"
+    file.write_text(json.dumps(configuration))  # JSON is YAML.
+    subprocess.run([str(PROMTOOL), "check", "config", str(file)], check=True, capture_output=True)
+    command = [
+        str(PROMETHEUS), f"--config.file={file}", f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, cwd=tmp_path)
+    try:
+        await_port(port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def query(port: int, expression: str) -> list[float]:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{port}/api/v1/query?{urlencode({'query': expression})}", timeout=30
+    ) as response:
+        return [float(row["value"][1]) for row in json.load(response)["data"]["result"]]
+
+
+@needs_prometheus
+def test_prometheus_reads_the_whole_site_from_any_process(workers: int, prometheus: int) -> None:
+    """Whichever process is scraped, the totals are those of both, to the unit; and no series ever falls."""
+    answers = []
+
+    def process(who: object) -> bytes:
+        status, body = get(workers, f"/search/?who={who}")
+        answers.append(status)
+        return body
+
+    numbers, seen = itertools.count(1000), set()
+    until(lambda: seen.add(process(next(numbers))) or len(seen) == 2, "both processes answer", 60)
+    for number in range(100):
+        process(number % 20)
+    allowed, refused = answers.count(200), answers.count(429)
+    assert (allowed, refused) == (len(answers) - 40, 40)
+    rule = '{rule=~"search.*"}'
+
+    def total(result: str) -> list[float]:
+        return query(prometheus, f'sum(ratelimit_decisions_total{{rule=~"search.*",mode="enforce",result="{result}"}})')
+
+    until(lambda: (total("allowed"), total("refused")) == ([float(allowed)], [40.0]), "all is told", 30)
+    assert query(prometheus, 'sum(ratelimit_units_total{result="allowed"})') == [float(allowed)]
+    assert query(prometheus, "sum(ratelimit_decision_seconds_count)") == [float(len(answers))]
+    assert query(prometheus, "min(ratelimit_store_up)") == [1.0]
+    assert set(query(prometheus, f"resets(ratelimit_decisions_total{rule}[5m])")) == {0.0}
+    assert query(prometheus, 'count(ALERTS{alertname=~"RateLimit.*",alertstate="firing"})') == []
+
+
+@needs_prometheus
+def test_promtool_finds_nothing_to_say_about_the_metrics(workers: int) -> None:
+    """Names, types and help are as they should be."""
+    get(workers, "/search/?who=ada")
+    status, text = get(workers, "/ratelimit/metrics", Authorization=f"Bearer {TOKEN}")
+    checked = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (status, checked.returncode, checked.stdout, checked.stderr) == (200, 0, b"", b"")
+    assert get(workers, "/ratelimit/metrics")[0] == 401
+
+
+@needs_prometheus
+def test_the_alerts_fire_when_they_should() -> None:
+    """Each of them, by series of numbers, and not before."""
+    for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        checked = subprocess.run([str(PROMTOOL), *arguments], cwd=METRICS, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+    alerts = set(re.findall(r"- alert: (\w+)", (METRICS / "alerts.yml").read_text()))
+    assert alerts == set(re.findall(r"alertname: (\w+)", (METRICS / "alerts_test.yml").read_text()))
+
+
+def expressions() -> list[str]:
+    """Of the dashboard: what it asks Prometheus."""
+    dashboard = json.loads((METRICS / "dashboard.json").read_text())
+    variables = [row for row in dashboard["templating"]["list"] if row["type"] == "query"]
+    annotations = [row["expr"] for row in dashboard["annotations"]["list"]]
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [*targets, *annotations, *(row["query"]["query"] for row in variables)]
+
+
+def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
+    """Metrics and labels that exist, and each metric somewhere."""
+    RateLimiter("mail", "5/h").hit("ada")
+    registry = prometheus_client.CollectorRegistry()
+    register(registry)
+    there = {
+        sample.name: set(sample.labels) | {"job"}
+        for family in text_string_to_metric_families(prometheus_client.generate_latest(registry).decode())
+        for sample in family.samples
+    }
+    asked = set()
+    for expression in [*expressions(), (METRICS / "alerts.yml").read_text()]:
+        for name, chosen in re.findall(r"\b(ratelimit_\w+)(?:\{([^}]*)\})?", expression):
+            if name != "ratelimit_health":
+                assert set(re.findall(r"(\w+) ?[=!]~?\"", chosen)) <= there[name], (name, chosen)
+                asked.add(name)
+    assert asked == set(there)
+
+
+@needs_prometheus
+def test_prometheus_understands_what_the_dashboard_asks(prometheus: int, workers: int) -> None:
+    """Every query, with Grafana's variables filled in, and each has an answer once there is something to tell."""
+    for number in range(30):
+        get(workers, f"/search/?who={number % 2}")
+    until(lambda: bool(query(prometheus, 'ratelimit_decisions_total{result="refused"}')), "it is told", 30)
+    filled = [
+        expression.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$rule", ".*")
+        for expression in expressions()
+        if not expression.startswith("label_values")
+    ]
+    for expression in filled:
+        query(prometheus, expression)  # Raises for what is no query.
+    until(lambda: query(prometheus, filled[1]) != [], "there are rates", 30)

@@ -1,0 +1,522 @@
+"""`manage.py ratelimit_replay`: each line of a log is decided by the real program, at the log's own time."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import io
+import json
+import os
+import pty
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
+from django.urls import path
+from hypothesis import given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import Limit, ratelimit_exempt
+from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
+from django_ratelimit_lua.operations.replay.curve import RefusalCounter
+from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.store import store_at
+from tests import reference
+from tests.server import url
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ROOT = Path(__file__).parents[2]
+EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"
+SECOND = 1_000_000
+
+
+def replayed(text: str | Path, *rules: dict[str, Any], **options: Any) -> Replayed:
+    """What comes of a log by rules, on the server of the tests."""
+    store = store_at(url())
+    log = Log(str(text)) if isinstance(text, Path) else Log("log", file=io.BytesIO(text.encode()))
+    try:
+        ruleset = Ruleset([compile_rule({"path": "/", "key": "ip", **rule}) for rule in rules])
+        return replay([log], ruleset, store, **options)
+    finally:
+        log.close()
+        store.close()
+
+
+def access(*lines: tuple[float, str, str], status: int = 200, agent: str = "curl") -> str:
+    """A log of lines of (second of a day, address, path)."""
+    written = []
+    for second, address, target in lines:
+        hour, rest = divmod(int(second), 3600)
+        clock = f"22/Nov/2026:{hour:02}:{rest // 60:02}:{rest % 60:02} +0000"
+        written.append(f'{address} - - [{clock}] "GET {target} HTTP/1.1" {status} 1 "-" "{agent}"')
+    return "\n".join(written)
+
+
+def command(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("ratelimit_replay", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def counts(direct: redis.Redis) -> set[bytes]:
+    """The keys that replays have there. Those of others may come, and end by their time to live, at any moment."""
+    return set(direct.keys("*replay:*"))
+
+
+def environment() -> dict[str, str]:
+    """That of a process of its own, in a project without a Redis."""
+    return {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.bench.replay_settings"} | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
+
+
+def rows() -> list[tuple[int, str]]:
+    """Second and host of each row of the excerpt."""
+    columns = [row.split("\t") for row in EXCERPT.read_text().splitlines()[1:]]
+    return [(int(column[2]), column[0]) for column in columns]
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "sliding_window", "fixed_window", "token_bucket", "leaky_bucket"])
+@pytest.mark.parametrize("rate", ["2/m", "5/m", "1/10s"])
+def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rate: str) -> None:
+    """Requests and hosts that are refused, of an excerpt of NASA's log of 1 July 1995."""
+    given_rule = {"name": "r", "rate": rate, "algorithm": algorithm}
+    tally = replayed(EXCERPT, given_rule, spread=False).tallies["r"]
+    limit = Limit("r", rate, algorithm=algorithm, max_wait=conf.MAX_WAIT if algorithm == "leaky_bucket" else None)
+    models: dict[str, Any] = {}
+    refused: Counter[str] = Counter()
+    for second, host in rows():
+        model = models.setdefault(host, reference.REFERENCES[algorithm](limit))
+        allowed, _, _ = reference.decide([model], "hit", second * SECOND, 1)
+        refused[host] += not allowed
+    assert (tally.lines, len(tally.identities)) == (len(rows()), len(models))
+    assert tally.refused == sum(refused.values())
+    assert tally.refused_identities == len(+refused)
+    assert [(one.whom, one.refused) for one in tally.most_refused(5)] == sorted(
+        (+refused).items(), key=lambda pair: (-pair[1], pair[0])
+    )[:5]
+    assert tally.refused or rate != "2/m"
+
+
+@pytest.mark.skipif("RATELIMIT_TEST_NASA" not in os.environ, reason="RATELIMIT_TEST_NASA names no nasa_19950701.tsv")
+@pytest.mark.parametrize(("rate", "refused", "hosts"), [("5/m", 1307, 384), ("10/m", 70, 42), ("20/m", 0, 0)])
+def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(rate: str, refused: int, hosts: int) -> None:
+    """All 9,999 rows of the file that the variable names, whole seconds, a sliding log per host and minute."""
+    log = Path(os.environ["RATELIMIT_TEST_NASA"])
+    found = replayed(log, {"name": "r", "rate": rate, "algorithm": "sliding_log"}, spread=False, draws=True)
+    tally = found.tallies["r"]
+    assert (tally.lines, tally.refused, tally.refused_identities) == (9999, refused, hosts)
+    curve = tally.curve()
+    assert curve is not None
+    assert curve.at(Limit("x", rate).rate.limit)[1:] == (refused, hosts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "sliding_log"}, {"algorithm": "sliding_window"}, {"algorithm": "sliding_window", "segments": 3},
+        {"algorithm": "fixed_window"}, {"algorithm": "fixed_window", "align": "clock"},
+    ],
+    ids=str,
+)  # fmt: skip
+@example_settings(max_examples=15)
+@given(
+    hits=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["192.0.2.1", "192.0.2.2"])), min_size=1, max_size=80),
+    limit=st.integers(1, 12), cost=st.integers(1, 2),
+)  # fmt: skip
+def test_the_curve_says_what_the_program_would_have_decided(
+    options: dict[str, Any], hits: list[tuple[int, str]], limit: int, cost: int
+) -> None:
+    """For any limit, not only for the one that is replayed."""
+    log = access(*[(second, address, "/") for second, address in hits])
+    rule = {"name": "r", "cost": cost, **options}
+    drawn = replayed(log, {**rule, "rate": "3/m"}, draws=True).tallies["r"].curve()
+    tally = replayed(log, {**rule, "rate": f"{limit}/m"}).tallies["r"]
+    assert drawn is not None
+    assert drawn.at(limit)[1:] == (tally.refused, tally.refused_identities)
+
+
+def test_a_calendar_has_a_curve_too() -> None:
+    """Its windows are those of the program."""
+    log = access(*[(hour * 3600, "192.0.2.1", "/") for hour in range(0, 24)])
+    rule = {"name": "r", "algorithm": "fixed_window", "align": "day", "time_zone": "Asia/Tokyo"}
+    drawn = replayed(log, {**rule, "rate": "5/d"}, draws=True).tallies["r"].curve()
+    assert drawn is not None
+    for limit in (1, 5, 10, 14):
+        tally = replayed(log, {**rule, "rate": f"{limit}/d"}).tallies["r"]
+        assert drawn.at(limit)[1:] == (tally.refused, tally.refused_identities)
+
+
+def test_the_curve_is_enough_for_a_token_bucket() -> None:
+    """Who never has more than N in a period is never refused by a bucket of N."""
+    dice = random.Random(7)
+    hits = sorted((dice.randrange(600), f"192.0.2.{dice.randrange(9)}", "/") for _ in range(500))
+    drawn = replayed(access(*hits), {"name": "r", "rate": "3/m", "algorithm": "token_bucket"}, draws=True)
+    curve = drawn.tallies["r"].curve()
+    assert curve is not None
+    assert curve.is_bound
+    enough = curve.enough_for(1.0).limit
+    found = replayed(access(*hits), {"name": "r", "rate": f"{enough}/m", "algorithm": "token_bucket"})
+    assert (found.tallies["r"].refused, drawn.tallies["r"].refused > 0) == (0, True)
+
+
+def test_nothing_stays_on_the_server_and_nothing_of_the_site_is_counted(direct: redis.Redis) -> None:
+    """Keys are under a prefix of their own, have a time to live, and are deleted."""
+    before = set(direct.keys())
+    seen: dict[bytes, int] = {}
+
+    def look(progress: Any) -> None:
+        for key in set(direct.keys()) - before:
+            seen[key] = direct.pttl(key)
+
+    rule = {"name": "r", "rate": "5/m", "algorithm": "sliding_log"}
+    log = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(600)])
+    replayed(log, rule, on_progress=look)
+    assert len(seen) == 40
+    assert all(b"replay:" in key for key in seen)
+    assert all(deciding.SLACK * 1000 < left <= (60 + 60 + deciding.SLACK) * 1000 for left in seen.values())
+    assert set(direct.keys()) <= before  # Those of others may have ended by their time to live.
+
+
+def test_what_is_interrupted_is_cleared_up(direct: redis.Redis) -> None:
+    """Ctrl-C in the middle of a log leaves nothing."""
+    assert counts(direct) == set()
+    log = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(3000)])
+
+    def interrupt(progress: Any) -> None:
+        assert counts(direct)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replayed(log, {"name": "r", "rate": "5/m"}, on_progress=interrupt)
+    assert counts(direct) == set()
+
+
+def test_a_key_outlives_its_worth_by_what_a_replay_may_come_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of a log that takes longer than a second to replay counts whole."""
+    log = access(*[(0, "192.0.2.1", "/")] * 4)
+    monkeypatch.setattr(deciding, "BATCH", 1)
+    found = replayed(
+        log, {"name": "r", "rate": "1/s", "algorithm": "sliding_log"}, on_progress=lambda _: time.sleep(0.6)
+    )
+    assert found.tallies["r"].refused == 3
+
+
+def test_a_replay_that_came_too_far_behind_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than numbers that are too small; a log that was written more slowly than it is replayed is none."""
+    monkeypatch.setattr(deciding, "BATCH", 1)
+    rule = {"name": "r", "rate": "1/s"}
+    same = access(*[(0, "192.0.2.1", "/")] * 3)
+    monkeypatch.setattr(deciding, "SLACK", 1)
+    with pytest.raises(ReplayTooSlowError, match="behind the log"):
+        replayed(same, rule, spread=False, on_progress=lambda _: time.sleep(1.1))
+    slowly = access(*[(second, "192.0.2.1", "/") for second in (0, 9, 99, 9999)])
+    assert replayed(slowly, rule, on_progress=lambda _: time.sleep(0.3)).met == 4
+
+
+def test_rules_meet_lines_as_they_meet_requests() -> None:
+    """By path, glob, method, route and audience; an exempt path is left alone; rules are decided together."""
+    log = "\n".join([
+        access((1, "192.0.2.1", "/api/a?x=1"), (2, "192.0.2.1", "/api/b"), (3, "192.0.2.2", "/api/health")),
+        access((4, "192.0.2.1", "/%61pi/c")),
+        access((5, "192.0.2.1", "/api/a")).replace("GET", "POST"),
+        access((6, "192.0.2.1", "/api/a")).replace("- -", "- ada"),
+    ])  # fmt: skip
+    found = replayed(
+        log,
+        {"name": "all", "path": "/api/", "rate": "2/m"},
+        {"name": "health", "path": "/api/health", "exempt": True},
+        {"name": "post", "path": "/api/*", "method": "POST", "rate": "1/m", "mode": "shadow"},
+        {"name": "users", "path": "/", "audience": "authenticated", "key": "user", "rate": "1/m"},
+        {"name": "off", "path": "/", "rate": "0/m", "mode": "off"},
+        {"name": "form", "path": "/", "key": "post:name", "rate": "1/m"},
+        {"name": "view", "group": "login", "rate": "1/m"},
+    )
+    counted = {name: (tally.lines, tally.refused) for name, tally in found.tallies.items()}
+    assert counted == {"all": (5, 3), "post": (1, 0), "users": (1, 0)}
+    assert (found.met, found.refused) == (5, 3)
+    assert set(found.planner.unseen) == {"form", "view"}
+
+
+@ratelimit_exempt
+def left_alone(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+def page(request: HttpRequest, number: int = 0) -> HttpResponse:
+    return HttpResponse()
+
+
+urlpatterns = [path("page/<int:number>/", page, name="page"), path("other/", page), path("alone/", left_alone)]
+
+
+@pytest.mark.urls(__name__)
+def test_routes_are_those_of_the_site() -> None:
+    """A rule for a route meets the paths that lead there; who exempts a view, exempts it here."""
+    log = access(
+        *[(second, "192.0.2.1", target) for second, target in enumerate(["/page/1/", "/page/2/", "/other/", "/alone/"])]
+    )
+    found = replayed(
+        log,
+        {"name": "route", "route": "page", "rate": "1/m"},
+        {"name": "kwarg", "key": "kwarg:number", "rate": "9/m"},
+        {"name": "by route", "key": "route", "rate": "1/m", "mode": "shadow"},
+    )
+    assert {name: (tally.lines, tally.refused) for name, tally in found.tallies.items()} == {
+        "route": (2, 1), "kwarg": (3, 0), "by route": (3, 1),
+    }  # fmt: skip
+    assert len(found.tallies["kwarg"].identities) == 3
+
+
+def test_what_the_log_says_of_429_is_compared() -> None:
+    """Refused then, refused now, and both."""
+    log = access((1, "192.0.2.1", "/"), (2, "192.0.2.1", "/")) + "\n" + access((3, "192.0.2.1", "/"), status=429)
+    log += "\n" + access((4, "192.0.2.2", "/"), status=429)
+    found = replayed(log, {"name": "r", "rate": "1/m"})
+    assert (found.refused, found.refused_then, found.refused_both) == (2, 2, 1)
+    tally = found.tallies["r"]
+    assert (tally.refused, tally.refused_then, tally.refused_both) == (2, 2, 1)
+
+
+def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
+    """Plain and gzipped, of any format; the report says what it found, as text and as JSON."""
+    early = access(*[(second, "192.0.2.1", "/") for second in (1, 3, 5)], agent="early")
+    late = json.dumps({"ts": 1795305602.5, "remote_addr": "192.0.2.1", "method": "GET", "uri": "/", "status": 200})
+    (tmp_path / "a.log").write_text(f"{early}\nbroken\n")
+    (tmp_path / "b.json").write_bytes(gzip.compress(late.encode()))
+    files = [str(tmp_path / "a.log"), str(tmp_path / "b.json")]
+    found = json.loads(command(*files, "--rate", "2/m", "--redis", url(), "--json", "--suggest"))
+    assert (found["lines"], found["met"], found["refused"], found["broken"]) == (5, 4, 2, 1)
+    assert [log["format"] for log in found["logs"]] == ["combined", "json"]
+    (rule,) = found["rules"]
+    assert rule["most_refused"] == [{"whom": "192.0.2.1", "refused": 2, "agents": {"early": 2}}]
+    assert rule["busiest_minute"] == {"from": "2026-11-22T00:00:00Z", "lines": 4}
+    assert rule["curve"]["suggestions"][0] == {"share": 0.99, "limit": 4, "requests": 0, "identities": 0}
+    text = command(*files, "--rate", "2/m", "--redis", url(), "--suggest")
+    assert "4 lines met rules: 2 allowed, 2 refused" in text
+    assert "line 4: 'broken'" in text
+    assert "2 × early" in text
+
+
+def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path: Path) -> None:
+    """A gzipped one that is still being written, one that is damaged, one of which nothing is there yet."""
+    packed = gzip.compress(access(*[(second, f"192.0.2.{second % 200}", "/") for second in range(900)]).encode())
+    (tmp_path / "cut.gz").write_bytes(packed[:-9])
+    (tmp_path / "damaged.gz").write_bytes(packed[:-8] + b"00000000")
+    (tmp_path / "begun.gz").write_bytes(packed[:10])
+    (tmp_path / "whole.gz").write_bytes(packed)
+    files = [str(tmp_path / f"{name}.gz") for name in ("cut", "damaged", "begun", "whole")]
+    found = json.loads(command(*files, "--rate", "999/m", "--redis", url(), "--json"))
+    assert 900 + 900 + 800 < found["lines"] <= 2700
+    assert sorted(note.removeprefix(str(tmp_path)).partition(" after")[0] for note in found["notes"]) == [
+        "/begun.gz: the file is cut", "/cut.gz: the file is cut", "/damaged.gz: the file is damaged",
+    ]  # fmt: skip
+    text = command(files[2], "--rate", "9/m", "--redis", url())
+    assert text.startswith("no lines\nnote: ")
+    assert "begun.gz: the file is cut after line 0, as one is that is still being written" in text
+
+
+def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) -> None:
+    """Of the settings and the admin; overrides are named as left out."""
+    log = tmp_path / "log"
+    log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(5)]))
+    RateLimitRule.objects.create(name="live", path="/", key="ip", limit=2, unit="m")
+    RateLimitOverride.objects.create(network="192.0.2.0/24", effect="exempt")
+    found = json.loads(command(str(log), "--redis", url(), "--json"))
+    assert [(rule["name"], rule["refused"]) for rule in found["rules"]] == [("live", 3)]
+    assert any("overrides" in note for note in found["notes"])
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("- name: new\n  path: /\n  key: ip\n  rate: 4/m\n  mode: shadow\n")
+    found = json.loads(command(str(log), "--redis", url(), "--json", "--rules", str(rules)))
+    assert [(rule["name"], rule["mode"], rule["refused"]) for rule in found["rules"]] == [("new", "shadow", 1)]
+    assert (found["refused"], found["notes"]) == (0, [])
+
+
+def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
+    """Names in the place of addresses, users that no line names, proxies that nobody trusts."""
+    log = tmp_path / "log"
+    log.write_text("\n".join(f'{access((second, "a.example", "/"))} "192.0.2.1"' for second in range(3)))
+    arguments = (str(log), "--rate", "1/m", "--redis", url(), "--json")
+    found = json.loads(command(*arguments, "--key", "user"))
+    assert [note.partition(":")[0] for note in found["notes"]] == ["addresses", "X-Forwarded-For", "users"]
+    log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(3)]).replace("- -", "- ada"))
+    found = json.loads(command(*arguments, "--key", "user"))
+    assert (found["notes"], found["refused"]) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["missing.log", "--rate", "5/m"], "missing.log"),
+        (["LOG", "--rate", "5/q"], "5/q"),
+        (["LOG", "--rate", "5/m", "--key", "id"], "Unknown key"),
+        (["LOG", "--rate", "5/m", "--burst", "3"], "no option 'burst'"),
+        (["LOG", "--key", "ip"], "--rate"),
+        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "not both"),
+        (["LOG", "--rules", "x.yaml"], "x.yaml"),
+        (["LOG", "--rate", "5/m", "--format", "json"], "format json"),
+        (["LOG", "--rate", "5/m", "--trusted-proxies", "x"], "--trusted-proxies"),
+        (["LOG", "--rate", "5/m", "--plot", "x.png"], ".svg"),
+        (["LOG", "--rate", "5/m", "--redis", "nowhere"], "--redis"),
+        (["LOG", "--rate", "5/m", "--redis", "redis://127.0.0.1:1/0"], "refused"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(arguments: list[str], problem: str, tmp_path: Path) -> None:
+    """In one line, which names it."""
+    log = tmp_path / "log"
+    log.write_text(access((1, "192.0.2.1", "/")))
+    arguments = [str(log) if word == "LOG" else word for word in arguments]
+    redis_url = [] if "--redis" in arguments else ["--redis", url()]
+    with pytest.raises(CommandError) as raised:
+        command(*arguments, *redis_url)
+    assert problem in str(raised.value)
+
+
+def test_mistakes_in_a_file_of_rules_are_said_with_its_name(tmp_path: Path) -> None:
+    """And with the line."""
+    log, rules = tmp_path / "log", tmp_path / "new-rules.yaml"
+    log.write_text(access((1, "192.0.2.1", "/")))
+    rules.write_text("- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: 5/q}\n")
+    with pytest.raises(CommandError, match=re.escape(f"{rules}, line 2: rule 'b': Rate '5/q'")):
+        command(str(log), "--rules", str(rules), "--redis", url())
+
+
+def test_proxies_are_believed_as_far_as_they_are_trusted(tmp_path: Path) -> None:
+    """By the option, else by the setting; identities are those that the site would count."""
+    log = tmp_path / "log"
+    log.write_text("\n".join(
+        f'{access((second, "10.0.0.1", "/"))} "spoofed, 203.0.113.{second}"' for second in range(4)
+    ))  # fmt: skip
+    arguments = (str(log), "--rate", "1/m", "--redis", url(), "--json")
+
+    def refused(*more: str) -> int:
+        return int(json.loads(command(*arguments, *more))["refused"])
+
+    assert refused() == 3
+    assert refused("--trusted-proxies", "1") == 0
+    assert refused("--trusted-proxies", "10.0.0.0/8, 192.0.2.0/24") == 0
+    with override_settings(RATELIMIT_TRUSTED_PROXIES=1):
+        assert refused() == 0
+        assert refused("--trusted-proxies", "0") == 3
+
+
+def test_a_replay_brings_its_own_server() -> None:
+    """Read from a pipe, with no bar in it; the site's own Redis is not asked."""
+    arguments = [sys.executable, "-m", "django", "ratelimit_replay", "-", "--rate", "2/m", "--json"]
+    log = access(*[(second, "192.0.2.1", "/") for second in range(5)])
+    told = subprocess.run(arguments, input=log, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["refused"] == 3
+    assert told.stderr == ""
+
+
+def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
+    """Lines, lines a second and the time that is left; what is written to standard output is the report alone."""
+    pytest.importorskip("tqdm", reason="tqdm is not installed, which draws the bar")
+    log = tmp_path / "log"
+    log.write_text(access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(5000)]))
+    arguments = [sys.executable, "-m", "django", "ratelimit_replay", str(log), "--rate", "60/m", "--json"]
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=end, env=environment(), cwd=ROOT)
+    os.close(end)
+    shown = b""
+    with suppress(OSError):  # At the end of the other side.
+        while data := os.read(terminal, 4096):
+            shown += data
+    os.close(terminal)
+    out, _ = process.communicate(timeout=60)
+    assert json.loads(out)["lines"] == 5000
+    assert re.search(r"\d+%\|.*\[\d\d:\d\d<.*lines, [\d,]+ lines/s", shown.decode())
+
+
+def test_ctrl_c_ends_a_replay_and_clears_up(direct: redis.Redis, tmp_path: Path) -> None:
+    """As somebody presses it who waits for more of a pipe."""
+    assert counts(direct) == set()
+    arguments = [sys.executable, "-m", "django", "ratelimit_replay", "-", "--rate", "2/m", "--redis", url()]
+    process = subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT
+    )
+    try:
+        assert process.stdin is not None
+        lines = access(*[(number / 100, f"192.0.{number % 250}.1", "/") for number in range(25_000)])
+        process.stdin.write(lines.encode() + b"\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not counts(direct) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert counts(direct)
+        process.send_signal(signal.SIGINT)
+        _out, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert b"interrupted" in error
+    assert counts(direct) == set()
+
+
+def test_the_report_is_documented_as_it_is(tmp_path: Path) -> None:
+    """Each word of the JSON stands in the documentation."""
+    log = tmp_path / "log"
+    log.write_text("broken\n" + access(*[(second, "192.0.2.1", "/") for second in range(3)]))
+    found = json.loads(command(str(log), "--rate", "1/m", "--redis", url(), "--json", "--suggest"))
+    page = (ROOT / "docs" / "replay.rst").read_text().partition("The report for machines")[2]
+    documented = set(re.findall(r"``(\w+)``", page))
+
+    def words(value: Any) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(words, value))
+        if isinstance(value, dict):
+            return set(value).union(*map(words, value.values()))
+        return set()
+
+    assert words(found) - {"curl"} <= documented
+
+
+def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
+    """With words for who does not see it; a page has the numbers beside it, and an SVG is of one curve."""
+    log, plot = tmp_path / "log", tmp_path / "curve.svg"
+    log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(8)]))
+    command(str(log), "--rate", "2/m", "--redis", url(), "--plot", str(plot))
+    drawn = ElementTree.parse(plot).getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    assert drawn.get("role") == "img"
+    assert "2 per minute refuses 75% of the requests and meets 100% of the identities." in drawn.find(f"{svg}desc").text
+    assert len(drawn.findall(f"{svg}polyline[@class='requests']")) == 2
+    assert "prefers-color-scheme: dark" in drawn.find(f"{svg}style").text
+    command(str(log), "--rate", "2/m", "--redis", url(), "--plot", str(tmp_path / "curve.html"))
+    page = (tmp_path / "curve.html").read_text()
+    assert "<th scope=row>2</th><td>6</td><td>1</td>" in page
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("".join(f"- {{name: r{number}, path: /, key: ip, rate: 2/m}}\n" for number in range(2)))
+    with pytest.raises(CommandError, match="an SVG is of one curve, and there are 2"):
+        command(str(log), "--rules", str(rules), "--redis", url(), "--plot", str(plot))
+
+
+def test_a_curve_that_cannot_be_drawn_says_why() -> None:
+    """A leaky bucket makes requests wait."""
+    found = replayed(
+        access((1, "192.0.2.1", "/")), {"name": "r", "rate": "5/m", "algorithm": "leaky_bucket"}, draws=True
+    )
+    tally = found.tallies["r"]
+    assert (tally.curve(), "leaky" in tally.why_no_curve) == (None, True)
+    assert RefusalCounter(Limit("x", "5/m")).curve().requests == 0

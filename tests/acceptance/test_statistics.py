@@ -1,0 +1,299 @@
+"""Every decision is counted once, whoever asked and whoever decided, and what the pages show is what was decided."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import Client
+from rest_framework.test import APIRequestFactory
+
+from django_ratelimit_lua import Decision, Limit, RateLimiter, ratelimit
+from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.stats import recorder as recording
+from django_ratelimit_lua.stats.keys import OTHER
+from django_ratelimit_lua.stats.reading import (
+    Span,
+    detail,
+    dropped,
+    known_names,
+    marks,
+    people_refused,
+    refusal_counts,
+    series,
+    top,
+    total,
+    totals,
+)  # fmt: skip
+from django_ratelimit_lua.stats.recorder import recorder
+from django_ratelimit_lua.stats.writing import SCRIPT
+from django_ratelimit_lua.store import get_store
+from example_project import sample
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import visits
+from tests.server import url
+
+pytestmark = pytest.mark.django_db(transaction=True)
+site = test_admin.site
+HOUR_US = 3600 * 10**6
+
+
+def day() -> Span:
+    return Span.last(86_400, 3600)
+
+
+def counts(name: str) -> dict[str, int]:
+    return dict(total(name, day()).counts)
+
+
+def test_every_decision_is_counted_once() -> None:
+    """By its result and by who decided; peeks and refunds are none. All together are counted under no name, too."""
+    assert listener.wait(10)  # As it begins to listen, it forgets what was refused.
+    mail = RateLimiter("stats.mail", "3/h")
+    decided = [mail.hit("ada").allowed for _ in range(5)] + [asyncio.run(mail.ahit("grace")).allowed]
+    assert decided == [True] * 3 + [False] * 2 + [True]
+    mail.peek("ada")
+    mail.refund("grace")
+    assert counts("stats.mail") == counts("") == {"a": 4, "r": 2}
+    of = total("stats.mail", day())
+    assert (of.requests, of.allowed, of.refused, of.units, of.near) == (6, 4, 2, 4, 1)
+    assert of.sources == {"redis": 5, "deny-cache": 1}
+    assert sum(sum(point.counts.values()) for point in series("stats.mail", Span.last(3600, 60))) == 6
+    assert sum(sum(point.counts.values()) for point in series("stats.mail", day())) == 6
+    assert people_refused("stats.mail", day()) == 1
+    assert refusal_counts()["stats.mail"] == {"enforce": 2}
+    assert list(known_names()) == ["stats.mail"]
+
+
+def test_high_water_marks_say_how_much_identities_wanted() -> None:
+    """Who was refused wanted one more than there was; requests are known by how much they found used."""
+    mail = RateLimiter("stats.marks", ["3/h", "100/d"], algorithm="fixed_window")
+    for who, times in (("ada", 5), ("grace", 2), ("joan", 1)):
+        for _ in range(times):
+            mail.hit(who)
+    found = marks("stats.marks", HOUR_US, day())
+    assert (found.marks, found.people, found.is_exact) == ((1, 2, 4), 3, True)
+    assert [found.beyond(units)[0] for units in (0, 1, 2, 3, 4)] == [3, 2, 1, 1, 0]
+    assert marks("stats.marks", 24 * HOUR_US, day()).marks == (1, 2, 4)
+    histogram = detail("stats.marks", day())
+    assert histogram.beyond(HOUR_US, 1) == (5, 5)
+    assert histogram.beyond(HOUR_US, 3) == (2, 2)
+    assert counts("stats.marks") == {"a": 6, "r": 2}
+    assert sum(sum(of.values()) for of in histogram.times.values()) == 8
+    assert histogram.time_within(0.95) is not None
+
+
+def test_who_used_most_and_who_was_refused_most_are_known(settings: Any) -> None:
+    """By names that are masked, unless the settings say otherwise."""
+
+    @ratelimit(group="stats.who", key=("ip", "get:name"), rate="2/h")
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    def ask(name: str, times: int, address: str) -> None:
+        for _ in range(times):
+            view(APIRequestFactory().get("/", {"name": name}, REMOTE_ADDR=address))
+
+    ask("alice", 9, "203.0.113.7")
+    ask("bob", 3, "2001:db8:1:2::3")
+    refused = top("stats.who", day())
+    assert [(one.times, one.error) for one in refused] == [(7, 0), (1, 0)]
+    name = "stats.who"
+    assert refused[0].name == [("ip", "203.0.113.0/24"), ("get:name", "al…")]
+    assert refused[1].name == [("ip", "2001:db8:1::/56"), ("get:name", "bo…")]
+    assert [one.times for one in top(name, day(), "used")] == [2, 2]
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    ask("carol", 12, "203.0.113.8")
+    assert top(name, day())[0].name == [("ip", "203.0.113.8"), ("get:name", "carol")]
+    settings.RATELIMIT_SHOW_IDENTITIES = "off"
+    ask("dave", 20, "203.0.113.9")
+    assert top(name, day())[0].name == []
+
+
+def test_every_way_in_and_every_way_out_is_counted() -> None:
+    """Rules by the middleware, shadow mode, exemptions, blocks with and without a rule."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    assert visits(3, "203.0.113.1") == [200, 200, 429]
+    assert counts("site") == {"a": 2, "r": 1}
+    assert counts("quiet") == {"h": 1, "s": 2}
+    RateLimitOverride.objects.create(network="203.0.113.2", effect="exempt")
+    RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
+    assert visits(2, "203.0.113.2") == [200, 200]
+    assert visits(2, "203.0.113.3") == [429, 429]
+    assert counts("site") == {"a": 2, "r": 1, "x": 2, "b": 2}
+    assert counts("") == {"a": 2, "r": 1, "x": 2, "b": 2}
+    RateLimitRule.objects.all().delete()
+    assert visits(1, "203.0.113.3") == [429]
+    assert counts("block") == {"b": 1}
+
+
+def test_what_a_policy_decides_is_told_apart(settings: Any) -> None:
+    """Open, closed and local are three things; while Redis is away, nothing is lost of what was counted."""
+    limiters = {
+        policy: RateLimiter(f"stats.{policy}", "2/h", on_store_error=policy) for policy in ("open", "closed", "local")
+    }
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    decided = {policy: [limiter.hit("ada").allowed for _ in range(3)] for policy, limiter in limiters.items()}
+    assert decided == {"open": [True] * 3, "closed": [False] * 3, "local": [True, True, False]}
+    assert recorder.flush() == recording.FLUSH_SECONDS
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url()}}
+    assert counts("stats.open") == counts("stats.closed") == {"e": 3}
+    assert counts("stats.local") == {"a": 2, "r": 1}
+    assert total("stats.local", day()).sources == {"fallback": 3}
+    assert dropped() == 0
+
+
+def test_threads_lose_nothing() -> None:
+    """However many decide at once while it is written."""
+    limiter = RateLimiter("stats.threads", "1000000/h", algorithm="fixed_window")
+    with ThreadPoolExecutor(8) as threads:
+        for _ in threads.map(lambda number: limiter.hit(f"who-{number % 7}"), range(2000)):
+            if time.time_ns() % 50 == 0:
+                recorder.flush()
+    assert counts("stats.threads") == {"a": 2000}
+    assert total("stats.threads", day()).units == 2000
+
+
+def test_a_part_that_was_written_without_an_answer_counts_once(direct: Any) -> None:
+    """It is sent again with the same number."""
+    RateLimiter("stats.once", "100/h").hit("ada")
+    writer = recorder._writer
+    with recorder._flushing:
+        recorder._count_queue()
+        parts = ("_began", "_plain", "_kinds", "_seconds")
+        writer.take(recorder._tables(*(vars(recorder)[part] for part in parts), [recorder._people]))
+        recorder._renew()
+        writer._note_names(get_store(background=True), None)
+        writer._place_totals()
+        for name, pending in writer._pending.items():
+            writer._chunks[name] = deque(writer._made(name, pending))
+            for chunk in writer._chunks[name]:
+                direct.eval(SCRIPT, len(chunk.keys), *chunk.keys, *chunk.arguments)
+        writer._pending.clear()
+    assert counts("stats.once") == {"a": 1}
+    assert totals().of_names["stats.once"]["a"] == 1
+
+
+def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that are made up at run time share one place beyond the bound."""
+    monkeypatch.setattr(recording, "MOST_NAMES", 3)
+    recorder._begin()
+    for number in range(10):
+        RateLimiter(f"stats.made-{number}", "5/h").hit("x")
+    assert sum(counts(name).get("a", 0) for name in known_names()) == 10
+    assert counts(OTHER) == {"a": 7}
+
+
+def test_nothing_is_counted_where_that_is_switched_off(settings: Any) -> None:
+    """Nor written."""
+    settings.RATELIMIT_STATISTICS = False
+    RateLimiter("stats.off", "5/h").hit("x")
+    assert known_names() == {}
+
+
+def test_a_users_own_clock_and_login_are_counted_as_any(client: Client) -> None:
+    """Users are shown by their ids: nothing secret, and what links to them."""
+    user = User.objects.create_user("ada")
+    RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h")
+    client.force_login(user)
+    assert [client.get("/ok").status_code for _ in range(2)] == [200, 429]
+    assert top("users", day())[0].name == [("user", str(user.pk))]
+
+
+def test_the_demo_begins_with_a_day_of_statistics() -> None:
+    """And with two weeks by the hour: most are let go, an attacker is refused, and each client has its window."""
+    now = time.time()
+    sample.fill(now)
+    of_day = total("", day())
+    assert of_day.requests > 10_000
+    assert 0.01 < of_day.refused / of_day.requests < 0.5
+    assert all(point.counts for point in series("everything", Span.last(86_400, 3600)))
+    assert [one.name for one in top("scanners", day())] == [[("ip", "203.0.113.0/24")]] * 3
+    assert total("exports of a day", day()).would_be_refused > 0
+    weeks = Span.last(14 * 86_400, 86_400, now)
+    assert all(point.counts["a"] > 1000 for point in series("everything", weeks)[1:-1])
+    assert known_names().keys() == {place.name for place in (*sample.PLACES, sample.SCANNERS)}
+
+
+def test_many_identities_leave_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes after very many others is found all the same."""
+    monkeypatch.setattr(recording, "MOST_PEOPLE", 5)
+    limiter = RateLimiter("stats.crowd", "1/h")
+    with recorder._flushing:  # As if it took long to write.
+        for number in range(20):
+            limiter.hit(f"who-{number}")
+        for _ in range(8):
+            limiter.hit("attacker")
+    assert [one.times for one in top("stats.crowd", day())] == [7]
+    assert counts("stats.crowd") == {"a": 21, "r": 7}
+    assert marks("stats.crowd", HOUR_US, day()).people == 21
+
+
+def test_several_rates_are_one_request() -> None:
+    """Whichever of them refuses, or is nearly used up, and in whatever order they are written."""
+    for number, rates in enumerate((["10/m", "5/h"], ["5/h", "10/m"])):
+        name = f"stats.several-{number}"
+        limiter = RateLimiter(name, rates)
+        for _ in range(7):
+            limiter.hit("ada")
+        of = total(name, day())
+        assert of.counts == {"a": 5, "r": 2}
+        assert (of.units, of.near) == (5, 2)
+        assert [(one.times, one.error) for one in top(name, day())] == [(2, 0)]
+
+
+def test_denied_hits_that_count_are_not_counted_twice_in_marks() -> None:
+    """What Redis says is used includes them."""
+    limiter = RateLimiter("stats.denied", "2/h", algorithm="sliding_log", count_denied=True)
+    used = [limiter.hit("ada").limits[0].used for _ in range(4)]
+    assert marks("stats.denied", HOUR_US, day()).marks == (max(used),)
+
+
+def test_long_identities_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is shown of them, until they are written."""
+    RateLimiter("stats.long", "5/h").hit("x" * 1_000_000)
+    with recorder._flushing:
+        recorder._count_queue()
+        (person,) = recorder._people.values()
+    assert person._identity is None
+    assert top("stats.long", day(), "used")[0].name == [("", "xx…")]
+
+
+def test_a_decision_that_nobody_can_count_raises_nothing() -> None:
+    """As one that was made while everything was switched off in the middle of it."""
+    planned = [PlannedCharge(Charge(Limit("stats.none", "5/h"), digest("x")), "stats.none")]
+    recorder.add(planned, Decision(True), 0.001)
+    assert recorder.flush() is None
+    assert counts("stats.none") == {}
+
+
+def test_a_time_is_read_by_how_long_ago_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours are known apart for two days; of what is older, all is read by days, and steps may begin at any minute."""
+    limiter, now = RateLimiter("stats.ago", "2/h"), time.time()
+    monkeypatch.setattr(recording.time, "time", lambda: now - 10 * 86_400)
+    for _ in range(3):
+        limiter.hit("ada")
+    recorder.flush()
+    monkeypatch.undo()
+    at = int(now) - 10 * 86_400
+    for start in (at - at % 86_400, at - at % 3600 - 1800):
+        span = Span(start, start + 86_400, 3600)
+        assert sum(sum(point.counts.values()) for point in series("stats.ago", span)) == 3
+        assert total("stats.ago", span).requests == 3
+        assert people_refused("stats.ago", span) == 1
+        assert sum(sum(of.values()) for of in detail("stats.ago", span).times.values()) == 3
+        assert marks("stats.ago", HOUR_US, span).marks == (3,)
+    never = Span(at, at, 3600)
+    assert (series("stats.ago", never), people_refused("stats.ago", never)) == ([], 0)
+    assert detail("stats.ago", never).times == {}

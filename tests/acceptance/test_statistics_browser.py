@@ -1,0 +1,104 @@
+"""The pages of the statistics in a real browser: they refresh themselves, and a slider moves along the curve."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.acceptance.test_admin_browser import PAGES, complaints, sign_in, status
+
+OVERVIEW = PAGES["statistics"]
+HIDDEN = """
+Object.defineProperty(document, "hidden", {value: arguments[0], configurable: true});
+const started = [], before = window.setTimeout;
+window.setTimeout = (...what) => { started.push(what[1]); return before(...what); };
+document.dispatchEvent(new Event("visibilitychange"));
+window.setTimeout = before;
+return started.length;
+"""
+SOON = """
+document.querySelector(".ratelimit-fresh").dataset.every = "0.2";
+document.querySelector(".ratelimit-fresh input").dispatchEvent(new Event("change"));
+"""
+
+
+def requests_of(browser: Any, name: str) -> int:
+    """How many requests the overview shows for a name."""
+    for row in browser.find_elements("css selector", "#ratelimit-live tbody tr"):
+        cells = row.find_elements("css selector", "td[data-label=requests]")
+        if row.find_element("css selector", "th a").text == name and cells:
+            return int(cells[0].text.replace(",", ""))
+    return 0
+
+
+def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo: str) -> None:
+    """New requests are there without a click; nothing is asked while nobody looks;
+    when the session has ended, that is said, once, and no script fails."""
+    sign_in(browser, demo)
+    browser.get(demo + OVERVIEW)
+    before = requests_of(browser, "example_project.views.clock")
+    link = browser.find_element("css selector", "#ratelimit-live thead a")
+    assert [status(f"{demo}clock/") for _ in range(3)] == [200] * 3
+    browser.execute_script(SOON)
+    wait = WebDriverWait(browser, 30)
+    wait.until(staleness_of(link))
+    wait.until(lambda page: page.execute_script(
+        "return document.querySelector('.ratelimit-fresh [role=status]').textContent.startsWith('updated')"
+    ))  # fmt: skip
+    browser.execute_script("document.querySelector('.ratelimit-fresh').dataset.every = '1000'")
+    browser.refresh()
+    assert requests_of(browser, "example_project.views.clock") == before + 3
+    assert browser.execute_script(HIDDEN, True) == 0
+    assert browser.execute_script(HIDDEN, False) == 1
+    browser.delete_all_cookies()
+    browser.execute_script(SOON)
+    wait.until(lambda page: "not signed in any more" in page.find_element("class name", "ratelimit-fresh").text)
+    assert not browser.find_element("css selector", ".ratelimit-fresh input").is_enabled()
+    assert browser.execute_script(HIDDEN, False) == 0
+    assert complaints(browser) == []
+
+
+def test_the_focus_stays_where_it_is(browser: Any, demo: str) -> None:
+    """When what has it is replaced."""
+    sign_in(browser, demo)
+    browser.get(demo + OVERVIEW)
+    link = browser.find_element("css selector", "#ratelimit-live thead .column-people a")
+    browser.execute_script("arguments[0].focus()", link)
+    href = browser.execute_script("return document.activeElement.getAttribute('href')")
+    browser.execute_script(SOON)
+    WebDriverWait(browser, 30).until(staleness_of(link))
+    browser.execute_script("document.querySelector('.ratelimit-fresh').dataset.every = '1000'")
+    assert browser.execute_script("return document.activeElement.getAttribute('href')") == href
+
+
+def test_a_slider_moves_along_the_curve(browser: Any, demo: str) -> None:
+    """By the keyboard: the sentence is the one that the server says without a script, the line stands there, and the
+    link fills that limit in."""
+    sign_in(browser, demo)
+    assert [status(f"{demo}search/") for _ in range(4)] == [200] * 4
+    page = f"{demo}{OVERVIEW}one/?name=search&period=hour"
+    browser.get(page)
+    box = browser.find_element("class name", "ratelimit-choose")
+    slider = box.find_element("css selector", "[type=range]")
+    assert slider.is_displayed()
+    line = box.find_element("css selector", "line.chosen")
+    at = line.get_attribute("x1")
+    slider.send_keys(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    limit = box.find_element("css selector", "[type=number]").get_attribute("value")
+    assert limit == "2"
+    said = box.find_element("class name", "ratelimit-answer").text
+    assert said.startswith("2 per second would have refused")
+    assert re.search(r"limit=2$", box.find_element("class name", "ratelimit-take").get_attribute("href"))
+    assert line.get_attribute("x1") != at
+    assert slider.get_attribute("aria-valuetext") == "2"
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    browser.get(f"{page}&limit0=2")
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    box = browser.find_element("class name", "ratelimit-choose")
+    assert box.find_element("class name", "ratelimit-answer").text == said
+    assert not box.find_element("css selector", "[type=range]").is_displayed()
+    assert complaints(browser) == []

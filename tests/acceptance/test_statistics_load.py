@@ -1,0 +1,608 @@
+"""Under load, from several processes, whatever stops, dies or forks meanwhile: what is read is what was decided.
+
+`RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a minute.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.operations.seen import condition
+from django_ratelimit_lua.process.tasks import stop
+from django_ratelimit_lua.stats import reading, writing
+from django_ratelimit_lua.stats import recorder as recording
+from django_ratelimit_lua.stats.reading import Span, dropped, known_names, marks, series, top, total
+from django_ratelimit_lua.stats.recorder import Person, Tables, recorder
+from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.testing.server import Server
+from tests import clusters
+from tests.acceptance.test_forks import child_of, ended
+from tests.acceptance.test_processes import ROOT, visit
+from tests.clusters import until
+from tests.demo import await_port, free_port
+from tests.load import NAMES, RULES, noted
+from tests.server import url
+from tests.worker import Worker, migrated
+
+SECONDS = float(os.environ.get("RATELIMIT_TEST_LOAD_SECONDS", "2"))
+PROCESSES = 4
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: Any) -> Path:
+    return migrated(tmp_path_factory.mktemp("load") / "db.sqlite3")
+
+
+def day() -> Span:
+    return Span.last(2 * 86_400, 3600)
+
+
+def counted() -> dict[str, int]:
+    """What is read of all names."""
+    return {f"{name} {result}": number for name in NAMES for result, number in total(name, day()).counts.items()}
+
+
+def counted_by_minutes() -> dict[str, int]:
+    """The same, by minutes."""
+    found: Counter[str] = Counter()
+    for name in NAMES:
+        for point in series(name, Span.last(49 * 3600 // 2, 60)):
+            found.update({f"{name} {result}": number for result, number in point.counts.items()})
+    return dict(found)
+
+
+@contextmanager
+def loaded(
+    database: Path, prefix: str, at: str = "", processes: int = PROCESSES, seconds: float = SECONDS, **settings: Any
+) -> Iterator[tuple[list[Worker], Counter[str]]]:
+    """Processes at work; the counts of all their answers are there when they have ended."""
+    given = {
+        "RATELIMIT_RULES": RULES,
+        "RATELIMIT_ON_STORE_ERROR": "local",
+        "RATELIMIT_TIMEOUT": 0.5,
+        "RATELIMIT_DENY_CACHE_SECONDS": 1,
+        **settings,
+    }
+    answers: Counter[str] = Counter()
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(prefix, {"default": database}, at=at, **given)) for _ in range(processes)]
+        for worker in workers:
+            worker("from tests.load import load, load_noting")
+        for number, worker in enumerate(workers):
+            worker.send(f"load({seconds}, {number})")
+        yield workers, answers
+        for worker in workers:
+            answers.update(worker.answer())
+    # They have ended as processes do: each has written what was left.
+
+
+def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str) -> None:
+    """To the unit, by hours and by minutes: four processes, several limiters, requests, refusals, the deny cache and
+    shadow mode, while one of the processes stands still for a moment."""
+    with loaded(database, prefix) as (workers, answers):
+        time.sleep(SECONDS / 4)
+        os.kill(workers[0]._process.pid, signal.SIGSTOP)
+        time.sleep(SECONDS / 2)
+        os.kill(workers[0]._process.pid, signal.SIGCONT)
+    assert counted() == counted_by_minutes() == dict(answers)
+    assert {word.split()[1] for word in answers} == {"a", "r", "h", "s"}
+    of_all = total("", day())
+    assert of_all.requests == sum(number for word, number in answers.items() if "quiet" not in word)
+    assert sum(of_all.sources.values()) == of_all.requests
+    assert of_all.sources["deny-cache"] > 0
+    assert dropped() == 0
+
+
+def test_a_process_that_is_killed_loses_its_last_second(database: Path, prefix: str, tmp_path: Path) -> None:
+    """And nothing that it has decided before."""
+    path = tmp_path / "noted"
+    with ExitStack() as stack:
+        worker = Worker(prefix, {"default": database}, RATELIMIT_RULES=RULES, RATELIMIT_TIMEOUT=5)
+        stack.callback(worker._process.stdout.close)
+        stack.callback(worker._process.stdin.close)
+        stack.callback(worker._process.wait, 30)
+        stack.callback(worker._process.kill)
+        worker("from tests.load import load_noting")
+        worker.send(f"load_noting({str(path)!r}, 60)")
+        until(lambda: path.exists() and len(noted(str(path))) > 1000, "there is load")
+        time.sleep(max(SECONDS, 2))
+        worker._process.kill()
+        killed_at = time.time()
+        worker._process.wait(30)
+    moments = noted(str(path))
+    found = sum(counted().values())
+    assert len(moments) > found > 0
+    # A second from the first decision to the writing, and what that takes.
+    assert found >= sum(moment < killed_at - 1.5 for moment in moments)
+
+
+def test_counts_of_an_outage_are_written_later_and_once(
+    database: Path, prefix: str, tmp_path: Path, settings: Any
+) -> None:
+    """Redis stands still, and does later what it was asked; then it is killed, and started again with what it had:
+    nothing is lost, and nothing counts twice."""
+    keep = ("--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path))
+    server = Server(None, *keep).start()
+    seconds = max(SECONDS, 8)
+    try:
+        with loaded(database, prefix, server.url, seconds=seconds) as (_, answers):
+            time.sleep(seconds / 8)
+            os.kill(server.pid, signal.SIGSTOP)
+            time.sleep(seconds / 8)
+            os.kill(server.pid, signal.SIGCONT)
+            time.sleep(seconds / 8)
+            os.kill(server.pid, signal.SIGKILL)
+            server.stop()
+            time.sleep(seconds / 4)
+            server.start()
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": server.url}}
+        assert counted() == counted_by_minutes() == dict(answers)
+        assert total("load.bucket", day()).sources["fallback"] > 0
+        assert dropped() == 0
+    finally:
+        stop(20)
+        server.stop()
+
+
+def use(settings: Any, url: str) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url}}
+
+
+def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: Any) -> None:
+    """Each rule in a slot of its own; while the master of one of them is away, decisions go on, and the others are
+    written; when it is back, nothing is missing that was not lost with it."""
+    with clusters.cluster(replicas=False) as nodes:
+        settings.CACHES = nodes.cache()
+        settings.RATELIMIT_TIMEOUT = 0.5
+        settings.RATELIMIT_ON_STORE_ERROR = "local"
+        limiters = [RateLimiter(name, "1000000/h", algorithm="fixed_window") for name in NAMES]
+        for number in range(20):
+            for limiter in limiters:
+                assert limiter.hit(number)
+        assert counted() == {f"{name} a": 20 for name in NAMES}
+        owners = {name: nodes.master_of(writing.key_of(name, b"")) for name in NAMES}
+        away = owners[NAMES[0]]
+        os.kill(away.pid, signal.SIGSTOP)
+        try:
+            for number in range(20):
+                for limiter in limiters:
+                    assert limiter.hit(number)
+            assert recorder.flush() == recording.FLUSH_SECONDS
+            known = {name for name in NAMES if owners[name] is not away}
+            due = {f"{name} a": 40 for name in known}
+            until(lambda: bool(recorder.flush()) and of_these(known) == due, "the others are written", 60)
+        finally:
+            os.kill(away.pid, signal.SIGCONT)
+        until(lambda: recorder.flush() is None, "all is written")
+        assert counted() == {f"{name} a": 40 for name in NAMES}
+        assert dropped() == 0
+        stop(20)
+
+
+def of_these(names: set[str]) -> dict[str, int]:
+    """What is in Redis of some names, without anything being written first."""
+    today = int(time.time()) // writing.DAY
+    found: Counter[str] = Counter()
+    for name in names:
+        for field, number in reading._hash(writing.key_of(name, b"hours:%d" % today)).items():
+            if field[0] in "ar":
+                found[f"{name} {field[0]}"] += number
+    return dict(found)
+
+
+def test_what_somebody_else_has_written_keeps_nothing_back(direct: Any, prefix: str) -> None:
+    """A text, or another kind of thing, in the place of each key: it is replaced, every page can be read meanwhile, and
+    no decision is another."""
+    limiter = RateLimiter("odd.keys", ["2/h", "100/d"])
+    decided = [limiter.hit("ada").allowed for _ in range(3)]
+    recorder.flush()
+    keys = sorted(direct.keys(f"{prefix}{{stats*"))
+    assert len(keys) > 15
+    for make in (
+        lambda key: direct.set(key, "gibberish"),
+        lambda key: direct.rpush(key, "gibberish"),
+        lambda key: direct.hset(key, mapping={"a00": "x", "r05": "9" * 30, "uxx": "1", "é": "2"}),
+    ):
+        for key in keys:
+            direct.delete(key)
+            make(key)
+        assert [limiter.hit("ada").allowed for _ in range(3)] == [False] * 3
+        recorder._writer._noted.clear()  # It is a minute later.
+        assert recorder.flush() is None
+        assert total("odd.keys", day()).refused == 3
+        assert top("odd.keys", day())[0].times >= 3
+        assert marks("odd.keys", 3600 * 10**6, day()).people <= 1
+        assert list(known_names()) == ["odd.keys"]
+        assert reading.people_refused("odd.keys", day()) == 1
+        assert dropped() == 0
+    assert decided == [True, True, False]
+
+
+def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
+    """Decisions are made as the policy says, and nothing that was counted is lost."""
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction") as server:
+        use(settings, server.url)
+        settings.RATELIMIT_ON_STORE_ERROR = "open"
+        limiter = RateLimiter("full", "1000000/h")
+        limiter.hit("ada")
+        recorder.flush()
+        with clusters.client(server.port) as direct:
+            direct.config_set("maxmemory", "1mb")
+            before = direct.dbsize()
+            assert all(limiter.hit(number) for number in range(50))
+            assert [recorder.flush() for _ in range(40)] == [recording.FLUSH_SECONDS] * 40
+            assert direct.dbsize() == before
+            direct.config_set("maxmemory", "0")
+        assert recorder.flush() is None
+        assert dict(total("full", day()).counts) == {"a": 1, "e": 50}
+        assert dropped() == 0
+        stop(20)
+
+
+def test_a_user_who_may_not_write_statistics_decides_all_the_same(settings: Any, prefix: str) -> None:
+    """What cannot be written is kept up to a bound; and where only a part may not be written, the rest is."""
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
+        with clusters.client(server.port) as direct:
+            rights = ["on", "nopass", "+@all", "~*"]
+            direct.execute_command(
+                "ACL SETUSER", "limits", *["on", "nopass", "+@all", "%R~*", "resetkeys"], f"~{prefix}{{[^s]*"
+            )
+            direct.execute_command("ACL SETUSER", "some", *rights, "-pfadd")
+        use(settings, server.url.replace("//", "//limits:x@"))
+        limiter = RateLimiter("rights", "5/h")
+        assert [limiter.hit("ada").source for _ in range(5)] == ["redis"] * 5
+        assert recorder.flush() == recording.FLUSH_SECONDS
+        use(settings, server.url.replace("//", "//some:x@"))
+        assert recorder.flush() is None
+        assert dict(total("rights", day()).counts) == {"a": 5}
+        assert not limiter.hit("ada")
+        assert recorder.flush() is None
+        assert dict(total("rights", day()).counts) == {"a": 5, "r": 1}
+        use(settings, server.url)
+        assert reading.people_refused("rights", day()) == 0
+        stop(20)
+
+
+@pytest.mark.parametrize("missing", ["zscore", "pfadd"])
+def test_what_cannot_be_written_is_told(
+    missing: str, settings: Any, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it or a part: once in the log, and where health is asked; and so is that it can be again."""
+    caplog.set_level(logging.INFO, "django_ratelimit_lua")
+
+    def said() -> list[str]:
+        return [record.levelname for record in caplog.records if "'statistics'" in record.getMessage()]
+
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server, clusters.client(server.port) as direct:
+        direct.execute_command("ACL SETUSER", "some", "on", "nopass", "+@all", "~*", "&*", f"-{missing}")
+        use(settings, server.url.replace("//", "//some:x@"))
+        limiter = RateLimiter("told", "1/h")
+        assert health().statistics is None
+        tried = condition()["statistics"]
+        errors = io.StringIO()
+        call_command("ratelimit_health", stdout=io.StringIO(), stderr=errors)
+        assert f"statistics cannot be written, or not all: {tried}" in errors.getvalue()
+        for _ in range(3):
+            limiter.hit("ada")
+        until(lambda: said() == ["WARNING"], "the log says that it fails")
+        recorder.flush()
+        assert health().statistics == condition()["statistics"]
+        for text in (tried, health().statistics):
+            assert "permission" in text or "can't run this command" in text
+        for _ in range(3):
+            limiter.hit("ada")
+            recorder._task._do()
+        assert said() == ["WARNING"], "once"
+        monkeypatch.setattr(writing, "STEADY_SECONDS", 0.0)
+        direct.execute_command("ACL SETUSER", "some", f"+{missing}")
+        until(lambda: said() == ["WARNING", "INFO"], "and that it works again")
+        assert (health().statistics, condition()["statistics"]) == (None, None)
+        assert known_names().keys() == {"told"}
+        stop(20)
+
+
+def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that are there count on; for others there is no room, and how many requests that were is said."""
+    monkeypatch.setattr(writing, "MOST_PENDING", 100)
+    use(settings, "redis://127.0.0.1:1/0")
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    for number in range(60):
+        RateLimiter(f"bound.{number}", "5/h").hit("ada")
+        recorder.flush()
+    size = sum(pending.fields + pending.members for pending in recorder._writer._pending.values())
+    assert size < 300
+    use(settings, url())
+    assert recorder.flush() is None
+    counts = sum(total(name, day()).requests for name in known_names())
+    assert 0 < counts < 60
+    assert total("", day()).requests == 60  # Its field was there.
+    assert counts + dropped() == 60
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+@pytest.mark.django_db(transaction=True)
+def test_workers_that_come_and_go_lose_nothing(prefix: str) -> None:
+    """gunicorn ends each of its workers after a few requests."""
+    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100, unit="d")
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "tests.rules_site:application", "--workers=3", "--threads=2"]
+    command += ["--max-requests=15", "--log-level=error", "--bind", f"127.0.0.1:{port}"]
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    server = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        await_port(port)
+        told = Counter(visit(port, "/tell")[0] for _ in range(120))
+    finally:
+        server.terminate()
+        server.wait(30)
+    assert told == {200: 100, 429: 20}
+    assert dict(total("site", day()).counts) == {"a": 100, "r": 20}
+
+
+def test_a_child_counts_for_itself(direct: Any) -> None:
+    """Whatever the parent's threads are doing when it forks: what was counted until then, the parent writes."""
+    limiter = RateLimiter("forked", "1000000/h", algorithm="fixed_window")
+    is_over = threading.Event()
+
+    def flush() -> None:
+        while not is_over.is_set():
+            recorder.flush()
+
+    def hit(times: int) -> None:
+        for number in range(times):
+            limiter.hit(number)
+
+    def child() -> None:
+        hit(20)
+        assert recorder.flush() is None
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    children = []
+    for _ in range(20):
+        hit(10)
+        children.append(child_of(child))
+    codes = ended(children)
+    is_over.set()
+    flushing.join()
+    assert codes == [0] * 20
+    assert total("forked", day()).allowed == total("", day()).allowed == 20 * 10 + 20 * 20
+
+
+def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the end of an hour and of a day, and back: each moment is counted where it was at its time."""
+    limiter = RateLimiter("clock", "1000000/h", algorithm="fixed_window")
+    midnight = (int(time.time()) // 86_400) * 86_400
+    moments = [midnight - 1, midnight + 1, midnight - 3599, midnight - 3601, midnight + 1, midnight - 7200]
+    for moment in moments:
+        with monkeypatch.context() as patch:
+            patch.setattr(recording.time, "time", lambda moment=moment: float(moment))
+            limiter.hit("ada")
+            assert recorder.flush() is None
+    assert total("clock", day()).allowed == len(moments)
+    by_hours = {
+        (point.moment - midnight) // 3600: point.counts["a"] for point in series("clock", day()) if point.counts["a"]
+    }
+    assert by_hours == {-2: 2, -1: 2, 0: 2}
+    assert [one.times for one in top("clock", day(), "used")] == [len(moments)]
+
+
+def test_names_without_end_share_one_place(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for which there is no room among all processes; nothing is lost of what they counted."""
+    monkeypatch.setattr(writing, "MOST_KNOWN", 3)
+    for _ in range(3):
+        recorder._begin()  # Another process.
+        for number in range(10):
+            RateLimiter(f"endless.{time.monotonic_ns()}.{number}", "5/h").hit("x")
+        recorder.flush()
+    assert len(known_names()) == 4
+    assert sum(total(name, day()).requests for name in known_names()) == total("", day()).requests == 30
+    assert total(writing.OTHER, day()).requests == 27
+
+
+def test_names_of_an_hour_leave_their_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that begins to count later is counted by its name, however many names were made up before."""
+    monkeypatch.setattr(recording, "MOST_NAMES", 3)
+    now = time.time()
+    for number in range(5):
+        RateLimiter(f"gone.{number}", "5/h").hit("x")
+    recorder.flush()
+    monkeypatch.setattr(recording.time, "time", lambda: now + 3600)
+    RateLimiter("later", "5/h").hit("x")
+    assert total("later", Span.last(7200, 3600, now + 3600)).allowed == 1
+    assert total(writing.OTHER, Span.last(7200, 3600, now + 3600)).allowed == 2
+
+
+def test_lists_of_whom_are_there_once(direct: Any, prefix: str) -> None:
+    """However many rules are counted at one time, and however often they are written."""
+    limiters = [RateLimiter(f"many.{number}", "2/h") for number in range(130)]
+    for _ in range(3):
+        for limiter in limiters:
+            limiter.hit("ada")
+        recorder.flush()
+    assert all(direct.hlen(key) == 1 for key in direct.keys(f"{prefix}{{stats:*:top:*"))
+    assert [one.times for one in top("many.129", day(), "used")] == [2]
+
+
+def test_lists_of_workers_that_have_ended_are_joined(direct: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come and go in an hour: what is read of them is the same, and there are few lists."""
+    monkeypatch.setattr(writing, "MOST_LISTS", 3)
+    limiter = RateLimiter("workers", "4/h", algorithm="fixed_window")
+    for number in range(20):
+        recorder._begin()  # Another process.
+        for _ in range(3):
+            limiter.hit("ada")
+        limiter.hit(f"who-{number}")
+        recorder._say_last()
+    (key,) = direct.keys(f"{prefix}{{stats:*:top:*")
+    assert direct.hlen(key) <= 4
+    refused, used = top("workers", day()), top("workers", day(), "used")
+    assert [(one.times, one.error) for one in refused] == [(56, 0)]
+    assert [(one.times, one.error) for one in used] == [(4, 0), *[(1, 0)] * 20]
+
+
+def test_memory_is_bounded_whoever_comes(direct: Any, prefix: str) -> None:
+    """Ever new identities, of several rules: what the process and Redis keep of them comes to an end."""
+    limiters = [RateLimiter(f"crowd.{number}", "1000/h", algorithm="fixed_window") for number in range(2)]
+    kept = 0
+    for step in range(5):
+        for number in range(1200):
+            for limiter in limiters:
+                limiter.hit((step, number))
+        recorder.flush()
+        writer = recorder._writer
+        kept = sum(len(of.used) + len(of.refused) + len(of.names) for of in writer._tops.values())
+        kept += sum(map(len, writer._samples.values()))
+    assert kept <= 2 * (2 * 1024 + 2 * 2048)
+    for limiter in limiters:
+        found = marks(limiter.name, 3600 * 10**6, day())
+        assert len(found.marks) == 1024
+        assert 0.85 * 6000 < found.people < 1.15 * 6000
+
+
+def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> None:
+    """What is decided while there is none is kept, and written to the next one, once."""
+    with clusters.watched() as found:
+        settings.RATELIMIT_TIMEOUT, settings.RATELIMIT_ON_STORE_ERROR = 0.5, "local"
+        settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        settings.CACHES = found.cache()
+        limiter = RateLimiter("sentinel", "1000000/h", algorithm="fixed_window")
+        decided = 20
+        assert all(limiter.hit(number) for number in range(decided))
+        assert recorder.flush() is None
+        first = found.master()
+        with clusters.client(first.port) as master:
+            master.set("last", "written")  # WAIT waits for what this connection has written.
+            master.wait(2, 5000)
+        clusters.kill(first)
+        sources: Counter[str] = Counter()
+
+        def decides() -> bool:
+            nonlocal decided
+            decision = limiter.hit(decided)
+            decided += 1
+            sources[decision.source] += 1
+            assert decision
+            return sources["redis"] > 0
+
+        until(decides, "the next master decides")
+        until(lambda: recorder.flush() is None, "all is written")
+        assert total("sentinel", day()).allowed == total("", day()).allowed == decided
+        assert total("sentinel", day()).sources == {"redis": 20 + sources["redis"], "fallback": sources["fallback"]}
+        assert dropped() == 0
+        stop(20)
+
+
+def crowd(name: str, whose: str, people: int, at: float) -> Tables:
+    """What a process has counted of ever new people, who asked once each."""
+    limit, met = Limit(name, "1000/h"), []
+    for number in range(people):
+        person = Person(PlannedCharge(Charge(limit, digest(f"{whose}-{number}")), name, identity=whose))
+        person.came = person.units = person.mark = 1
+        met.append((name, person))
+    return Tables(at, {}, {}, met)
+
+
+def test_marks_in_redis_are_bounded_whoever_writes(direct: Any, prefix: str) -> None:
+    """Several processes, more rules than one has summaries for, the last writing of an hour: no set has more members
+    than it may, but for those of one script; and how many people there were is known all the same."""
+    now = time.time()
+    writers = [writing.Writer() for _ in range(3)]
+    for step in range(2):
+        for number, writer in enumerate(writers):
+            for busy in range(2):
+                writer.take(crowd(f"busy.{busy}", f"{step}-{number}", 4000, now))
+            for rule in range(60):
+                writer.take(crowd(f"idle.{rule}", f"{step}-{number}", 10, now))
+            assert writer.write()
+    sizes = [direct.zcard(key) for key in direct.keys(f"{prefix}{{stats:*:marks:*")]
+    assert len(sizes) == 2 * 62
+    assert max(sizes) <= writing.MOST_SAMPLE + writing.MOST_WORDS // 2
+    found = marks("busy.1", 3600 * 10**6, day())
+    assert not found.is_exact
+    assert 0.85 * 24_000 < found.people < 1.15 * 24_000
+    for writer in writers:
+        assert sum(map(len, writer._samples.values())) < 2 * 62 * 2 * writing.SAMPLE
+        writer.take(crowd("busy.0", "later", 10, now + 86_400))
+        assert len(writer._samples) == 2, "those of the hour and the day that have gone by are forgotten"
+    assert marks("idle.59", 3600 * 10**6, day()).people == 60
+
+
+def test_what_a_process_remembers_of_marks_is_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rules are busy; and nothing is counted twice or left out by it."""
+    monkeypatch.setattr(writing, "MOST_MARKS", 2000)
+    now, writer = time.time(), writing.Writer()
+    for _ in range(2):
+        for rule in range(20):
+            writer.take(crowd(f"known.{rule}", "same", 300, now))
+            assert sum(map(len, writer._samples.values())) <= 2000
+        assert writer.write()
+    assert {marks(f"known.{rule}", 3600 * 10**6, day()).people for rule in range(20)} == {300}
+
+
+def test_a_hit_is_dropped_once_and_only_if_it_is_counted_nowhere(
+    direct: Any, settings: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes for which there is no room are in their hours; what a clean end finds dropped is written, and is kept as
+    long as hours are."""
+    monkeypatch.setattr(writing, "MOST_PENDING", 10)
+    limiter, hour = RateLimiter("honest", "1000/h"), int(time.time()) // 3600 * 3600
+    assert limiter.hit("ada")
+    recorder.clear()
+
+    def hit_at(moments: list[float]) -> None:
+        for moment in moments:
+            with monkeypatch.context() as patch:
+                patch.setattr(recording.time, "time", lambda moment=moment: moment)
+                for _ in range(10):
+                    limiter.hit("ada")
+                assert recorder.flush(Patience(0.05)) == recording.FLUSH_SECONDS
+
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    use(settings, "redis://127.0.0.1:1/0")
+    hit_at([hour + 60.0 * minute for minute in range(1, 5)])
+    use(settings, url())
+    assert dropped() == 0
+    assert total("honest", day()).requests == 40
+    use(settings, "redis://127.0.0.1:1/0")
+    hit_at([hour - 3600.0 * hours for hours in range(4)])
+    use(settings, url())
+    recorder._say_last()
+    lost = dropped()
+    assert lost > 0
+    assert total("honest", day()).requests + lost == 80
+    assert 0 < direct.ttl(writing.key_of("", b"dropped")) <= writing.HOURS_KEPT
+
+
+def test_drops_alone_are_still_to_be_written() -> None:
+    """Else a process that ends would forget them."""
+    writer = writing.Writer()
+    writer._drop(3)
+    assert not writer.is_empty
+    assert writer.write()
+    assert writer.is_empty
+    assert dropped() == 3

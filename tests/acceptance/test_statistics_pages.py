@@ -1,0 +1,497 @@
+"""The pages of the statistics: they show what was decided, to those who may see it, whatever names there are."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import random
+import re
+import time
+from collections import Counter
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group, User
+from django.core.management import call_command
+from django.test import Client
+from django.utils import timezone
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.admin.statistics import rate_words, share_words
+from django_ratelimit_lua.admin.times import moment_words
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.operations.seen import PERIODS, overview
+from django_ratelimit_lua.process.tasks import stop
+from django_ratelimit_lua.stats import reading
+from django_ratelimit_lua.stats.buckets import units_bucket
+from django_ratelimit_lua.store import get_store
+from example_project import sample
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import given, operator, site, staff, visits  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.django_db(transaction=True)
+STATISTICS = "/admin/django_ratelimit_lua/statistics/"
+ONE = f"{STATISTICS}one/"
+RULES = test_admin.RULES
+ODD = (
+    "größe/naïve ✓", "a/b?c=d&e#f", '"quoted" \'twice\'', "<script>alert(1)</script>", "n" * 500, "%41%2F", "…\x00…",
+    "half \ud800",
+)  # fmt: skip
+
+
+def told(client: Client, where: str = STATISTICS, **query: str) -> Any:
+    """What a page says as JSON."""
+    response = client.get(where, {**query, "format": "json"})
+    assert response.headers["Content-Type"] == "application/json"
+    return response.json()
+
+
+def text(client: Client, where: str = STATISTICS, **query: str) -> str:
+    """A page, as HTML."""
+    response = client.get(where, query)
+    assert response.status_code == 200
+    return str(response.content.decode())
+
+
+def row(client: Client, name: str) -> Any:
+    return next(row for row in told(client)["rows"] if row["name"] == name)
+
+
+def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None:  # noqa: F811
+    """Of real requests: allowed, refused, would be refused, blocked; each once, in every period, and in their sum."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    statuses = Counter(visits(5, "203.0.113.1") + visits(2, "203.0.113.2"))
+    assert statuses == {200: 4, 429: 3}
+    of = row(operator, "site")
+    assert (of["requests"], of["allowed"], of["refused"], of["people_refused"]) == (7, 4, 3, 1)
+    assert of["share_refused"] == round(3 / 7, 6)
+    assert sum(hour["refused"] for hour in of["hours"]) == 3
+    quiet = row(operator, "quiet")
+    assert (quiet["allowed"], quiet["would_be_refused"], quiet["refused"]) == (2, 5, 0)
+    for period in PERIODS:
+        page = told(operator, ONE, name="site", period=period)
+        assert (page["requests"], page["refused"], page["people_refused"]) == (7, 3, 1), period
+        for word in ("requests", "allowed", "refused"):
+            assert sum(point[word] for point in page["points"]) == page[word], (period, word)
+    whole = told(operator)["site"]
+    assert whole["requests"] == 7
+
+
+def test_a_page_says_what_its_json_says(operator: Client) -> None:  # noqa: F811
+    """The numbers of both are the same."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    visits(5, "203.0.113.1")
+    page = text(operator, ONE, name="site")
+    json_page = told(operator, ONE, name="site")
+    assert "Of 5 requests, 3 were refused (60%), of about 1 clients." in page
+    assert (json_page["requests"], json_page["refused"], json_page["people_refused"]) == (5, 3, 1)
+    assert json_page["identities"]["refused"] == [
+        {"digest": json_page["identities"]["refused"][0]["digest"], "least": 3, "most": 3,
+         "parts": [{"kind": "ip", "value": "203.0.113.0/24"}]}
+    ]  # fmt: skip
+    drawn = json.loads(re.findall(r'id="ratelimit-curve-0"[^>]*>(.*?)</script>', page, re.DOTALL)[0])
+    assert [{key: point[key] for key in ("limit", "requests", "people")} for point in drawn] == (
+        json_page["curves"][0]["points"]
+    )
+    assert "203.0.113.0/24" in page
+
+
+def test_who_was_refused_is_shown_to_those_who_may_see_it() -> None:
+    """Seeing rules is enough for the numbers; names take a permission of their own, in JSON as well."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    visits(5, "203.0.113.1")
+    viewer, other = staff("view_ratelimitrule", name="viewer"), staff("view_ratelimitoverride", name="other")
+    both = staff("view_ratelimitrule", "view_identities", name="both")
+    assert "203.0.113" not in text(viewer, ONE, name="site")
+    assert told(viewer, ONE, name="site")["identities"] is None
+    assert "203.0.113" not in json.dumps(told(viewer, ONE, name="site"))
+    assert "203.0.113.0/24" in text(both, ONE, name="site")
+    for page in (STATISTICS, ONE):
+        assert other.get(page, {"name": "site"}).status_code == 403
+        assert Client().get(page, {"name": "site"}).status_code == 302
+    shown = text(both, ONE, name="site")
+    assert "Exempt" not in shown
+    assert "Fill this into" not in shown
+    assert "statistics/" in viewer.get("/admin/").content.decode()
+    assert "statistics/" not in other.get("/admin/").content.decode()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_name_has_its_page(operator: Client, name: str) -> None:  # noqa: F811
+    """Linked from the overview, and nothing of it is taken for markup."""
+    limiter = RateLimiter(name, "1/h")
+    limiter.hit("<img src=x>")
+    assert not limiter.hit("<img src=x>").allowed
+    page = text(operator)
+    assert "<script>alert" not in page
+    links = [unescape(link) for link in re.findall(r'href="([^"]*statistics/one/\?[^"]*)"', page)]
+    if "\ud800" in name:  # No address can have it.
+        pages = [operator.get(link).content.decode() for link in links]
+    else:
+        pages = [text(operator, link) for link in links]
+        assert any("Of 2 requests, 1 were refused" in shown for shown in pages)
+        assert told(operator, ONE, name=name)["refused"] == 1
+    assert all("<img src" not in shown and "<script>alert" not in shown for shown in pages)
+
+
+def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:  # noqa: F811
+    """For a fixed window, exactly: another count of the same requests, for every limit, finds the same; above the limit
+    in force, what was refused is all that is known."""
+    RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", limit=9, unit="d", algorithm="fixed_window", align="day"
+    )
+    asked = {f"203.0.113.{number}": number for number in range(1, 14)}
+    refused = sum(visits(times, address).count(429) for address, times in asked.items())
+    assert refused == sum(max(0, times - 9) for times in asked.values())
+    curve = told(operator, ONE, name="site")["curves"][0]
+    assert (curve["today"], curve["requests"], curve["people"]) == (9, sum(asked.values()), 13)
+    assert curve["is_exact"]
+    by_limit = {point["limit"]: point for point in curve["points"]}
+    for limit in range(10):
+        requests = sum(max(0, times - limit) for times in asked.values())
+        people = sum(times > limit for times in asked.values())
+        assert by_limit[limit]["requests"] == [requests, requests], limit
+        assert by_limit[limit]["people"] == [people, people], limit
+    assert by_limit[10]["requests"] == [0, refused]
+    assert by_limit[10]["people"] == [0, 4]
+    shown = text(operator, ONE, name="site", limit0="5")
+    requests, people = sum(max(0, times - 5) for times in asked.values()), 8
+    assert f"5 per day would have refused {requests} requests of 91, and {people} clients of 13." in shown
+
+
+def test_a_curve_of_several_limits_says_so(operator: Client) -> None:  # noqa: F811
+    """With a tier, or where the limit was another one for a part of the time, it is as if one limit held for all; and
+    what the lower one has refused may be any part of what is above it."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="d", algorithm="fixed_window")
+    assert visits(9, "203.0.113.1").count(429) == 3
+    curve = told(operator, ONE, name="site")["curves"][0]
+    assert curve["is_of_one_limit"]
+    assert "as if one limit held for all" not in text(operator, ONE, name="site")
+    rule.limit = 4
+    rule.save()
+    assert visits(7, "203.0.113.2").count(429) == 3
+    curve = told(operator, ONE, name="site")["curves"][0]
+    assert not curve["is_of_one_limit"]
+    assert "as if one limit held for all" in text(operator, ONE, name="site")
+    by_limit = {point["limit"]: point["requests"] for point in curve["points"]}
+    assert (by_limit[2], by_limit[4], by_limit[5]) == ([12, 12], [8, 8], [4, 8])
+    assert who(operator, "90d") == who(operator, "day") == [3, 3]
+
+
+def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> None:  # noqa: F811
+    """Who has a tier is in the curve with what they asked of theirs: more than was refused, which is said."""
+    rule = RateLimitRule.objects.create(
+        name="site", path="/ok", key="user", limit=6, unit="d", algorithm="token_bucket", burst=3,
+        audience="authenticated",
+    )  # fmt: skip
+    plain = Client()
+    plain.force_login(User.objects.create_user("ada"))
+    assert [plain.get("/ok").status_code for _ in range(5)].count(429) == 2
+    of = told(operator, ONE, name="site")["curves"][0]
+    assert (of["today"], of["is_of_one_limit"], of["others"]) == (3, True, [])
+    page = unescape(text(operator, ONE, name="site"))
+    assert "as if one limit held for all" not in page
+    assert "in fact there were" not in page
+    RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="d", burst=50)
+    user = User.objects.create_user("carol")
+    user.groups.add(Group.objects.create(name="pro"))
+    paying = Client()
+    paying.force_login(user)
+    assert [paying.get("/ok").status_code for _ in range(20)].count(429) == 0
+    of = told(operator, ONE, name="site")["curves"][0]
+    assert (of["today"], of["others"]) == (3, ["tiers"])
+    page = unescape(text(operator, ONE, name="site"))
+    assert "Not everybody had this limit all the time (tiers): the curve is as if one limit held for all." in page
+    assert "At today's 3 it has 19 refusals; in fact there were 2." in page
+
+
+def test_a_curve_beside_others_says_so(operator: Client) -> None:  # noqa: F811
+    """What the other limit refused is not what this one would have."""
+    limiter = RateLimiter("of.both", ["2/h", "100/d"])
+    assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
+    assert "There are limits for other periods beside this one" in text(operator, ONE, name="of.both")
+
+
+def who(client: Client, period: str) -> list[int]:
+    """How often each was refused that is listed."""
+    return [each["most"] for each in told(client, ONE, name="site", period=period)["identities"]["refused"]]
+
+
+def test_a_chosen_limit_fills_the_form(operator: Client) -> None:  # noqa: F811
+    """Of the rule, or of a new one for a limit of the code; it is saved by who looks at it, and the history says so."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9, more_rates=["50/h"])
+    visits(3, "203.0.113.1")
+    shown = text(operator, ONE, name="site", limit0="4")
+    (link, further) = [unescape(link) for link in re.findall(r'class="button ratelimit-take" href="([^"]*)"', shown)]
+    assert link == f"{RULES}{rule.pk}/change/?limit=4"
+    form = text(operator, link)
+    assert re.search(r'name="limit" value="4"', form)
+    assert "50/h" in form
+    assert re.search(r">\s*62/h</textarea>", text(operator, further.replace("further_limit=50", "further_limit=62")))
+    assert RateLimitRule.objects.get().limit == 9
+    changed = given(key="ip", path="/ok", limit=4, unit="m", more_rates="50/h")
+    assert operator.post(link, changed).status_code == 302
+    assert RateLimitChange.objects.first().after["rate"] == ["4/m", "50/h"]
+    assert LogEntry.objects.latest("pk").get_change_message() == "Changed Limit."
+    RateLimiter("of.code", "5/m").hit("x")
+    RateLimiter("of.two", ["5/s", "50/h"]).hit("x")
+    (_, second) = re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.two"))
+    form = text(operator, unescape(second).rpartition("=")[0] + "=44")
+    assert re.search(r'name="limit" value="5"', form)
+    assert re.search(r">\s*44/h</textarea>", form)
+    link = unescape(re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.code"))[0])
+    assert link.startswith(f"{RULES}add/?instead=of.code&limit=")
+    assert re.search(r'name="limit" value="3"', text(operator, link.rpartition("=")[0] + "=3"))
+
+
+def test_what_can_be_done_about_somebody_is_beside_them(operator: Client) -> None:  # noqa: F811
+    """The links lead to forms in which they stand already; of a network, it is said that all of it is meant."""
+    user = User.objects.create_user("ada")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h", audience="authenticated")
+    visits(3, "203.0.113.1")
+    ada = Client(REMOTE_ADDR="203.0.113.9")
+    ada.force_login(user)
+    assert [ada.get("/ok").status_code for _ in range(2)] == [200, 429]
+    shown = text(operator, ONE, name="site")
+    block = unescape(re.findall(r'href="([^"]*effect=block[^"]*)"', shown)[0])
+    assert "network=203.0.113.0%2F24" in block
+    assert ">Block network<" in shown
+    form = text(operator, block)
+    assert re.search(r'name="network"[^>]*(value="|>\s*)203.0.113.0/24', form)
+    assert re.search(r'<option value="block" selected', form)
+    inspect = unescape(re.findall(r'href="([^"]*inspect/[^"]*)"', shown)[0])
+    assert "203.0.113.0/24" in text(operator, inspect)
+    shown = text(operator, ONE, name="users")
+    assert f"/admin/auth/user/{user.pk}/change/" not in shown or "ada" in shown
+    assert "user ada" in shown
+    exempt = unescape(re.findall(r'href="([^"]*effect=exempt[^"]*)"', shown)[0])
+    assert f"user={user.pk}" in exempt
+    assert re.search(rf'<option value="{user.pk}" selected', text(operator, exempt))
+
+
+def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:  # noqa: F811
+    """Each with who made it and what it changed."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    rule.limit = 5
+    rule.save()
+    visits(1, "203.0.113.1")
+    shown = text(operator, ONE, name="site")
+    assert shown.count('<g class="mark">') == 2 * 2  # For a desk, and for a phone.
+    assert "Limit: 9 per minute → 5 per minute" in shown
+    assert [change["action"] for change in told(operator, ONE, name="site")["changes"]] == ["created", "changed"]
+    RateLimitChange.objects.update(at=timezone.now() - datetime.timedelta(days=2))
+    assert '<g class="mark">' not in text(operator, ONE, name="site")
+    assert '<g class="mark">' in text(operator, ONE, name="site", period="week")
+
+
+def test_without_redis_the_pages_open_and_say_so(operator: Client, settings: Any) -> None:  # noqa: F811
+    """With the names of what there is, and no numbers."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    shown = text(operator)
+    assert "Redis is unavailable" in shown
+    assert "site" in shown
+    assert "Redis is unavailable" in text(operator, ONE, name="site")
+    for page in (STATISTICS, ONE):
+        response = operator.get(page, {"format": "json", "name": "site"})
+        assert response.status_code == 503
+        assert response.json()["error"]
+    assert [row["name"] for row in response.json().get("rows", [])] in ([], ["site"])
+
+
+def test_a_thousand_names_are_read_in_few_trips(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """However they are sorted; they are shown page by page, and found by a part of their name."""
+    monkeypatch.setattr("django_ratelimit_lua.rules.callsite.known_call_sites._by_name", {})
+    for number in range(1000):
+        RateLimiter(f"name-{number:04}", "5/h").hit("x")
+        if number % 100 == 0:
+            reading.known_names()
+    store, trips, commands = get_store(background=True), [], Counter[str]()
+    execute, execute_all = store.execute, store.execute_all
+
+    def one(*parts: bytes, **more: Any) -> Any:
+        trips.append(1)
+        commands[sort] += 1
+        return execute(*parts, **more)
+
+    def several(parts: Any) -> Any:
+        trips.append(len(parts))
+        commands[sort] += len(parts)
+        return execute_all(parts)
+
+    sort = ""
+    reading.known_names()
+    monkeypatch.setattr(store, "execute", one)
+    monkeypatch.setattr(store, "execute_all", several)
+    for sort in ("-refused", "name", "-people", "-now", "-p95"):
+        trips.clear()
+        found = overview(sort)
+        assert len(found["rows"]) == 50
+        assert found["pages"] * 50 >= found["names"] >= 1000
+        assert len(trips) <= 40, (sort, len(trips), commands[sort])
+    print(dict(commands))
+    names = [row["name"] for row in told(operator, sort="name", page="2", q="name-")["rows"]]
+    assert names == [f"name-{number:04}" for number in range(50, 100)]
+    assert [row["name"] for row in told(operator, q="-0777")["rows"]] == ["name-0777"]
+
+
+def test_whatever_is_asked_has_an_answer(operator: Client) -> None:  # noqa: F811
+    """Of periods, sorts, pages and limits that are none."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    visits(1, "203.0.113.1")
+    for query in ({"page": "x"}, {"page": "999999"}, {"sort": "nonsense"}, {"q": "\x00"}, {"page": "-1"}):
+        text(operator, **query)
+    for query in ({"period": "x"}, {"limit0": "-5"}, {"limit0": "9" * 40}):
+        text(operator, ONE, **{"name": "site", **query})
+    assert operator.get(ONE).status_code == 302
+    response = operator.get(ONE, {"name": "never <b>"})
+    assert response.status_code == 404
+    assert "Nothing of this name has been counted" in response.content.decode()
+    assert "never <b>" not in response.content.decode()
+    response = operator.get(ONE, {"name": "never", "format": "json"})
+    assert response.status_code == 404
+    assert "no rule or limit has it" in response.json()["error"]
+    RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1)
+    assert "No requests in this time." in text(operator, ONE, name="unused")
+    assert urlencode({"name": "site"}) in "name=site"
+
+
+def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:  # noqa: F811
+    """Rules of the admin in their list, with what this version in shadow mode has seen; rules of the settings and
+    limits in the code on their page. Who was blocked was blocked, and not refused by a rule."""
+    rule = RateLimitRule.objects.create(name="site & all", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="tried", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1, unit="h")
+    mail = RateLimiter("mail.lists", "2/h")
+    assert [mail.hit("ada").allowed for _ in range(3)] == [True, True, False]
+    assert visits(3, "203.0.113.9") == [200, 200, 429]
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block", rule=rule)
+    assert visits(2, "203.0.113.9") == [429, 429]
+    page = unescape(operator.get(RULES).content.decode())
+    assert f'<a href="{ONE}?name=site+%26+all"><svg class="ratelimit-spark"' in page
+    assert 'aria-label="Last day: 1 refused, 2 blocked, 2 allowed"' in page
+    assert "1 refused, 2 blocked</div>" in page
+    assert "would be refused</div>Seen: 5 requests of about 1 clients. Would have refused: 4 (80 %)" in page
+    assert page.count("ratelimit-spark") == 2
+    page = operator.get("/admin/django_ratelimit_lua/ratelimitrule/limits/").content.decode()
+    assert f'<a href="{ONE}?name=mail.lists"><svg' in page
+    assert "Last day: 1 refused, 2 allowed" in page
+
+
+def test_lists_are_there_without_redis_and_lead_only_those_who_may_see(
+    operator: Client,  # noqa: F811
+    settings: Any,
+) -> None:
+    """Who may change rules and not view them finds no link; while Redis is away, the lists say nothing of the day."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    assert visits(3) == [200, 200, 429]
+    page = staff("change_ratelimitrule").get(RULES).content.decode()
+    assert "ratelimit-spark" in page
+    assert ONE not in page
+    stop(20)  # No thread is to ask the one server for the other.
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    for where in (RULES, "/admin/django_ratelimit_lua/ratelimitrule/limits/"):
+        response = operator.get(where)
+        assert response.status_code == 200
+        assert "ratelimit-spark" not in response.content.decode()
+
+
+def test_shares_are_rounded() -> None:
+    """And not cut, which is what Django does with digits that are too many."""
+    shares = (0, 0.0001, 0.0158, 0.0996, 0.618, 0.995, 1)
+    assert [share_words(share) for share in shares] == ["0%", "< 0.1%", "1.6%", "10%", "62%", "100%", "100%"]
+    assert [rate_words(rate) for rate in (0, 1.96, 12.7)] == ["0", "2.0", "13"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [("long" + "x" * 300, "long" + "x" * 26 + "…" + "x" * 29), ("   ", "&quot;   &quot;"), ("a\nb", "a\\nb")],
+)
+def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> None:  # noqa: F811
+    """Cut, escaped, quoted; and of a limiter that there is, nobody says that it is gone."""
+    RateLimiter(name, "1/h").hit("ada")
+    page = text(operator)
+    assert f">{cell}</a>" in page
+    assert "not there any more" not in page.replace("limit in the code, or not there any more", "")
+    of = told(operator, ONE, name=name)
+    assert (of["name"], of["kind"], of["requests"]) == (name, "unknown" if len(name) > 200 else "code", 1)
+    out = io.StringIO()
+    call_command("ratelimit_stats", "show", stdout=out)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith(unescape(cell))
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[1]) <= 60 + 8 * 12
+
+
+def test_now_is_now(operator: Client) -> None:  # noqa: F811
+    """Not the end of the step that is going on."""
+    RateLimiter("moment", "1/h").hit("ada")
+    for period in PERIODS:
+        of = told(operator, ONE, name="moment", period=period)
+        at, until = (datetime.datetime.fromisoformat(of[word]) for word in ("at", "to"))
+        assert at <= timezone.now() < until + datetime.timedelta(minutes=1)
+
+
+def test_users_of_the_sample_are_nobody() -> None:
+    """Neither those of the demo, nor whoever comes next."""
+    api = next(place for place in sample.PLACES if place.by == "user")
+    assert min(int(sample._client(api, who)) for who in range(2500)) > 1_000_000_000
+
+
+def test_what_reaches_further_back_says_since_when(
+    operator: Client,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The chart of an hour is by minutes; clients, sources and units are counted by whole hours, from one moment."""
+    hour = int(time.time()) // 3600 * 3600
+    limiter = RateLimiter("spans", "2/h")
+    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.time.time", lambda: hour - 3600 + 60.0)
+    for who in ("ada", "bob", "cleo"):
+        assert [limiter.hit(who).allowed for _ in range(3)] == [True, True, False]
+    reading.recorder.flush()
+    monkeypatch.undo()
+    monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: hour + 1800.0)
+    of = told(operator, ONE, name="spans", period="hour")
+    assert (of["requests"], of["refused"], of["counts_since"]["requests"]) == (0, 0, 9)
+    assert (of["counts_since"]["refused"], of["people_refused"], of["units"]) == (3, 3, 6)
+    assert sum(of["sources"].values()) == 9
+    since = datetime.datetime.fromisoformat(of["since"])
+    assert since.timestamp() == hour - 3600
+    assert since < datetime.datetime.fromisoformat(of["from"])
+    assert len(of["identities"]["refused"]) == 3
+    page = text(operator, ONE, name="spans", period="hour")
+    assert page.count(f"<small>since {moment_words(since)}</small>") == 3
+    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.time.time", lambda: hour + 60.0)
+    limiter.hit("ada")
+    reading.recorder.flush()
+    monkeypatch.undo()
+    monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: hour + 3000.0)
+    page = text(operator, ONE, name="spans", period="hour")
+    assert (
+        f"Of 1 requests, 1 were refused (100%). Since {moment_words(since)}, 4 were refused, of about 3 clients."
+        in page
+    )
+    of = told(operator, ONE, name="spans", period="day")
+    assert (of["requests"], of["counts_since"]["requests"]) == (10, 10)
+    assert "Of 10 requests, 4 were refused (40%), of about 3 clients." in text(operator, ONE, name="spans")
+
+
+def test_the_curves_of_the_sample_are_of_its_limits() -> None:
+    """What was refused found more than the bucket holds, and nothing else did."""
+    for place in sample.PLACES:
+        visitors = {str(who): 80 * who for who in range(20)}
+        tables = sample._tables(place, 3600, visitors, random.Random(1), Counter())
+        holds = place.limit.burst or place.limit.rate.limit
+        refused = [kind[5] for kind in tables.kinds if kind[1] in "rs"]
+        allowed = [kind[5] for kind in tables.kinds if kind[1] in "ah"]
+        assert set(refused) == {units_bucket(holds + 1)}, place.name
+        assert max(allowed) <= units_bucket(holds), place.name
+        assert max(person.mark for _, person in tables.people) <= holds + 1
+        assert all((person.mark > holds) == bool(person.refused) for _, person in tables.people)

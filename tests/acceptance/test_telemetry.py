@@ -1,0 +1,199 @@
+"""What OpenTelemetry is told of decisions, as the SDK collects it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.stats import telemetry as telling
+from django_ratelimit_lua.stats.telemetry import telemetry
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import visits
+
+pytest.importorskip("opentelemetry.sdk", reason="NO TELEMETRY TEST: install opentelemetry-sdk")
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+pytestmark = pytest.mark.django_db(transaction=True)
+site = test_admin.site
+READER, SPANS = InMemoryMetricReader(), InMemorySpanExporter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def providers() -> None:
+    """A process has one of each for good."""
+    metrics.set_meter_provider(MeterProvider([READER]))
+    tracing = TracerProvider()
+    tracing.add_span_processor(SimpleSpanProcessor(SPANS))
+    trace.set_tracer_provider(tracing)
+
+
+@pytest.fixture(autouse=True)
+def switched_on(settings: Any) -> Iterator[None]:
+    settings.RATELIMIT_OPENTELEMETRY = True
+    telemetry._begin()
+    collected()
+    SPANS.clear()
+    yield
+    telemetry._begin()
+
+
+def points(reader: Any = READER) -> dict[tuple[str, ...], Any]:
+    """By instrument and the values of its attributes, in the order of their names, since the process has begun."""
+    found = reader.get_metrics_data()
+    return {
+        (metric.name, *(str(value) for _, value in sorted(point.attributes.items()))): point
+        for resource in (found.resource_metrics if found else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+
+
+_before: dict[tuple[str, ...], int] = {}
+
+
+def collected() -> dict[tuple[str, ...], int]:
+    """How many requests and durations were told since this was asked last."""
+    counts = {key: getattr(point, "value", getattr(point, "count", 0)) for key, point in points().items()}
+    news = {key: count - _before.get(key, 0) for key, count in counts.items()}
+    _before.update(counts)
+    return {key: count for key, count in news.items() if count}
+
+
+def test_requests_and_durations_are_told_by_rule_and_result() -> None:
+    """Whoever decides, in a coroutine as well; a peek is no request. Times are in seconds, in buckets of our own."""
+    assert listener.wait(10)  # As it begins to listen, it forgets what was refused.
+    mail = RateLimiter("otel.mail", "3/h")
+    for _ in range(3):
+        mail.hit("ada")
+    mail.peek("ada")
+    asyncio.run(mail.ahit("ada"))
+    mail.hit("ada")
+    assert collected() == {
+        ("ratelimit.requests", "enforce", "allowed", "otel.mail"): 3,
+        ("ratelimit.requests", "enforce", "refused", "otel.mail"): 2,
+        ("ratelimit.decision.duration", "enforce", "allowed", "otel.mail", "redis"): 3,
+        ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "redis"): 1,
+        ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "deny-cache"): 1,
+    }
+    point = points()["ratelimit.decision.duration", "enforce", "allowed", "otel.mail", "redis"]
+    assert point.explicit_bounds[:2] == (50e-6, 100e-6)
+    assert 0 < point.sum < 60
+
+
+def test_shadow_blocks_and_exemptions_are_told() -> None:
+    """As they are counted; nothing of the request is."""
+    RateLimitRule.objects.create(name="otel.site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="otel.quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    RateLimitOverride.objects.create(network="203.0.113.2", effect="exempt")
+    RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
+    visits(2, "203.0.113.1")
+    visits(1, "203.0.113.2")
+    visits(1, "203.0.113.3")
+    found = {key[1:]: count for key, count in collected().items() if key[0] == "ratelimit.requests"}
+    assert found == {
+        ("enforce", "allowed", "otel.site"): 2,
+        ("shadow", "allowed", "otel.quiet"): 1,
+        ("shadow", "refused", "otel.quiet"): 1,
+        ("exempt", "otel.site"): 1,
+        ("exempt", "otel.quiet"): 1,
+        ("blocked", "otel.site"): 1,
+        ("blocked", "otel.quiet"): 1,
+    }
+    told = [point.attributes for point in points().values()]
+    assert set().union(*told) <= {"ratelimit.rule", "ratelimit.result", "ratelimit.mode", "ratelimit.source"}
+    assert "203.0.113" not in str(told)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_the_span_of_a_request_says_what_came_of_it(kind: str) -> None:
+    """That which is current where the view is called."""
+
+    @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
+    async def aview(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    tracer = trace.get_tracer("tests")
+    for _ in range(2):
+        with tracer.start_as_current_span("GET /"):
+            request = RequestFactory().get("/")
+            _ = view(request) if kind == "plain" else asyncio.run(aview(request))
+    first, second = (dict(span.attributes) for span in SPANS.get_finished_spans())
+    assert first["ratelimit.rule"].startswith("otel.view")
+    assert {name: value for name, value in first.items() if name != "ratelimit.rule"} == {
+        "ratelimit.mode": "enforce", "ratelimit.result": "allowed", "ratelimit.source": "redis",
+    }  # fmt: skip
+    assert second["ratelimit.result"] == "refused"
+
+
+def test_rules_that_are_made_up_are_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond as many as metrics tell apart."""
+    monkeypatch.setattr(telling, "MOST_PLACES", 2)
+    for number in range(5):
+        RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
+    found = {key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.requests"}
+    assert found == {"otel.made-0": 1, "otel.made-1": 1, "other": 3}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_tells_its_own(tmp_path: Any) -> None:
+    """Its instruments are made after the fork, of the provider that it has then."""
+    limiter = RateLimiter("otel.fork", "9/h")
+    limiter.hit("ada")
+    before = telemetry._instruments
+    child = os.fork()
+    if not child:
+        try:
+            assert telemetry._instruments is None
+            reader = InMemoryMetricReader()
+            metrics._internal._METER_PROVIDER = MeterProvider([reader])  # As a server's hook after the fork sets it.
+            limiter.hit("ada")
+            limiter.hit("ada")
+            values = {"|".join(key): getattr(point, "value", None) for key, point in points(reader).items()}
+            (tmp_path / "told").write_text(json.dumps(values))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    told = json.loads((tmp_path / "told").read_text())
+    assert told["ratelimit.requests|enforce|allowed|otel.fork"] == 2
+    assert telemetry._instruments is before
+    assert collected()["ratelimit.requests", "enforce", "allowed", "otel.fork"] == 1
+
+
+def test_switched_off_nothing_is_told(settings: Any) -> None:
+    """Nor made."""
+    settings.RATELIMIT_OPENTELEMETRY = False
+    RateLimiter("otel.off", "9/h").hit("ada")
+    assert telemetry._instruments is None
+    assert collected() == {}
+
+
+def test_without_the_package_a_hit_is_decided_all_the_same(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """And the log says so, once."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)  # As where it is not installed.
+    limiter = RateLimiter("otel.none", "2/h")
+    with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
+        assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("OpenTelemetry is not told of decisions: ModuleNotFoundError")

@@ -1,0 +1,89 @@
+"""Calls that are sent together are decided one after the other, as if each had been sent alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from django_ratelimit_lua import Limit
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.store import Store, store_at
+from tests.server import url
+
+START = 1_750_000_000_000_000
+LIMITS = [
+    Limit("a", "3/m"), Limit("b", "3/m", algorithm="token_bucket"), Limit("c", "3/m", algorithm="leaky_bucket"),
+    Limit("d", "3/m", algorithm="sliding_log"), Limit("e", "3/m", algorithm="fixed_window"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = store_at(url())
+    yield store
+    store.close()
+
+
+def calls(prefix: bytes, limits: list[Limit] = LIMITS, slack_us: int | None = None) -> list[Call]:
+    """Many, of several shapes and identities, a tenth of a second apart."""
+    return [
+        Call(
+            [Charge(limits[(number + more) % len(limits)], b"%032d" % (number % 3)) for more in range(number % 2 + 1)],
+            prefix=prefix, now=START + number * 100_000, slack_us=slack_us,
+        )
+        for number in range(150)
+    ]  # fmt: skip
+
+
+def test_a_pipeline_is_decided_as_its_calls_are_one_by_one(store: Store, prefix: str) -> None:
+    """Whatever programs they need."""
+    together = store.decide_many(calls(f"{prefix}1:".encode()))
+    apart = [store.decide(call) for call in calls(f"{prefix}2:".encode())]
+    assert together == apart
+    assert {decision.allowed for decision in together} == {True, False}
+    assert store.decide_many([]) == []
+
+
+def test_programs_that_the_server_has_forgotten_are_loaded(store: Store, prefix: str, direct: redis.Redis) -> None:
+    """Before anything is decided."""
+    direct.script_flush()
+    apart = [store.decide(call) for call in calls(f"{prefix}2:".encode())]
+    direct.script_flush()
+    assert store.decide_many(calls(f"{prefix}1:".encode())) == apart
+
+
+def test_what_cannot_be_decided_in_its_turn_is_an_error(store: Store, prefix: str, direct: redis.Redis) -> None:
+    """And the connection has been answered: what comes next is decided."""
+    (call, *_), limit = calls(prefix.encode()), LIMITS[0]
+    direct.rpush(b"%b{%b}:%b" % (prefix.encode(), call.charges[0].digest, limit.key_part), "of another type")
+    with pytest.raises(StoreError, match="AGAIN"):
+        store.decide_many([call._replace(charges=[Charge(limit, call.charges[0].digest)])] * 2)
+    assert store.decide_many(calls(f"{prefix}1:".encode()))[0].allowed
+
+
+def test_keys_are_kept_for_as_long_as_a_call_says(store: Store, prefix: str, direct: redis.Redis) -> None:
+    """Beyond what they are worth by its own time; and deleted by their names."""
+    store.decide_many(calls(prefix.encode(), slack_us=3600 * 1_000_000))
+    keys = direct.keys(f"{prefix}*")
+    assert len(keys) == 15
+    assert all(3600_000 < direct.pttl(key) <= 3600_000 + 600_000 for key in keys)
+    store.delete_keys(keys)
+    assert direct.keys(f"{prefix}*") == []
+
+
+def test_commands_that_are_sent_together_are_answered_in_their_order(
+    store: Store, prefix: str, direct: redis.Redis
+) -> None:
+    """An error among them is raised when all were answered, so that the connection goes on."""
+    numbers, text = f"{prefix}numbers".encode(), f"{prefix}text".encode()
+    direct.hset(numbers, mapping={"a": 1, "b": 2})
+    direct.set(text, "of another type")
+    asked = [(b"HGET", numbers, b"b"), (b"HMGET", numbers, b"a", b"c"), (b"GET", text)]
+    assert store.execute_all(asked) == [b"2", [b"1", None], b"of another type"]
+    assert store.execute_all([]) == []
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.execute_all([(b"HGETALL", text), *asked])
+    assert store.execute_all(asked * 300) == store.execute_all(asked) * 300

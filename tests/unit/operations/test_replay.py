@@ -1,0 +1,367 @@
+"""Logs: their formats, their order, and the curve that one pass over them draws. No server, no database."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from collections import Counter, deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import Limit
+from django_ratelimit_lua.operations.replay import Log, UnreadableLogError
+from django_ratelimit_lua.operations.replay import reading as reading_module
+from django_ratelimit_lua.operations.replay.curve import RefusalCounter, RefusalCurve
+from django_ratelimit_lua.operations.replay.formats import (
+    LogLine,
+    UnknownFormatError,
+    alb,
+    columns,
+    combined,
+    format_of,
+    json_object,
+    moment_of,
+)
+from django_ratelimit_lua.operations.replay.planning import why_unseen
+from django_ratelimit_lua.operations.replay.reading import EarlyEnd, Reading, ordered, sorted_lines
+from django_ratelimit_lua.operations.replay.requests import LoggedRequest, address_for, client_of
+from django_ratelimit_lua.rules.rule import compile_rule
+
+SECOND = 1_000_000
+COMBINED = (
+    r'2001:db8::7 - - [22/Nov/2026:03:00:42 +0100] "GET /a%20b?q=1 HTTP/1.1" 429 12 '
+    r'"https://x.example/" "say \"hi\" \\ \x22"'
+)
+CADDY = json.dumps({
+    "level": "info", "ts": 1646861401.5241024, "logger": "http.log.access", "msg": "handled request",
+    "request": {
+        "remote_ip": "10.0.0.1", "remote_port": "41342", "client_ip": "203.0.113.9", "proto": "HTTP/2.0",
+        "method": "GET", "host": "localhost", "uri": "/x?y=1",
+        "headers": {"User-Agent": ["curl/7.82.0"], "X-Api-Key": ["k1"], "X-Forwarded-For": ["203.0.113.9"]},
+    },
+    "bytes_read": 0, "user_id": "", "duration": 0.000929675, "size": 10900, "status": 200,
+})  # fmt: skip
+NGINX = json.dumps({
+    "time_iso8601": "2026-11-22T03:00:42+00:00", "remote_addr": "192.0.2.1", "remote_user": "ada",
+    "request": "POST /login/ HTTP/1.1", "status": "302", "http_referer": "-", "http_user_agent": "curl",
+    "request_time": "0.250", "http_x_forwarded_for": "198.51.100.7", "host": "shop.example",
+})  # fmt: skip
+ALB = (
+    "h2 2018-07-02T22:23:00.186641Z app/my-loadbalancer/50dc6c495c0c9188 192.168.131.39:2817 10.0.0.1:80 0.001 0.048 "
+    '0.037 200 200 0 57 "GET https://www.example.com:443/a HTTP/2.0" "curl/7.46.0" ECDHE-RSA-AES128-GCM-SHA256 TLSv1.2 '
+    "arn:aws:elasticloadbalancing:us-east-2:123456789012:targetgroup/my-targets/73e2d6bc24d8a067 "
+    '"Root=1-58337327-72bd00b0343d75b906739c42" "www.example.com" "arn:aws:acm:us-east-2:1:certificate/12" 1 '
+    '2018-07-02T22:22:48.364000Z "waf,forward" "-" "-" "10.0.0.66:9000" "200" "-" "-"'
+)
+
+
+def line(second: float, address: str = "192.0.2.1", whole: bool = True) -> LogLine:
+    return LogLine(round(second * SECOND), whole, address, "GET", "/", 200)
+
+
+def test_a_line_of_the_combined_format_is_read() -> None:
+    """IPv6, a zone, escaped quotes and backslashes."""
+    found = combined(COMBINED)
+    assert found is not None
+    assert (found.moment, found.is_whole, found.address) == (1795312842 * SECOND, True, "2001:db8::7")
+    assert (found.method, found.target, found.status, found.user) == ("GET", "/a%20b?q=1", 429, "")
+    assert (found.referer, found.agent) == ("https://x.example/", 'say "hi" \\ "')
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        ("", (None, None, None)),
+        (" 0.005", (0.005, None, None)),
+        (" 5000", (0.005, None, None)),
+        (' "203.0.113.9, 10.0.0.1"', (None, "203.0.113.9, 10.0.0.1", None)),
+        (' "-" rt=1.5 uct="0.1" "shop.example"', (1.5, "", "shop.example")),
+        (' "shop.example" "2001:db8::1" 0.250', (0.25, "2001:db8::1", "shop.example")),
+    ],
+)
+def test_what_sites_add_to_the_combined_format_is_found(behind: str, expected: tuple[Any, ...]) -> None:
+    """Time taken in seconds or microseconds, X-Forwarded-For, the host."""
+    found = combined(COMBINED + behind)
+    assert found is not None
+    assert (found.seconds, found.forwarded, found.host) == expected
+
+
+def test_the_virtual_host_in_front_is_told_by_the_first_lines() -> None:
+    """A user's name with a space is not taken for one."""
+    plain = '192.0.2.1 - ada lovelace [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62'
+    form = format_of([plain])
+    found = form.read(plain)
+    assert found is not None
+    assert (found.address, found.user, found.agent, "agent" in form.knows) == ("192.0.2.1", "ada lovelace", None, False)
+    form = format_of([f"shop.example:443 {COMBINED}"] * 3)
+    found = form.read(f"shop.example:443 {COMBINED}")
+    assert found is not None
+    assert (found.host, found.address) == ("shop.example:443", "2001:db8::7")
+    assert form.knows == {"host", "agent", "referer"}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "expected"),
+    [
+        ("-", ("", "")),
+        ("", ("", "")),
+        (r"\x16\x03\x01\x02", ("", "")),
+        ("GET /old", ("GET", "/old")),
+        ("OPTIONS * HTTP/1.1", ("OPTIONS", "*")),
+        ("get http://shop.example/a HTTP/1.1", ("GET", "/a")),
+    ],
+)
+def test_what_is_no_request_is_no_broken_line(request_line: str, expected: tuple[str, str]) -> None:
+    """A port scan, or a client that hung up, is told from a request."""
+    found = combined(f'192.0.2.1 - - [01/Jul/1995:00:00:01 -0400] "{request_line}" 400 0 "-" "-"')
+    assert found is not None
+    assert (found.method, found.target) == expected
+
+
+def test_objects_of_caddy_and_nginx_are_read() -> None:
+    """With all headers, where the log has them; times to the microsecond, where it has these."""
+    found = json_object(CADDY)
+    assert found is not None
+    assert (found.moment, found.is_whole) == (1646861401_524102, False)
+    assert (found.address, found.target, found.host, found.agent) == (
+        "203.0.113.9",
+        "/x?y=1",
+        "localhost",
+        "curl/7.82.0",
+    )
+    assert (found.headers or {})["X-Api-Key"] == "k1"
+    assert "headers" in format_of([CADDY]).knows
+    found = json_object(NGINX)
+    assert found is not None
+    assert (found.moment, found.method, found.target, found.user) == (1795316442 * SECOND, "POST", "/login/", "ada")
+    assert (found.status, found.seconds, found.forwarded, found.referer) == (302, 0.25, "198.51.100.7", "")
+    assert found.host == "shop.example"
+
+
+def test_a_line_of_a_load_balancer_of_aws_is_read() -> None:
+    """By the time at which the request came."""
+    found = alb(ALB)
+    assert found is not None
+    assert (found.moment, found.is_whole) == moment_of("2018-07-02T22:22:48.364000Z")
+    assert (found.address, found.method, found.target, found.host) == ("192.168.131.39", "GET", "/a", "www.example.com")
+    assert (found.agent, found.status, round(found.seconds or 0, 3)) == ("curl/7.46.0", 200, 0.086)
+    assert format_of([ALB]).name == "alb"
+
+
+def test_columns_are_read_by_their_names() -> None:
+    """The first line names them; `host` is who asks, where nothing else is."""
+    read = columns("host\tlogname\ttime\tmethod\turl\tresponse\tbytes")
+    found = read("unicomp6.unicomp.net\t-\t804571206\tGET\t/shuttle/\t200\t3985")
+    assert found is not None
+    assert (found.address, found.moment, found.target, found.host) == (
+        "unicomp6.unicomp.net", 804571206 * SECOND, "/shuttle/", None,
+    )  # fmt: skip
+
+
+ANY_TEXT = st.one_of(
+    st.text(),
+    st.lists(st.sampled_from([*COMBINED, *'"\\[]{}-:/ \t', "HTTP/1.1", "\x00", "٣", "\ud800"])).map("".join),
+    st.sampled_from([COMBINED, CADDY, NGINX, ALB]).flatmap(
+        lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text)), st.text(max_size=5)).map(
+            lambda cut: text[: cut[0]] + cut[2] + text[cut[1] :]
+        )
+    ),
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from(["request", "headers", "ts", "host", "uri"]), inner)
+        ),
+    ).map(json.dumps),
+)
+
+
+@given(ANY_TEXT)
+def test_no_line_makes_a_reader_raise(text: str) -> None:
+    """Whatever it holds, it is a line or it is broken; and a line that is read can be asked whatever a rule asks."""
+    for read in (combined, json_object, alb, columns("time\thost\turl"), format_of([COMBINED]).read):
+        found = read(text)
+        if found is not None:
+            request = LoggedRequest(found, client_of(found, 1))
+            assert isinstance(request.path_info, str)
+            assert request.META["REMOTE_ADDR"]
+            request.GET.get("q")
+            assert found.moment >= 0
+            assert found.method == "" or found.target
+
+
+@given(st.lists(ANY_TEXT, min_size=1))
+def test_a_format_is_told_or_an_error_says_so(sample: list[str]) -> None:
+    """Nothing else comes of any text."""
+    with suppress(UnknownFormatError):
+        form = format_of(sample)
+        assert any(form.read(text) is not None for text in sample)
+
+
+@given(st.binary())
+def test_no_bytes_make_a_log_raise_anything_but_its_own_error(data: bytes) -> None:
+    """Zeros, half a gzip file, an endless line."""
+    for content in (data, b"\x1f\x8b" + data, gzip.compress(data)[: len(data) + 5]):
+        with suppress(UnreadableLogError):
+            log = Log("bytes", file=io.BytesIO(content))
+            assert all(isinstance(each, LogLine) for each in log.lines(Reading()))
+
+
+def test_broken_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
+    """They never stop a replay; also in a gzipped file of any name."""
+    file = tmp_path / "access.log"
+    file.write_bytes(gzip.compress("\n".join([COMBINED, "nonsense", "", COMBINED, "\x00", "a", "b", "c"]).encode()))
+    log, found = Log(str(file)), Reading()
+    assert len(list(log.lines(found))) == 2
+    log.close()
+    assert (found.lines, found.broken) == (7, 5)
+    assert [(broken.number, broken.text) for broken in found.shown] == [(2, "nonsense"), (5, "\x00"), (6, "a")]
+
+
+def test_a_gzipped_log_is_read_up_to_where_it_is_cut_or_damaged() -> None:
+    """Its lines before stay, also where only the first or none is whole; what is behind it is no broken line."""
+    written = [COMBINED.replace("q=1", f"q={random.Random(number).getrandbits(256):x}") for number in range(3000)]
+    packed = gzip.compress("".join(f"{one}\n" for one in written).encode())
+
+    def read(data: bytes) -> tuple[list[str], Reading]:
+        log, found = Log("access.log.gz", file=io.BytesIO(data)), Reading()
+        return [line.target for line in log.lines(found)], found
+
+    whole, found = read(packed)
+    assert (len(whole), found.ended) == (3000, [])
+    for end in (1000, len(packed) // 2, len(packed) - 999):
+        lines, found = read(packed[:end])
+        assert 0 < len(lines) < 3000
+        assert lines == whole[: len(lines)]
+        assert (found.broken, found.ended) == (0, [EarlyEnd("access.log.gz", len(lines), "")])
+    assert read(packed[:12])[1].ended == [EarlyEnd("access.log.gz", 0, "")]
+    half = len(packed) // 2
+    lines, found = read(packed[:half] + b"\xff" * 64 + packed[half + 64 :])
+    assert 0 < len(lines) < 3000
+    assert lines == whole[: len(lines)]
+    assert [(end.lines, bool(end.damage)) for end in found.ended] == [(len(lines), True)]
+    lines, found = read(packed + b"and no more of it")
+    assert (lines, found.ended[0].lines) == (whole, 3000)
+    assert "Not a gzipped file" in found.ended[0].damage
+
+
+def test_lines_are_sorted_within_a_window_and_later_ones_are_counted() -> None:
+    """A late one takes the time of those before it: time never goes back."""
+    found = Reading()
+    moments = [5, 1, 2, 4, 3, 6, 8, 7, 0]
+    pairs = list(sorted_lines([line(second) for second in moments], found, window=3))
+    assert [moment // SECOND for moment, _ in pairs] == sorted(moment // SECOND for moment, _ in pairs)
+    assert found.late > 0
+    assert Counter(each.moment for _, each in pairs) == Counter(second * SECOND for second in moments)
+    assert found.late == sum(moment != each.moment for moment, each in pairs)
+    found = Reading()
+    pairs = list(sorted_lines([line(second) for second in moments], found, window=9))
+    assert ([moment for moment, _ in pairs], found.late) == ([second * SECOND for second in sorted(moments)], 0)
+
+
+def test_lines_of_one_second_are_spread_evenly_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And say so; those with a time of their own keep it."""
+
+    class Source:
+        def __init__(self, *lines: LogLine) -> None:
+            self._lines = lines
+
+        def lines(self, reading: Reading) -> Any:
+            return iter(self._lines)
+
+    found = Reading()
+    first = Source(line(1), line(1), line(2))
+    second = Source(line(1), line(1.4, whole=False), line(1))
+    pairs = list(ordered([first, second], found))  # type: ignore[list-item]
+    assert [moment for moment, _ in pairs] == [1_000_000, 1_250_000, 1_400_000, 1_500_000, 1_750_000, 2_000_000]
+    assert found.spread == 4
+    found = Reading()
+    pairs = list(ordered([first, second], found, spread=False))  # type: ignore[list-item]
+    assert [moment for moment, _ in pairs] == [SECOND, SECOND, SECOND, SECOND, 1_400_000, 2 * SECOND]
+    assert found.spread == 0
+    monkeypatch.setattr(reading_module, "MOST_OF_A_SECOND", 3)
+    moments = [moment for moment, _ in ordered([Source(*[line(1)] * 8, line(3))], Reading())]  # type: ignore[list-item]
+    assert moments == sorted(moments)
+    assert moments[-2] < 2 * SECOND
+    assert len(moments) == 9
+
+
+def test_the_address_is_what_trusted_proxies_have_written() -> None:
+    """A spoofed entry is not believed; a name stands for an address of its own."""
+    logged = combined(COMBINED.replace("2001:db8::7", "10.0.0.1") + ' "spoofed, 203.0.113.9"')
+    assert logged is not None
+    assert [client_of(logged, trusted) for trusted in (None, 0, 1)] == ["10.0.0.1", "10.0.0.1", "203.0.113.9"]
+    assert address_for("a.example") == address_for("A.Example") != address_for("b.example")
+
+
+@pytest.mark.parametrize(
+    ("given_rule", "reason"),
+    [
+        ({"key": "ip"}, ""),
+        ({"key": "header:User-Agent"}, ""),
+        ({"key": ["ip", "get:q"]}, ""),
+        ({"key": "route"}, ""),
+        ({"key": "post:username"}, "post:username, which no log has"),
+        ({"key": ["ip", "json:a.b"]}, "json:a.b"),
+        ({"key": "cookie:c"}, "cookie:c"),
+        ({"key": "session"}, "session"),
+        ({"key": "header:X-API-Key"}, "header"),
+        ({"key": "exact:header:Host"}, "header"),
+        ({"key": "ip", "audience": "staff"}, "staff"),
+        ({"key": "ip", "audience": ["group:gold"]}, "group:gold"),
+        ({"key": "ip", "group": "login"}, "login"),
+        ({"key": lambda group, request: "x"}, "lambda"),
+    ],
+)
+def test_what_a_log_cannot_know_is_not_looked_at(given_rule: dict[str, Any], reason: str) -> None:
+    """And the reason names it."""
+    rule = compile_rule({"name": "r", "path": "/", "rate": "5/m", **given_rule})
+    found = why_unseen(rule, frozenset({"agent"}))
+    assert reason in found
+    assert bool(found) == bool(reason)
+    if "header" in reason:
+        assert not why_unseen(rule, frozenset({"headers"}))
+
+
+def slow_curve(moments: list[int], limit: int, period: int) -> int:
+    """How many a sliding log of that limit refuses, by its definition."""
+    admitted: deque[int] = deque()
+    refused = 0
+    for moment in moments:
+        while admitted and admitted[0] <= moment - period:
+            admitted.popleft()
+        if len(admitted) < limit:
+            admitted.append(moment)
+        else:
+            refused += 1
+    return refused
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("ab"))))
+def test_one_pass_tells_what_every_limit_would_have_refused(hits: list[tuple[int, str]]) -> None:
+    """Requests and identities, exactly, for every N at once."""
+    hits.sort()
+    counter = RefusalCounter(Limit("x", "5/m", algorithm="sliding_log"))
+    for second, who in hits:
+        counter.add(who.encode(), second * SECOND, 1)
+    curve = counter.curve()
+    by_who = [[second for second, one in hits if one == who] for who in {who for _, who in hits}]
+    for limit in range(len(hits) + 2):
+        refused = [slow_curve(moments, limit, 60) for moments in by_who]
+        assert curve.at(limit)[1:] == (sum(refused), sum(1 for count in refused if count))
+    assert all(curve.at(point.limit) == point for point in curve.points())
+
+
+def test_a_curve_of_many_steps_is_thinned() -> None:
+    """Its ends stay, and what it says is true at each point."""
+    curve = RefusalCurve(dict.fromkeys(range(1, 5000), 1), {4999: 1}, 60.0)
+    points = curve.points(50)
+    assert len(points) <= 52
+    assert (points[0], points[-1]) == (curve.at(0), curve.at(4999))
+    assert all(curve.at(point.limit) == point for point in points)

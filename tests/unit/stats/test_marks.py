@@ -1,0 +1,56 @@
+"""High-water marks: exact for few, a sample of all processes for many."""
+
+from __future__ import annotations
+
+import hashlib
+
+from django_ratelimit_lua.stats.marks import SAMPLE, Marks, Sample
+
+
+def digest(number: int) -> bytes:
+    return hashlib.blake2b(b"%d" % number, digest_size=16).hexdigest().encode()
+
+
+def test_the_samples_of_processes_make_one() -> None:
+    """Each process has seen other people, and some more than once: what is read is the same as if one had seen all."""
+    people = 60_000
+    found: dict[bytes, int] = {}
+    for process in range(4):
+        sample = Sample()
+        for number in range(process, people, 3):
+            mark = number % 10 + process
+            if sample.raises(digest(number), mark):
+                found[digest(number)] = max(mark, found.get(digest(number), 0))
+    marks = Marks.of(found)
+    assert len(found) < people / 3
+    assert len(marks.marks) == SAMPLE
+    assert not marks.is_exact
+    assert abs(marks.people - people) < 0.1 * people
+    # The first and the fourth process have seen the same people, but for the very first.
+    highest = [0, *(number % 10 + (number % 3 or 3) for number in range(1, people))]
+    real = sum(mark > 6 for mark in highest)
+    about, error = marks.beyond(6)
+    assert abs(about - real) <= 2 * error
+    assert marks.beyond(100) == (0, 1)
+
+
+def test_few_are_all() -> None:
+    """Where there are no more than the sample holds, nothing is estimated."""
+    found = {digest(number): number for number in range(SAMPLE)}
+    marks = Marks.of(found)
+    assert marks.is_exact
+    assert marks.beyond(SAMPLE // 2 - 1) == (SAMPLE // 2, 0)
+    assert Marks.of({}) == Marks()
+    assert Marks().beyond(0) == (0, 0)
+
+
+def test_a_mark_that_is_no_news_is_not_sent_again() -> None:
+    """Nor one of somebody beyond the sample."""
+    sample = Sample()
+    numbers = sorted(range(3 * SAMPLE), key=digest)
+    assert all(sample.raises(digest(number), 1) for number in numbers[:SAMPLE])
+    assert not any(sample.raises(digest(number), 1) for number in numbers[:SAMPLE])
+    for number in numbers[SAMPLE:]:
+        sample.raises(digest(number), 1)
+    assert not sample.raises(digest(numbers[-1]), 5)
+    assert sample.raises(digest(numbers[0]), 2)

@@ -1,0 +1,66 @@
+"""What is shown of identities: never more than the settings say."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.stats.names import LONGEST, MOST_PARTS, NOTHING, is_short, own, shown
+
+SCALARS = st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.uuids())
+IDENTITIES = st.recursive(SCALARS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12)
+
+
+@pytest.mark.parametrize(
+    ("identity", "masked", "plain"),
+    [
+        (("ip", "203.0.113.9"), [("ip", "203.0.113.0/24")], [("ip", "203.0.113.9")]),
+        (("ip", "198.51.0.0/16"), [("ip", "198.51.0.0/16")], [("ip", "198.51.0.0/16")]),
+        (("ip", None), [("ip", NOTHING)], [("ip", NOTHING)]),
+        (("user", None), [("user", NOTHING)], [("user", NOTHING)]),
+        (("session", "secret-key"), [("session", "se…")], [("session", "se…")]),
+        (("cookie", "token", "secret"), [("cookie:token", "se…")], [("cookie:token", "se…")]),
+        (("post", "email", "ada@example.org"), [("post:email", "ad…")], [("post:email", "ada@example.org")]),
+        (("path", "/reset/MQ/secret/"), [("path", "/reset/…")], [("path", "/reset/MQ/secret/")]),
+        (("path", "/about"), [("path", "/about")], [("path", "/about")]),
+        (own(("user", "ada@example.org")), [("", "us…"), ("", "ad…")], [("", "user"), ("", "ada@example.org")]),
+        (b"\x00\xff", [("", "00…")], [("", "00ff")]),
+        (uuid.UUID(int=0), [("", "00…")], [("", "00000000-0000-0000-0000-000000000000")]),
+        ("a\x00b", [("", "a\ufffd…")], [("", "a\ufffdb")]),
+    ],
+)
+def test_identities_are_shown_as_the_settings_say(identity: Any, masked: Any, plain: Any, settings: Any) -> None:
+    """Whoever has a session's key or a cookie is that person, so these are never shown whole."""
+    assert shown(identity) == masked
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    assert shown(identity) == plain
+    settings.RATELIMIT_SHOW_IDENTITIES = "off"
+    assert shown(identity) == []
+
+
+@given(IDENTITIES)
+def test_whatever_an_identity_is_it_is_shown_short(identity: Any) -> None:
+    """And nothing raises."""
+    name = shown(identity)
+    assert len(name) <= MOST_PARTS
+    assert all(len(value) <= LONGEST + 1 and value.isprintable() for _, value in name)
+
+
+class Odd(str):
+    """Text that cannot be written."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("identity", [Odd("x"), ("ip", Odd("x")), (Odd("ip"), "x"), object(), [[[]]]])
+def test_an_identity_that_cannot_be_shown_raises_nothing(identity: Any) -> None:
+    """Else it would keep back the statistics of all others."""
+    assert all(isinstance(value, str) for _, value in shown(identity))
+    assert not is_short(identity)

@@ -1,0 +1,30 @@
+"""Who comes most often is found in any stream, with an error that is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.stats.space_saving import Summary
+
+PARTS = st.lists(st.dictionaries(st.integers(0, 30), st.integers(1, 9), max_size=8), max_size=30)
+
+
+@given(PARTS, st.integers(1, 12))
+def test_every_estimate_is_within_its_error(parts: list[dict[int, int]], capacity: int) -> None:
+    """Nobody comes more often than is said, nor less than that but for the error; whoever came more than a share of all
+    is there; and who is not there came at most as often as the least."""
+    summary: Summary[int] = Summary(capacity)
+    real: Counter[int] = Counter()
+    for part in parts:
+        summary.add(part)
+        real.update(part)
+    found = dict(summary.top(capacity))
+    assert len(summary) == len(found) <= capacity
+    for item, times in real.items():
+        if item in found:
+            assert found[item].times - found[item].error <= times <= found[item].times
+        else:
+            assert times <= summary.least <= sum(real.values()) / capacity
