@@ -45,10 +45,12 @@ def _next(found: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(found, type):
         yield from ((f".{name}", value) for name, value in list(vars(found).items()))
     else:
-        if hasattr(found, "__dict__"):
-            yield from ((f".{name}", value) for name, value in list(vars(found).items()))
+        attributes = getattr(found, "__dict__", {})
+        yield from ((f".{name}", value) for name, value in list(attributes.items()))
+        # Since Python 3.13 an object leads to its attributes without a dictionary in between.
+        named = [attributes, *attributes.values()]
         for value in gc.get_referents(found):
-            if value is not getattr(found, "__dict__", None):
+            if not any(value is one for one in named):
                 yield f"<{type(value).__name__}>", value
 
 

@@ -117,8 +117,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._lock, self._flushing = RLock(), Lock()
-        self._names: set[str] = set()  # Those of the hour that is going on.
-        self._hour = 0.0
+        self._forget_names()
         self._queue: deque[Decided] = deque()
         self._is_awaited = False
         self._renew()
@@ -166,7 +165,6 @@ class Recorder:
     def _count_queue(self) -> None:
         with self._lock:
             queue, all_plain, people, bounds = self._queue, self._plain, self._people, TIME_BOUNDS
-            names = self._names
             self._began = self._began or time.time()
             for _ in range(len(queue)):
                 planned, decision, seconds, exempt = queue.popleft()
@@ -174,7 +172,7 @@ class Recorder:
                 time_bucket = bisect_left(bounds, seconds)
                 # Nearly all are of one limit: what can be done once for many, `_tables` does.
                 is_plain = len(planned) == len(states) == 1 and source != "fallback" and not exempt
-                if is_plain and planned[0].name not in names:
+                if is_plain and planned[0].name not in self._names:
                     is_plain = self._known(planned[0].name) == planned[0].name
                 if not is_plain or states[0].block is not None or planned[0].charge.limit.count_denied:
                     self._add_several(planned, decision, seconds, time_bucket, exempt)
@@ -280,7 +278,7 @@ class Recorder:
             failures.take()
             self._queue.clear()
             self._is_awaited = False  # The task may have been stopped.
-            self._names.clear()
+            self._forget_names()
             self._renew()
             self._writer.begin()
 
@@ -335,10 +333,6 @@ class Recorder:
         seconds: Mapping[str, float],
         people: Sequence[Mapping[tuple[str, int, bytes], Person]],
     ) -> Tables:
-        if began // HOUR != self._hour:
-            # Names that are made up at run time leave their places to others.
-            self._hour = began // HOUR
-            self._names.clear()
         counts: dict[Kind, list[int]] = {}
         by_source = dict(seconds)
         for (name, _, allowed, used, is_near, source, time_bucket), of in plain.items():
@@ -355,13 +349,19 @@ class Recorder:
         by_name = [(name, person) for of in people for (name, _, _), person in of.items()]
         return Tables(began, counts, by_source, by_name)
 
+    def _forget_names(self) -> None:
+        self._names: set[str] = set()
+        self._hour = int(time.time()) // HOUR
+
     def _known(self, name: str) -> str:
         """The name that a name is counted by."""
         name = shortened(name)
         if not name or name in self._names:
             return name
         if len(self._names) >= MOST_NAMES:
-            return OTHER
+            if int(time.time()) // HOUR == self._hour:
+                return OTHER
+            self._forget_names()  # Names that are made up at run time leave their places to others.
         self._names.add(name)
         return name
 

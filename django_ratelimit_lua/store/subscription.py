@@ -33,6 +33,8 @@ class Subscription:
     `heard_at`: until when (monotonic) everything was heard that was published; never known in a cluster.
     """
 
+    _twin: socket.socket | None = None
+
     def __init__(self, channel: bytes, patience: Patience) -> None:
         self.channel = channel
         self.heard_at = float("-inf")
@@ -45,7 +47,6 @@ class Subscription:
         self._heard: list[bytes] = []
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
-        self._twin: socket.socket | None = None
         try:
             # To nobody. It fails for a user who may not publish: of others of that user, nothing would be heard.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
@@ -98,7 +99,8 @@ class Subscription:
             self._twin.close()
 
     def __del__(self) -> None:
-        self.close()  # Of one that was let go of, as after a fork.
+        if self._twin is not None:  # Of one that was let go of, as after a fork; the link closes itself.
+            self._twin.close()
 
     def hang_up(self) -> None:
         """End it from another thread: whoever receives is told at once."""
