@@ -24,10 +24,11 @@ from ..identity.keys import FIELD_KINDS, split_field
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.override import NO_FIELD, value_digest
-from ..models.rate_fields import written
+from ..models.rate_fields import rate_problem, written
 from ..models.rule import METHODS
-from ..operations.surprises import NOTHING, enforcing, override_surprises, surprises
+from ..operations.surprises import NOTHING, enforcing, look_alikes, override_surprises, surprises
 from ..rules.overrides import split_fields
+from ..stats.shadow import version_of
 from .shown import Hidden, ShownForm
 
 
@@ -70,8 +71,7 @@ class RatesField(forms.CharField):
                 try:
                     rates.append(written(line.strip()))
                 except LimitError:
-                    problem = _("“%(line)s” is no limit: write for example 500/h, or 10/15m. Units: s, m, h, d, w.")
-                    raise ValidationError(problem % {"line": line.strip()}) from None
+                    raise ValidationError(rate_problem(line.strip())) from None
         return rates
 
     def validate(self, value: Any) -> None:
@@ -90,7 +90,32 @@ def _further() -> RatesField:
     return RatesField(label=capfirst(field.verbose_name), help_text=field.help_text)
 
 
-class RuleForm(ShownForm):
+class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A form that asks about what would surprise, and takes a confirmation of nothing but what it has shown."""
+
+    confirm = forms.BooleanField(
+        label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it.")
+    )
+    asked = Hidden()
+    """Digests of the warnings that were shown: these are confirmed, and no others."""
+
+    def ask(self, warnings: Sequence[tuple[str, Any]], meant: Sequence[str] = ()) -> None:
+        """Say what would surprise at its field, unless it is confirmed. `meant`: what a confirmation is about, if
+        not the words of the warnings."""
+        meant = meant or [str(problem) for _field, problem in warnings]
+        if not is_confirmed(self.data, meant):
+            _ask(self, warnings)
+            self.ask_again(meant)
+
+    def ask_again(self, meant: Sequence[str]) -> None:
+        """Show these warnings, or those of a tier, as asked about and not confirmed."""
+        data: Any = self.data.copy()  # type: ignore[attr-defined]
+        data.pop("confirm", None)
+        data["asked"] = " ".join(dict.fromkeys([*data.get("asked", "").split(), *map(_digest, meant)]))
+        self.data = data
+
+
+class RuleForm(AskingForm, ShownForm):
     """A rule. What would surprise has to be confirmed."""
 
     is_asking = True
@@ -110,13 +135,6 @@ class RuleForm(ShownForm):
             "For the audience “members of the groups below”."
         ),
     )  # fmt: skip
-    confirm = forms.BooleanField(
-        label=_("Confirm"), required=False,
-        help_text=_("Only needed if a warning asks for it."),
-    )  # fmt: skip
-
-    asked = Hidden()
-    """Digests of the warnings that were shown: these are confirmed, and no others."""
 
     class Meta:
         model = RateLimitRule
@@ -162,7 +180,7 @@ class RuleForm(ShownForm):
             return given
         if given.get("audience") == "groups" and not given.get("groups"):
             self.add_error("groups", _("Select at least one group."))
-        if given.get("limit") is None and not given.get("exempt"):
+        if given.get("limit") is None and not given.get("exempt") and "limit" not in self.errors:
             self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
         self.refuse_if_changed()
         return given
@@ -174,20 +192,13 @@ class RuleForm(ShownForm):
         rule = self.instance  # As it would be saved.
         rate = rule.rate
         found = surprises({**rule.values(), "rates": rate if isinstance(rate, list) else [rate] if rate else []})
+        if "name" in self.changed_data:
+            found += [("name", problem) for problem in look_alikes([rule.name]).values()]
         meant = [str(problem) for _field, problem in found]
         if rule.pk is not None and self.initial.get("mode") != rule.mode == "enforce":
             found += enforcing(rule)
             meant += [rule.reading()] * (len(found) - len(meant))  # Its words have numbers that grow.
-        if not is_confirmed(self.data, meant):
-            _ask(self, found)
-            self.ask_again(meant)
-
-    def ask_again(self, meant: Sequence[str]) -> None:
-        """Show these warnings, or those of a tier, as asked about and not confirmed."""
-        data: Any = self.data.copy()  # type: ignore[attr-defined]
-        data.pop("confirm", None)
-        data["asked"] = " ".join(dict.fromkeys([*data.get("asked", "").split(), *map(_digest, meant)]))
-        self.data = data
+        self.ask(found, meant)
 
 
 def is_confirmed(data: Any, meant: Sequence[str]) -> bool:
@@ -260,11 +271,16 @@ class RowForm(ShownForm):
         by_field: dict[str, list[Any]] = {}
         for field, problems in errors.update_error_dict({}).items():
             by_field.setdefault(field if field in self.fields else "mode", []).extend(problems)
-        super()._update_errors(ValidationError(by_field))  # type: ignore[misc]
+        super()._update_errors(ValidationError(by_field))
 
 
 CONFIRMED = "enforce_confirmed"
-"""What is sent where it was asked whether rules are to be enforced."""
+"""What is sent where it was asked whether rules are to be enforced: the versions of them that were shown."""
+
+
+def versions_of(rules: Sequence[RateLimitRule]) -> str:
+    """What a confirmation is about: these rules, as they limit now."""
+    return " ".join(sorted(f"{rule.pk}:{version_of(rule.declared())}" for rule in rules))
 
 
 class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
@@ -275,15 +291,16 @@ class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
     def clean(self) -> None:
         """Raises `ValidationError` where rules would be enforced that were not, and nobody has confirmed it."""
         super().clean()
-        if CONFIRMED in self.data or any(form.errors for form in self.forms):
+        if any(form.errors for form in self.forms):
             return
         forms_of_rows: list[Any] = self.forms
         switched = [form for form in forms_of_rows if "mode" in form.changed_data]
         self.to_enforce = [
             form.instance for form in switched if form.cleaned_data["mode"] == "enforce" != form.now["mode"]
         ]
-        if self.to_enforce:
+        if self.to_enforce and self.data.get(CONFIRMED) != versions_of(self.to_enforce):
             raise ValidationError("asked on a page of its own")
+        self.to_enforce = ()
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
@@ -293,6 +310,16 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         form = super()._construct_form(i, **kwargs)  # type: ignore[misc]
         form.instance.rule = self.instance
         return form
+
+    def clean(self) -> None:
+        """Raises `ValidationError` for tiers that are no more: Django shows no form of those, nor its errors."""
+        super().clean()
+        gone = [form.cleaned_data.get("group", "") for form in self.forms if "id" in form.errors]
+        if gone:
+            problem = _(
+                "Somebody has deleted tiers meanwhile: %(groups)s. Open the rule anew, and add them if need be."
+            )
+            raise ValidationError(problem % {"groups": ", ".join(gone)})
 
 
 class TierForm(ShownForm):
@@ -353,7 +380,7 @@ def _second_field() -> forms.CharField:
     return forms.CharField(label=_("and field"), required=False, max_length=200)
 
 
-class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
+class OverrideForm(AskingForm):
     """An override. The value of a field is turned into a digest at once."""
 
     value = _value(
@@ -363,9 +390,6 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
     field_2, value_2 = _second_field(), _value(SecretInput)
     field_3, value_3 = _second_field(), _value(SecretInput)
     duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
-    confirm = forms.BooleanField(
-        label=_("Confirm"), required=False, help_text=_("Only needed if a warning asks for it.")
-    )
 
     class Meta:
         model = RateLimitOverride
@@ -410,10 +434,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block" and not given.get("field") and given.get("user") in (None, self.own_user):
             self._not_oneself(self.networks)
-        if not given.get("confirm"):
-            about_end = given if self.instance.pk is None or "ends" in self.changed_data else {**given, "ends": None}
-            asked = {**about_end, "networks": self.networks}
-            _ask(self, override_surprises(asked, self.own_proxy, self.own_address))
+        about_end = given if self.instance.pk is None or "ends" in self.changed_data else {**given, "ends": None}
+        self.ask(override_surprises({**about_end, "networks": self.networks}, self.own_proxy, self.own_address))
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:

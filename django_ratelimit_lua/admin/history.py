@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib import admin
-from django.db import router, transaction
+from django.db import models, router, transaction
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -52,7 +52,9 @@ def changed_words(change: RateLimitChange) -> list[str]:
 
 
 def _value(name: str, column: Any, value: Any) -> str:
-    if value is None:
+    if value is None and column is not None and (column.flatchoices or isinstance(column, models.BooleanField)):
+        value = column.get_default()  # Declarations leave it out.
+    if value in (None, ""):
         return "—"
     if name == "rate":
         return rate_words(value)

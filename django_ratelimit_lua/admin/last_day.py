@@ -14,8 +14,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..operations.drawing import number_words, sparkline
+from ..operations.drawing import sparkline
 from ..operations.seen import last_days
+from ..operations.words import number_words
 
 VIEW = "django_ratelimit_lua.view_ratelimitrule"
 RESULT_NAMES = {

@@ -33,7 +33,7 @@ from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
 from .choices import choices
-from .forms import CONFIRMED, PreviewForm, RowForm, RowFormSet, RuleForm, TierForm, TierFormSet
+from .forms import CONFIRMED, PreviewForm, RowForm, RowFormSet, RuleForm, TierForm, TierFormSet, versions_of
 from .history import restore, versions
 from .inspector import may_inspect
 from .last_day import cells
@@ -65,8 +65,8 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
 @admin.action(description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"])
 def enforce(modeladmin: Any, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> HttpResponse | None:
     """Switch rules to enforce, once that was asked."""
-    rules = [] if CONFIRMED in request.POST else list(queryset.exclude(mode="enforce"))
-    if rules:
+    rules = list(queryset.exclude(mode="enforce"))
+    if rules and request.POST.get(CONFIRMED) != versions_of(rules):
         return modeladmin.ask_to_enforce(request, rules)  # type: ignore[no-any-return]
     modeladmin.switch(request, queryset, "enforce")
     return None
@@ -242,8 +242,14 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             "opts": self.opts,
             "media": self.media,
             "rules": [{"rule": rule, "reading": rule_words(rule), "judged": judged(rule)} for rule in rules],
-            "sent": [(name, value) for name, values in request.POST.lists() for value in values if name != _TOKEN],
+            "sent": [
+                (name, value)
+                for name, values in request.POST.lists()
+                if name not in (_TOKEN, CONFIRMED)
+                for value in values
+            ],
             "confirmed": CONFIRMED,
+            "versions": versions_of(rules),
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
@@ -273,6 +279,8 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         if request.method != "POST":
             if mode != "enforce":  # The others refuse nobody: there is nothing to ask.
                 raise PermissionDenied
+            return self.ask_to_enforce(request, [rule])
+        if mode == "enforce" and request.POST.get(CONFIRMED) != versions_of([rule]):  # Edited since, or never asked.
             return self.ask_to_enforce(request, [rule])
         with acting(request.user):
             self.switch(request, RateLimitRule.objects.filter(pk=pk), mode)

@@ -10,7 +10,7 @@ from typing import Any
 
 from django import forms
 from django.core import signing
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
@@ -56,6 +56,13 @@ class ShownForm(forms.ModelForm):  # type: ignore[type-arg]
             self.meanwhile = [name for name in self.was if not _same(self.was[name], self.now[name])]
         else:
             self.initial["shown"] = self._signed()
+
+    def _update_errors(self, errors: ValidationError) -> None:
+        """Of a field that is wrong already, what the row says is not said too: it has not seen what was entered."""
+        by_field = errors.update_error_dict({})
+        news = {name: found for name, found in by_field.items() if name == NON_FIELD_ERRORS or name not in self.errors}
+        if news:
+            super()._update_errors(ValidationError(news))  # type: ignore[misc]
 
     def _salt(self) -> str:
         return f"{SALT}.{self._meta.model._meta.model_name}.{self.instance.pk}"

@@ -23,8 +23,9 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.rate import Rate
 from ..models import RateLimitChange
+from ..operations.call_sites import call_sites_of
 from ..operations.curve_plot import Refused, across, curve_svg
-from ..operations.drawing import NARROW, WIDE, Mark, chart, number_words, sparkline
+from ..operations.drawing import NARROW, WIDE, Mark, chart, sparkline
 from ..operations.seen import (
     KINDS,
     PERIODS,
@@ -41,6 +42,7 @@ from ..operations.seen import (
     span_of,
     without_numbers,
 )  # fmt: skip
+from ..operations.words import clients_words, number_words, share_words
 from ..rules.describe import whom
 from ..stats.names import NOTHING, name_words
 from .history import changed_words
@@ -231,7 +233,10 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
                 for number, change in enumerate(changes, start=1)
             ],
             "curves": [
-                _shown_curve(place, curve, told, asked.get(f"limit{place}", ""), self._form_url(request, told))
+                _shown_curve(
+                    place, curve, told, asked.get(f"limit{place}", ""),
+                    self._form_url(request, told, round(curve["period_seconds"] * 1_000_000)),
+                )
                 for place, curve in enumerate(told["curves"])
             ],
             "who": [] if who is None else [
@@ -259,8 +264,8 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
             return ""
         return reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[pk], current_app=self.admin_site.name)
 
-    def _form_url(self, request: HttpRequest, told: Mapping[str, Any]) -> str:
-        """The form in which another limit is saved, up to what it fills in; empty for who may not."""
+    def _form_url(self, request: HttpRequest, told: Mapping[str, Any], period_us: int) -> str:
+        """The form in which another limit for that period is saved, up to what it fills in; empty for who may not."""
         user = request.user
         if told["rule"] is not None:
             return f"{self._rule_url(request, told['rule'])}?" if user.has_perm(f"{APP}.change_ratelimitrule") else ""
@@ -268,7 +273,12 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         if word is None or not user.has_perm(f"{APP}.add_ratelimitrule"):
             return ""
         url = reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name)
-        return f"{url}?{urlencode({word: _readable(told['name'])})}&"
+        query = {word: _readable(told["name"])}
+        sites = call_sites_of(told["name"])
+        if word == "instead" and len({site.key for site in sites}) > 1:  # A rule takes the place of one of them.
+            periods = [{rate.period_us for rate in site.rates if isinstance(rate, Rate)} for site in sites]
+            query["which"] = str(next((place for place, of in enumerate(periods) if period_us in of), 0))
+        return f"{url}?{urlencode(query)}&"
 
     def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
         request.current_app = self.admin_site.name
@@ -364,16 +374,6 @@ def rate_words(number: float) -> str:
     return number_words(round(number)) if number >= 10 or not number else formats.number_format(round(number, 1), 1)
 
 
-def share_words(share: float) -> str:
-    """A share in percent; what is little is not nothing."""
-    percent = share * 100
-    if 0 < percent < 0.1:
-        return _("< %(share)s%%") % {"share": formats.number_format(0.1)}
-    digits = 1 if percent < 9.95 and percent else 0
-    # Django cuts what it has no room for.
-    return _("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
-
-
 def milliseconds_words(seconds: float) -> str:
     """The time of a decision, as the upper bound of its bucket."""
     return _("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}
@@ -402,28 +402,28 @@ def _summary(told: Mapping[str, Any]) -> str:
         return _("No requests in this time.")
     refused, shadow = told["refused"], told["would_be_refused"]
     if not refused and not shadow:
-        text = _("Of %(requests)s requests, none was refused.")
+        text = _("Refused: none of %(requests)s requests.")
         return text % {"requests": number_words(told["requests"])}
     number, number_since = refused or shadow, told["counts_since"]["refused" if refused else "would_be_refused"]
     if number_since != number and refused:
         text = _(
-            "Of %(requests)s requests, %(number)s were refused (%(share)s). "
-            "Since %(since)s, %(number_since)s were refused, of about %(people)s clients."
+            "Refused: %(number)s of %(requests)s requests (%(share)s). "
+            "Since %(since)s: %(number_since)s, from %(clients)s."
         )
     elif number_since != number:
         text = _(
-            "Of %(requests)s requests, %(number)s would be refused (%(share)s). "
-            "Since %(since)s, %(number_since)s would be refused, of about %(people)s clients."
+            "Would be refused: %(number)s of %(requests)s requests (%(share)s). "
+            "Since %(since)s: %(number_since)s, from %(clients)s."
         )
     elif refused:
-        text = _("Of %(requests)s requests, %(number)s were refused (%(share)s), of about %(people)s clients.")
+        text = _("Refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
     else:
-        text = _("Of %(requests)s requests, %(number)s would be refused (%(share)s), of about %(people)s clients.")
+        text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
     words = text % {
         "requests": number_words(told["requests"]),
         "number": number_words(number),
         "share": share_words(number / told["requests"]),
-        "people": number_words(told["people_refused"]),
+        "clients": clients_words(told["people_refused"]),
         "number_since": number_words(number_since),
         "since": _since_words(told),
     }

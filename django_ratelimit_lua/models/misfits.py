@@ -6,7 +6,6 @@ said here, before it is asked.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +19,10 @@ from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
-from .rate_fields import rate_text
+from .rate_fields import WRITTEN, rate_problem, rate_text
 
 Misfit = tuple[str, str]
 """A field, and what is wrong with it."""
-_WRITTEN = re.compile("[0-9]+/[0-9]*[smhdw]")
 BY_HAND = (*WRONG, AttributeError, LookupError)
 """What comes of a row that somebody has written to by hand: then the rule as a whole is wrong, which is said."""
 
@@ -109,11 +107,9 @@ def _rates(row: Mapping[str, Any]) -> Iterator[Misfit]:
         try:
             rate = Rate.parse(text)
         except LimitError:
-            if not _WRITTEN.fullmatch(text):
+            if not WRITTEN.fullmatch(text):
                 raise
-            yield field, _("“%(rate)s” is too large: at most %(most)d in at most ten years.") % {
-                "rate": text, "most": Rate.MOST_UNITS,
-            }  # fmt: skip
+            yield field, rate_problem(text)
             continue
         same = rates.setdefault(rate.period_us, text)
         if same is not text:

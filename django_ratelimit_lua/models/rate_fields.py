@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Collection
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..limits.options import OPTIONS
@@ -18,6 +21,10 @@ from ..rules.rule import UNWRITABLE
 MOST = Rate.MOST_UNITS
 _OWN = ("limit", "period", "unit", "more_rates", "burst")
 _TRIMMED = ("name", "route", "group")
+JOINERS = "\u200c\u200d"
+"""Invisible as well, but letters of some scripts are written with them."""
+WRITTEN = re.compile("[0-9]+/([0-9]*)[smhdw]")
+"""A rate as forms take it, also one that is too large or for no time."""
 _NAMES = {
     "enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off"),
     "everyone": _("everyone"), "anonymous": _("not logged in"), "authenticated": _("logged in"),
@@ -75,6 +82,9 @@ class RateFields(models.Model):
     unit = models.CharField(_("unit"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
     burst = models.BigIntegerField(null=True, blank=True, **column("burst"))
 
+    wrong: frozenset[str] = frozenset()
+    """The fields that are wrong whatever the others are, as `clean_fields` has found and said."""
+
     class Meta:
         abstract = True
 
@@ -93,6 +103,10 @@ class RateFields(models.Model):
                 problems.setdefault(field.name, []).append(ValidationError(_("Enter text without control characters.")))
             elif field.name in _TRIMMED and value != value.strip():  # As forms trim it, it would be another name.
                 problems.setdefault(field.name, []).append(ValidationError(_("Enter it without spaces around it.")))
+            elif field.name in _TRIMMED and (hidden := _hidden_in(value)):
+                problem = _("Enter it without characters that cannot be seen: %(characters)s.")
+                problems.setdefault(field.name, []).append(ValidationError(problem % {"characters": hidden}))
+        self.wrong = frozenset(problems)
         if problems:
             raise ValidationError(problems)
 
@@ -143,6 +157,28 @@ def written(rate: Any) -> str:
     ('500/h', '5/60s')
     """
     return rate_text(*_parts(rate))
+
+
+def _hidden_in(text: str) -> str:
+    """The characters that nobody sees, and that make two texts look the same."""
+    found = [char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in JOINERS]
+    return ", ".join(f"U+{ord(char):04X}" for char in dict.fromkeys(found))
+
+
+def rate_problem(text: str) -> str:
+    """What is wrong with a text that is no rate, for whoever has typed it.
+
+    >>> rate_problem("5/0m")
+    '“5/0m” is for no time at all: write for example 5/m, or 5/15m.'
+    """
+    written_so = WRITTEN.fullmatch(text)
+    if written_so is None:
+        problem = gettext("“%(rate)s” is no limit: write for example 500/h, or 10/15m. Units: s, m, h, d, w.")
+    elif written_so[1].strip("0") or not written_so[1]:
+        problem = gettext("“%(rate)s” is too large: at most %(most)d in at most ten years.")
+    else:
+        problem = gettext("“%(rate)s” is for no time at all: write for example 5/m, or 5/15m.")
+    return problem % {"rate": text, "most": Rate.MOST_UNITS}
 
 
 def rate_text(limit: int, period: int, unit: str) -> str:

@@ -197,8 +197,8 @@ class RateLimitRule(RatesFields, AuditedModel):
             words = {"group": tier.group}
             for _field, problem in number_misfits({**values, **tier.numbers()}):
                 problems.append((NON_FIELD_ERRORS, _("Tier %(group)s: %(problem)s") % {**words, "problem": problem}))
-        if problems:
-            raise ValidationError(by_field(problems))
+        if problems or self.wrong:
+            raise ValidationError(by_field([misfit for misfit in problems if misfit[0] not in self.wrong]))
         try:
             self.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+
+from .words import number_words
 
 STACK = ("refused", "blocked", "would_be_refused", "allowed", "exempt", "policy", "failed")
 """From the ground up: what is refused stands on it, so that its course can be read."""
@@ -118,9 +119,3 @@ def chart(
         "wide" if size == WIDE else "narrow", int(size), int(HEIGHT), title, words, grid, labels,
         _bars(points, LEFT, UP, width, HEIGHT - UP - DOWN, scale[-1], 0.15), hovers, drawn,
     )  # fmt: skip
-
-
-def number_words(number: float) -> str:
-    """A number as people of the active language write it."""
-    return formats.number_format(round(number, 1) if isinstance(number, float) else number, use_l10n=True,
-                                 force_grouping=True)  # fmt: skip

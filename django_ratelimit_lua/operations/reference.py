@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +53,8 @@ class OpenedReference:
 
     - `reference`: as it was written to the client and to the log;
     - `at`: when it was refused; `identity`: the digest of whom the limit counts, or of whom the block is about;
-    - `limits`: the limit that refused. Several where two cannot be told apart; none where it has no such name here any
-      more, or is made in code that this process has not imported;
+    - `limits`: the limit that refused. Several where they cannot be told apart, by what they have counted either; none
+      where it has no such name here any more, or is made in code that this process has not imported;
     - `is_exact`: these are the limits that refused. Else they are what stands now where that one stood: of the same
       group, scope or rule;
     - `is_block`: a block refused; `overrides`: these about that subject, as far as they are still there;
@@ -90,13 +90,11 @@ def open_reference(text: str) -> OpenedReference:
     Raises `BadReferenceError` for what is none of this site's, with what is wrong with it.
     """
     sealed = unseal(text)
-    known: dict[tuple[str, str], _Known] = {}
-    for one in _known_limits():
-        known.setdefault(one[:2], one)  # A tier counts under the same name as the rule itself, which is said first.
-    found = [one for one in known.values() if sealed.is_of_limit(one[0])]
+    all_known = _told_apart(_known_limits())
+    found = [one for one in all_known if sealed.is_of_limit(one[0])]
     is_exact = bool(found)
     limits, error = [], ""
-    for name, source, words, rule, limit in found or [one for one in known.values() if sealed.is_of_place(one[0])]:
+    for name, source, words, rule, limit in found or [one for one in all_known if sealed.is_of_place(one[0])]:
         charge = None if limit is None or sealed.is_block else Charge(limit, sealed.identity)
         state = None
         if charge is not None and charge.limit.split is None:
@@ -105,6 +103,8 @@ def open_reference(text: str) -> OpenedReference:
             except StoreError as problem:
                 error = str(problem)
         limits.append(ReferredLimit(name, source, words, rule, state, charge))
+    if is_exact:  # Who was refused was counted.
+        limits = [limit for limit in limits if limit.state is not None and limit.state.used] or limits
     overrides = RateLimitOverride.objects.filter(subject=sealed.identity.decode()) if sealed.is_block else ()
     return OpenedReference(
         sealed.reference,
@@ -129,6 +129,16 @@ def reset_reference(opened: OpenedReference) -> list[str]:
 
 _Known = tuple[str, str, str, Rule | None, Limit | None]
 """Name, source, what it says, its rule, and itself, as far as it is known."""
+
+
+def _told_apart(known: Iterable[_Known]) -> list[_Known]:
+    """Each once that counts for itself: a tier counts where its rule does, which is said first."""
+    apart: dict[tuple[str, str, bytes], _Known] = {}
+    for one in known:
+        name, source, _words, _rule, limit = one
+        apart.setdefault((name, source, b"" if limit is None else limit.key_part), one)
+    named = {one[:2] for one in apart.values() if one[4] is not None}
+    return [one for one in apart.values() if one[4] is not None or one[:2] not in named]
 
 
 def _known_limits() -> Iterator[_Known]:

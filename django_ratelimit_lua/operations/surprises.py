@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..limits import algorithms
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule, RateLimitTier
 from ..models.override import within
+from ..models.rate_fields import JOINERS
 from ..rules.callsite import known_call_sites, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
@@ -26,6 +28,7 @@ from ..rules.ruleset import settings_rules
 from ..stats.reading import shadow_numbers
 from .call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
 from .rules_yaml import Built, Declared, RuleChange, build_rule
+from .words import clients_words, number_words, share_words
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the size from which on a network is so large that hardly anybody means it, and larger ones."""
@@ -75,6 +78,22 @@ def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> lis
     return [*warnings, *lost_of_call_sites(given)]
 
 
+def look_alikes(names: Collection[str]) -> dict[str, str]:
+    """Of new names those that somebody may take for others, which count apart: each with what is said of it."""
+    known = {*known_call_sites.names(), *(rule.name for rule in settings_rules()), *names}
+    known.update(RateLimitRule.objects.values_list("name", flat=True))
+    by_look: dict[str, list[str]] = {}
+    for name in sorted(known):
+        by_look.setdefault(_look(name), []).append(name)
+    text = gettext("“%(name)s” looks like “%(other)s”, which is there already; they count apart.")
+    found = {name: [other for other in by_look[_look(name)] if other != name] for name in names}
+    return {name: text % {"name": name, "other": others[0]} for name, others in found.items() if others}
+
+
+def _look(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold().translate(dict.fromkeys(map(ord, JOINERS)))
+
+
 def enforcing(rule: RateLimitRule) -> list[tuple[str, Any]]:
     """What has to be confirmed before a rule is enforced that was not: what it would have refused as it is now."""
     if rule.exempt:
@@ -92,9 +111,15 @@ def judged(rule: RateLimitRule) -> str:
     if not numbers.seen:
         return gettext("This version of the rule has seen no request in shadow mode yet.")
     return gettext(
-        "Seen: %(seen)d requests of about %(people)d clients. Would have refused: %(refused)d (%(share)s %%), of about "
-        "%(refused_people)d clients."
-    ) % {**numbers._asdict(), "share": f"{100 * numbers.refused / numbers.seen:.2g}"}
+        "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s (%(share)s), from "
+        "%(refused_clients)s."
+    ) % {
+        "seen": number_words(numbers.seen),
+        "clients": clients_words(numbers.people),
+        "refused": number_words(numbers.refused),
+        "share": share_words(numbers.refused / numbers.seen),
+        "refused_clients": clients_words(numbers.refused_people),
+    }
 
 
 def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
@@ -105,10 +130,12 @@ def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     exempt = exempt_paths(without=changed)
     exempt += [path for built in after.values() if built and built[0].exempt for path in _lines(built[0].path)]
     exempt_before, found = exempt_paths(), {}
+    alike = look_alikes([change.name for change in changes if change.before is None])
     for change in changes:
         if change.after is not None:
             known = _all_surprises(None if change.before is None else _built(change.before), exempt_before)
             new = [problem for problem in _all_surprises(after[change.name], exempt) if problem not in known]
+            new += [alike[change.name]] if change.name in alike else []
             if new:
                 found[change.name] = new
     return found

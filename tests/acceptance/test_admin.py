@@ -21,6 +21,7 @@ from django.urls import path, reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import Limit, RateLimiter, ratelimit
+from django_ratelimit_lua.admin.forms import versions_of
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.health import health
@@ -217,7 +218,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     recorder.flush()
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
-    assert "Seen: 2 requests of about 1 clients. Would have refused: 1 (50 %), of about 1 clients." in page
+    assert "Seen: 2 requests, from about 1 client. Would have refused: 1 (50%), from about 1 client." in page
     assert "Revision 1 is published" in page
     assert "no limits, on /admin/" in page
     row = {
@@ -231,7 +232,9 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     rule.refresh_from_db()
     assert (rule.mode, rule.order) == ("off", 5)
     for action, mode in (("shadow", "shadow"), ("switch_off", "off"), ("enforce", "enforce")):
-        operator.post(RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": "yes"})
+        rule.refresh_from_db()
+        meant = versions_of([rule])
+        operator.post(RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": meant})
         rule.refresh_from_db()
         assert rule.mode == mode
     assert visits() == [429]

@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
+from django_ratelimit_lua.admin.forms import CONFIRMED, versions_of
 from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, RULES, errors, given
@@ -129,7 +130,7 @@ def test_the_list_saves_only_what_was_changed_in_it(operator: Client, other: Cli
     rule.switch("shadow")
     second = RateLimitRule.objects.create(name="second", path="/ok", key="ip", limit=5)
     stale = rows(other)
-    operator.post(f"{RULES}{rule.pk}/mode/enforce/")
+    operator.post(f"{RULES}{rule.pk}/mode/enforce/", {CONFIRMED: versions_of([rule])})
     answer = other.post(RULES, {**stale, f"{of(stale, second)}order": 5})
     assert answer.status_code == 302
     rule.refresh_from_db()

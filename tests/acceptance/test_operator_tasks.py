@@ -245,7 +245,7 @@ def test_a_shadow_rule_is_judged_and_enforced(site: Site, hand_for: Callable[[st
         return False
 
     WebDriverWait(hand.browser, 20).until(judged)
-    assert "Seen: 4 requests of about 2 clients" in hand.text(".ratelimit-judged")
+    assert "Seen: 4 requests, from about 2 clients" in hand.text(".ratelimit-judged")
     hand.press(".ratelimit-enforce")
     assert "Would have refused: 1 " in hand.text(".ratelimit-judged")
     hand.press(".submit-row [type=submit]")

@@ -134,6 +134,17 @@ def test_what_refused_in_the_code_is_found(where: str, name: str) -> None:
     assert open_reference(refused(where, REMOTE_ADDR="203.0.113.9")).identity != opened.identity or where == "/deep"
 
 
+def test_limits_of_one_name_are_told_apart_by_what_they_count() -> None:
+    """Call sites of one group may have one rate and count apart, as their algorithms differ: the one that refused is
+    found, whichever was made first."""
+    views = [ratelimit("alike", "ip", "1/h", algorithm=one)(ok) for one in ("fixed_window", "token_bucket")]
+    for number, view in enumerate(views):
+        request = RequestFactory().get("/", REMOTE_ADDR=f"203.0.113.{number}")
+        assert view(request).status_code == 200
+        _, _, state = only(open_reference(view(request).headers[HEADER]))
+        assert (state.used, state.limit, state.allowed) == (1, 1, False)
+
+
 def test_looking_takes_nothing(direct: redis.Redis, settings: Any) -> None:
     """However often it is opened, and however many are refused: nothing is written."""
 

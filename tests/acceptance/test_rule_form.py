@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 from django.test import Client
 
 from django_ratelimit_lua.models import RateLimitRule
@@ -24,6 +26,13 @@ operator, site = test_admin.operator, test_admin.site
         ({"period": 10**25}, "period"),
         ({"limit": 10**25}, "limit"),
         ({"more_rates": "5/600w"}, "more_rates"),
+        ({"more_rates": "5/0m"}, "more_rates"),
+        ({"more_rates": "much"}, "more_rates"),
+        ({"limit": "", "more_rates": "much"}, "more_rates"),
+        ({"limit": ""}, "limit"),
+        ({"key": "http"}, "key"),
+        ({"key": "k" * 301}, "key"),
+        ({"cost": -1}, "cost"),
     ],
 )
 @pytest.mark.parametrize("name", ["search", "other"])
@@ -32,8 +41,39 @@ def test_a_limit_that_is_none_is_an_error_of_its_field(
 ) -> None:
     """Also in the place of a call site, where it would be compared with what the code says."""
     answer = operator.post(f"{RULES}add/", given(**{"name": name, "path": "/ok", "key": "ip", "limit": 5, **fields}))
-    assert field in answer.context["adminform"].form.errors
+    found = answer.context["adminform"].form.errors
+    assert len(found[field]) == 1, "what follows from it is not said as well"
+    assert not any(re.search("[{}]|None|True|rule '", text) for texts in found.values() for text in texts), found
     assert not RateLimitRule.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("5/0m", "“5/0m” is for no time at all: write for example 5/m, or 5/15m."),
+        ("5/600w", "“5/600w” is too large: at most 1000000000000 in at most ten years."),
+        (f"{10**13}/h", f"“{10**13}/h” is too large: at most 1000000000000 in at most ten years."),
+        ("5 per m", "“5 per m” is no limit: write for example 500/h, or 10/15m. Units: s, m, h, d, w."),
+        ("5/y", "“5/y” is no limit: write for example 500/h, or 10/15m. Units: s, m, h, d, w."),
+    ],
+)
+def test_a_further_limit_that_is_none_says_why(text: str, problem: str, operator: Client) -> None:
+    """In words of the form, for each reason there is."""
+    answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5, more_rates=text))
+    assert answer.context["adminform"].form.errors["more_rates"] == [problem]
+
+
+def test_a_tier_that_was_deleted_meanwhile_is_said_to_be(operator: Client) -> None:
+    """And not that its hidden id is no valid choice."""
+    Group.objects.create(name="pro")
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5)
+    tier = rule.tiers.create(group="pro", limit=50)
+    form = given(path="/ok", key="ip", limit=6, unit="m")
+    form |= {"tiers-TOTAL_FORMS": 1, "tiers-INITIAL_FORMS": 1, "tiers-0-id": tier.pk, "tiers-0-rule": rule.pk}
+    form |= {"tiers-0-group": "pro", "tiers-0-limit": 60, "tiers-0-period": 1, "tiers-0-unit": "m"}
+    tier.delete()
+    page = operator.post(f"{RULES}{rule.pk}/change/", form).content.decode()
+    assert "Somebody has deleted tiers meanwhile: pro." in page
 
 
 def test_the_browser_is_told_which_limits_there_are(operator: Client) -> None:

@@ -65,7 +65,7 @@ def test_enforce_now_repeats_the_numbers_and_asks(operator: Client) -> None:
     """Nothing is switched by looking; who may not change rules is not asked."""
     one = rule()
     assert visits(3) == [200] * 3
-    words = "Seen: 3 requests of about 1 clients. Would have refused: 1 (33 %), of about 1 clients."
+    words = "Seen: 3 requests, from about 1 client. Would have refused: 1 (33%), from about 1 client."
     url = f"{RULES}{one.pk}/mode/enforce/"
     page = operator.get(f"{RULES}{one.pk}/change/").content.decode()
     assert words in page
@@ -75,18 +75,20 @@ def test_enforce_now_repeats_the_numbers_and_asks(operator: Client) -> None:
     assert "2 per hour per address, on /ok" in asked
     assert visits() == [200]
     assert staff("view_ratelimitrule").get(url).status_code == 403
-    operator.post(url)
+    assert "Enforce this rule?" in operator.post(url).content.decode()
+    assert visits() == [200]
+    assert pressed(operator, operator.get(url), url).status_code == 302
     assert visits() == [429]
 
 
-def pressed(client: Client, page: Any) -> Any:
+def pressed(client: Client, page: Any, url: str = RULES) -> Any:
     """What the button of the page sends: all that is hidden in its form."""
     form = re.search(r'<form method="post">.*?</form>', page.content.decode(), re.DOTALL)
     assert form is not None, "the page does not ask"
     sent: dict[str, list[str]] = {}
     for name, value in re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form[0]):
         sent.setdefault(name, []).append(value)
-    return client.post(RULES, sent)
+    return client.post(url, sent)
 
 
 def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) -> None:
@@ -101,7 +103,7 @@ def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) ->
     for number, (row, mode) in enumerate(((one, "enforce"), (other, "off"))):
         rows |= {f"form-{number}-id": row.pk, f"form-{number}-mode": mode, f"form-{number}-order": 7}
     asked = operator.post(RULES, rows)
-    assert "Seen: 3 requests of about 1 clients. Would have refused: 1" in asked.content.decode()
+    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in asked.content.decode()
     assert "Enforce this rule?" in asked.content.decode()
     assert modes() == [("shadow", 3), ("shadow", 0)]
     assert visits() == [200]
@@ -123,13 +125,35 @@ def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) ->
     assert operator.post(RULES, chosen).status_code == 302
 
 
+def test_what_is_enforced_is_the_version_that_was_shown(operator: Client) -> None:
+    """Whoever edits the rule while somebody else is asked has them asked again; by each of the three ways."""
+    one = rule()
+    url = f"{RULES}{one.pk}/mode/enforce/"
+    row = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "_save": "Save", "form-0-id": one.pk, "form-0-order": 0}
+    for number, (target, sent) in enumerate(
+        (
+            (url, None),
+            (RULES, {"action": "enforce", "_selected_action": one.pk, "index": 0}),
+            (RULES, {**row, "form-0-mode": "enforce"}),
+        )
+    ):
+        RateLimitRule.objects.filter(pk=one.pk).update(mode="shadow")
+        asked = operator.get(url) if sent is None else operator.post(target, sent)
+        RateLimitRule.objects.filter(pk=one.pk).update(limit=10 + number)
+        again = pressed(operator, asked, target)
+        assert f"{10 + number} per hour per address" in again.content.decode()
+        assert RateLimitRule.objects.get().mode == "shadow"
+        assert pressed(operator, again, target).status_code == 302
+        assert RateLimitRule.objects.get().mode == "enforce"
+
+
 def test_enforcing_in_the_form_of_the_rule_repeats_the_numbers_and_asks(operator: Client) -> None:
     """As "Enforce now" does: of the rule as it would be saved, which another limit makes another version of."""
     one = rule()
     assert visits(3) == [200] * 3
     form = given(name="site", path="/ok", key="ip", limit=2, unit="h", mode="enforce")
     url = f"{RULES}{one.pk}/change/"
-    assert "Seen: 3 requests of about 1 clients. Would have refused: 1" in errors(operator.post(url, form))
+    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in errors(operator.post(url, form))
     assert "has seen no request in shadow mode yet" in errors(operator.post(url, {**form, "limit": 1}))
     assert visits() == [200]
     assert confirmed(operator, url, form).status_code == 302
@@ -153,7 +177,7 @@ def test_enforcing_by_the_command_repeats_the_numbers_and_takes_confirm() -> Non
     assert visits(3) == [200] * 3
     with pytest.raises(CommandError) as refused:
         said("mode", "site", "enforce")
-    assert "Seen: 3 requests of about 1 clients. Would have refused: 1" in str(refused.value)
+    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in str(refused.value)
     assert "Nothing was changed; --confirm says that this is meant." in str(refused.value)
     assert visits() == [200]
     for arguments in (("enforce", "--confirm"), ("enforce",)):

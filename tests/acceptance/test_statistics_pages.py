@@ -17,14 +17,16 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.core.management import call_command
-from django.test import Client
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
 from django.utils import timezone
 
-from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.admin.statistics import rate_words, share_words
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.admin.statistics import rate_words
 from django_ratelimit_lua.admin.times import moment_words
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.seen import PERIODS, overview
+from django_ratelimit_lua.operations.words import share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.stats.buckets import units_bucket
@@ -88,7 +90,7 @@ def test_a_page_says_what_its_json_says(operator: Client) -> None:  # noqa: F811
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
     json_page = told(operator, ONE, name="site")
-    assert "Of 5 requests, 3 were refused (60%), of about 1 clients." in page
+    assert "Refused: 3 of 5 requests (60%), from about 1 client." in page
     assert (json_page["requests"], json_page["refused"], json_page["people_refused"]) == (5, 3, 1)
     assert json_page["identities"]["refused"] == [
         {"digest": json_page["identities"]["refused"][0]["digest"], "least": 3, "most": 3,
@@ -134,7 +136,7 @@ def test_any_name_has_its_page(operator: Client, name: str) -> None:  # noqa: F8
         pages = [operator.get(link).content.decode() for link in links]
     else:
         pages = [text(operator, link) for link in links]
-        assert any("Of 2 requests, 1 were refused" in shown for shown in pages)
+        assert any("Refused: 1 of 2 requests" in shown for shown in pages)
         assert told(operator, ONE, name=name)["refused"] == 1
     assert all("<img src" not in shown and "<script>alert" not in shown for shown in pages)
 
@@ -247,6 +249,21 @@ def test_a_chosen_limit_fills_the_form(operator: Client) -> None:  # noqa: F811
     link = unescape(re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.code"))[0])
     assert link.startswith(f"{RULES}add/?instead=of.code&limit=")
     assert re.search(r'name="limit" value="3"', text(operator, link.rpartition("=")[0] + "=3"))
+
+
+def test_a_chosen_limit_takes_the_place_of_that_of_its_period(operator: Client) -> None:  # noqa: F811
+    """Where limits of one name count by several keys, a rule takes the place of one of them: of that of the curve."""
+    view = ratelimit(group="of.keys", key="ip", rate="9/h")(ratelimit(group="of.keys", key="path", rate="7/m")(fine))
+    view(RequestFactory().get("/", REMOTE_ADDR="203.0.113.1"))
+    links = re.findall(r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.keys"))
+    forms = [text(operator, unescape(link).rpartition("=")[0] + "=3") for link in links]
+    assert [re.search(r'name="key" value="([^"]*)"', form)[1] for form in forms] == ["path", "ip"]
+    assert [re.search(r'<option value="(.)" selected', form)[1] for form in forms] == ["m", "h"]
+
+
+def fine(request: HttpRequest) -> HttpResponse:
+    """A view."""
+    return HttpResponse("fine")
 
 
 def test_what_can_be_done_about_somebody_is_beside_them(operator: Client) -> None:  # noqa: F811
@@ -377,7 +394,7 @@ def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:
     assert f'<a href="{ONE}?name=site+%26+all"><svg class="ratelimit-spark"' in page
     assert 'aria-label="Last day: 1 refused, 2 blocked, 2 allowed"' in page
     assert "1 refused, 2 blocked</div>" in page
-    assert "would be refused</div>Seen: 5 requests of about 1 clients. Would have refused: 4 (80 %)" in page
+    assert "would be refused</div>Seen: 5 requests, from about 1 client. Would have refused: 4 (80%)" in page
     assert page.count("ratelimit-spark") == 2
     page = operator.get("/admin/django_ratelimit_lua/ratelimitrule/limits/").content.decode()
     assert f'<a href="{ONE}?name=mail.lists"><svg' in page
@@ -474,13 +491,10 @@ def test_what_reaches_further_back_says_since_when(
     monkeypatch.undo()
     monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: hour + 3000.0)
     page = text(operator, ONE, name="spans", period="hour")
-    assert (
-        f"Of 1 requests, 1 were refused (100%). Since {moment_words(since)}, 4 were refused, of about 3 clients."
-        in page
-    )
+    assert f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients." in page
     of = told(operator, ONE, name="spans", period="day")
     assert (of["requests"], of["counts_since"]["requests"]) == (10, 10)
-    assert "Of 10 requests, 4 were refused (40%), of about 3 clients." in text(operator, ONE, name="spans")
+    assert "Refused: 4 of 10 requests (40%), from about 3 clients." in text(operator, ONE, name="spans")
 
 
 def test_the_curves_of_the_sample_are_of_its_limits() -> None:

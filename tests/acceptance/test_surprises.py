@@ -11,6 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.rules_yaml import RuleChange
+from django_ratelimit_lua.operations.surprises import changed_surprises
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, OPERATOR, OVERRIDES, RULES, confirmed, errors, given
 
@@ -71,7 +73,7 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
     assert confirmed(operator, f"{RULES}add/", {**form, **tier}).status_code == 302
     zero = {"network": "203.0.113.9", "effect": "limit", "limit": 0, "period": 1, "unit": "m"}
     assert "refuses every request, as a block does" in errors(operator.post(f"{OVERRIDES}add/", zero))
-    assert operator.post(f"{OVERRIDES}add/", {**zero, "confirm": "on"}).status_code == 302
+    assert confirmed(operator, f"{OVERRIDES}add/", zero).status_code == 302
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_a_block_of_a_known_proxy_is_asked_about(trusted: Any, network: str, is_
     client.post(f"{OVERRIDES}add/", {**form, "effect": "exempt"})
     assert RateLimitOverride.objects.filter(effect="exempt").exists() is not is_asked
     if is_asked:
-        assert client.post(f"{OVERRIDES}add/", {**form, "confirm": "on"}).status_code == 302
+        assert confirmed(client, f"{OVERRIDES}add/", form).status_code == 302
 
 
 LATELY = datetime.date.today() - datetime.timedelta(days=2)
@@ -124,7 +126,7 @@ def test_an_override_that_hardly_anybody_means_is_asked_about(
     form = {"period": 1, "unit": "m", **fields}
     assert problem in errors(operator.post(f"{OVERRIDES}add/", form))
     assert not RateLimitOverride.objects.exists()
-    assert operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"}).status_code == 302
+    assert confirmed(operator, f"{OVERRIDES}add/", form).status_code == 302
     assert RateLimitOverride.objects.exists()
 
 
@@ -165,3 +167,38 @@ def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(operator:
     assert "Looser than the code, which has 5 per minute per address (RATELIMIT_RULES)" in problems
     assert "The code also has 50 per day per address (RATELIMIT_RULES)" in problems
     assert operator.post(f"{RULES}add/", {**form, "limit": 2, "more_rates": "50/d"}).status_code == 302
+
+
+def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(operator: Client) -> None:
+    """A box that was ticked beforehand, or for another network, confirms nothing."""
+    form = {"period": 1, "unit": "m", "network": "0.0.0.0/0", "effect": "exempt"}
+    answer = operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"})
+    assert WIDE in errors(answer)
+    meant = {**form, "confirm": "on", "asked": answer.context["adminform"].form["asked"].value()}
+    assert f'name="asked" value="{meant["asked"]}"' in answer.content.decode()
+    assert WIDE in errors(operator.post(f"{OVERRIDES}add/", {**meant, "network": "::/0"}))
+    assert not RateLimitOverride.objects.exists()
+    assert operator.post(f"{OVERRIDES}add/", meant).status_code == 302
+
+
+def test_a_name_that_looks_like_another_is_asked_about(operator: Client, settings: Any) -> None:
+    """In a form and in a file, where it is new; a rule that is there already is not asked about again."""
+    RateLimitRule.objects.create(name="api", path="/ok", key="ip", limit=5)
+    for name in ("API", "\uff41pi", "a\u200dpi"):
+        answer = operator.post(f"{RULES}add/", given(name=name, path="/ok", key="ip", limit=5))
+        assert f"“{name}” looks like “api”, which is there already" in errors(answer)
+    form = given(name="API", path="/ok", key="ip", limit=5)
+    assert confirmed(operator, f"{RULES}add/", form).status_code == 302
+    assert operator.post(f"{RULES}{RateLimitRule.objects.get(name='API').pk}/change/", form).status_code == 302
+    assert operator.post(f"{RULES}add/", given(name="apis", path="/ok", key="ip", limit=5)).status_code == 302
+    new = {"path": "/ok", "key": "ip", "rate": "5/m"}
+    found = changed_surprises([RuleChange(name, None, {"name": name, **new}) for name in ("x", "X")])
+    assert {name: len(problems) for name, problems in found.items()} == {"x": 1, "X": 1}
+
+
+@pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2028", "\x07", "\ufeff"])
+def test_a_name_has_no_characters_that_nobody_sees(hidden: str, operator: Client) -> None:
+    """By them two rules could look the same; the error says which they are."""
+    answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
+    assert f"Enter it without characters that cannot be seen: U+{ord(hidden):04X}." in errors(answer)
+    assert not RateLimitRule.objects.exists()

@@ -1,0 +1,41 @@
+"""Numbers, and how many of what, as people of the active language write them."""
+
+from __future__ import annotations
+
+from django.utils import formats
+from django.utils.translation import gettext, ngettext
+
+
+def number_words(number: float) -> str:
+    """A number, in groups of digits.
+
+    >>> from django.utils.translation import override
+    >>> with override("de"):
+    ...     number_words(1234.56)
+    '1.234,6'
+    """
+    rounded = round(number, 1) if isinstance(number, float) else number
+    return formats.number_format(rounded, use_l10n=True, force_grouping=True)
+
+
+def clients_words(number: int) -> str:
+    """How many clients, where they are not counted exactly.
+
+    >>> clients_words(1), clients_words(2)
+    ('about 1 client', 'about 2 clients')
+    """
+    return ngettext("about %(number)s client", "about %(number)s clients", number) % {"number": number_words(number)}
+
+
+def share_words(share: float) -> str:
+    """A share in percent; what is little is not nothing.
+
+    >>> share_words(0.5), share_words(0.00001), share_words(0)
+    ('50%', '< 0.1%', '0%')
+    """
+    percent = share * 100
+    if 0 < percent < 0.1:
+        return gettext("< %(share)s%%") % {"share": formats.number_format(0.1)}
+    digits = 1 if percent < 9.95 and percent else 0
+    # Django cuts what it has no room for.
+    return gettext("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
