@@ -60,13 +60,13 @@ class Person:
     __slots__ = ("_identity", "_name", "came", "digest", "limit", "mark", "refused", "rule", "units")
 
     def __init__(self, planned: Counted) -> None:
+        identity = planned.identity
         self.limit, self.digest, _ = planned.charge
-        self._identity, self._name = planned.identity, None
-        self.rule: Any = (
-            planned.rule if self.limit.mode == "shadow" else None
-        )  # Only these have versions that are judged.
-        if not is_short(self._identity):  # It is kept for a second, and may be as long as a request.
-            self._name, self._identity = shown(self._identity), None
+        self._identity, self._name = identity, None
+        # Only these have versions that are judged.
+        self.rule: Any = planned.rule if self.limit.mode == "shadow" else None
+        if not is_short(identity):  # It is kept for a second, and may be as long as a request.
+            self._name, self._identity = shown(identity), None
         self.came = self.refused = self.units = self.mark = 0
 
     @property
@@ -89,16 +89,28 @@ class Tables(NamedTuple):
 Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted]]
 
 
-_PlainKey = tuple[str, int, bool, int, bool, str, int]
+_BUCKETS = tuple(map(units_bucket, range(4096)))
+"""Looked up, not computed, for all but very large limits."""
 
 
-class _Plain:
-    """Hits of one limit that is decided alone, which nearly all are. Of these, only what is quick is done at once."""
+class _Hits:
+    """How many hits of a limit had the same in common, what they took together, and how long."""
 
-    __slots__ = ("hits", "limit", "seconds", "units")
+    __slots__ = ("number", "seconds", "units")
 
-    def __init__(self, limit: Limit) -> None:
-        self.limit, self.hits, self.units, self.seconds = limit, 0, 0, 0.0
+    def __init__(self) -> None:
+        self.number, self.units, self.seconds = 0, 0, 0.0
+
+
+class _Alone:
+    """A limit whose hits are decided alone, as nearly all are: of these, only what is quick is done at once. `hits`: by
+    whether it allowed, bucket of units, whether it is near, source, bucket of times."""
+
+    __slots__ = ("hits", "limit", "name", "near")
+
+    def __init__(self, limit: Limit, name: str) -> None:
+        self.limit, self.name, self.near = limit, name, NEAR * limit.rate.limit
+        self.hits: dict[tuple[bool, int, bool, str, int], _Hits] = {}
 
 
 class Recorder:
@@ -125,8 +137,7 @@ class Recorder:
 
     def _renew(self) -> None:
         self._began = 0.0
-        # By name, id of the limit, whether it allowed, bucket of units, whether it is near, source, bucket of times.
-        self._plain: dict[_PlainKey, _Plain] = {}
+        self._alone: dict[int, _Alone] = {}  # By the id of the limit.
         self._kinds: dict[Kind, list[int]] = {}
         self._seconds: dict[str, float] = {}  # Of decisions that are not plain, by source.
         self._people: dict[tuple[str, int, bytes], Person] = {}  # By name, id of the limit and digest.
@@ -164,34 +175,34 @@ class Recorder:
 
     def _count_queue(self) -> None:
         with self._lock:
-            queue, all_plain, people, bounds = self._queue, self._plain, self._people, TIME_BOUNDS
+            queue, alone, people, bounds = self._queue, self._alone, self._people, TIME_BOUNDS
             self._began = self._began or time.time()
             for _ in range(len(queue)):
                 planned, decision, seconds, exempt = queue.popleft()
                 states, source = decision.limits, decision.source
                 time_bucket = bisect_left(bounds, seconds)
+                of = None
                 # Nearly all are of one limit: what can be done once for many, `_tables` does.
-                is_plain = len(planned) == len(states) == 1 and source != "fallback" and not exempt
-                if is_plain and planned[0].name not in self._names:
-                    is_plain = self._known(planned[0].name) == planned[0].name
-                if not is_plain or states[0].block is not None or planned[0].charge.limit.count_denied:
+                if len(planned) == len(states) == 1 and source != "fallback" and not exempt:
+                    only, state = planned[0], states[0]
+                    (limit, digest, cost), name = only.charge, only.name
+                    of = alone.get(id(limit))
+                    if of is None or of.name != name:
+                        of = self._alone_of(limit, name)
+                if of is None or state.block is not None:
                     self._add_several(planned, decision, seconds, time_bucket, exempt)
                     continue
-                only, state = planned[0], states[0]
-                limit, digest, cost = only.charge
-                name, allowed, used = only.name, state.allowed, state.used
+                allowed, used = state.allowed, state.used
                 if not (allowed and decision.allowed):
                     used += cost  # It has wanted so much.
-                limit_id = id(limit)
-                used_bucket = used if 0 <= used < 16 else units_bucket(used)
-                is_near = allowed and used >= NEAR * limit.rate.limit
-                key = name, limit_id, allowed, used_bucket, is_near, source, time_bucket
-                plain = all_plain.get(key)
-                if plain is None:
-                    plain = all_plain[key] = _Plain(limit)
-                plain.hits += 1
-                plain.seconds += seconds
-                person = people.get((name, limit_id, digest))
+                used_bucket = _BUCKETS[used] if 0 <= used < 4096 else units_bucket(used)
+                key = allowed, used_bucket, allowed and used >= of.near, source, time_bucket
+                hits = of.hits.get(key)
+                if hits is None:
+                    hits = of.hits[key] = _Hits()
+                hits.number += 1
+                hits.seconds += seconds
+                person = people.get((name, id(limit), digest))
                 if person is None:
                     person = self._meet(only, name)
                 person.came += 1
@@ -200,11 +211,17 @@ class Recorder:
                 if allowed:
                     if cost > decision.granted:
                         cost = decision.granted
-                    plain.units += cost
                     person.units += cost
                 else:
-                    plain.units += cost
                     person.refused += 1
+                hits.units += cost
+
+    def _alone_of(self, limit: Limit, name: str) -> _Alone | None:
+        """Where hits of a limit are counted that is decided alone; None: not so quickly."""
+        if limit.count_denied or id(limit) in self._alone or self._known(name) != name:
+            return None
+        found = self._alone[id(limit)] = _Alone(limit, name)
+        return found
 
     def _meet(self, planned: Counted, name: str) -> Person:
         if len(self._people) >= MOST_PEOPLE:
@@ -317,34 +334,35 @@ class Recorder:
     def _flush(self, patience: Patience | None) -> float | None:
         with self._lock:
             self._count_queue()
-            began, plain, kinds, seconds = self._began, self._plain, self._kinds, self._seconds
+            began, alone, kinds, seconds = self._began, self._alone, self._kinds, self._seconds
             people = [*self._full, self._people]
             self._renew()
-        if kinds or plain:
-            self._writer.take(self._tables(began, plain, kinds, seconds, people))
+        if kinds or alone:
+            self._writer.take(self._tables(began, alone, kinds, seconds, people))
         self._writer.take_failures(failures.take())
         return None if self._writer.write(patience) else FLUSH_SECONDS
 
     def _tables(
         self,
         began: float,
-        plain: Mapping[_PlainKey, _Plain],
+        alone: Mapping[int, _Alone],
         kinds: Mapping[Kind, list[int]],
         seconds: Mapping[str, float],
         people: Sequence[Mapping[tuple[str, int, bytes], Person]],
     ) -> Tables:
         counts: dict[Kind, list[int]] = {}
         by_source = dict(seconds)
-        for (name, _, allowed, used, is_near, source, time_bucket), of in plain.items():
-            result, period = BY_MODE[of.limit.mode][allowed], of.limit.rate.period_us
-            kind = name, result, source, time_bucket, period, used, is_near, True
+        for of in alone.values():
+            results, period = BY_MODE[of.limit.mode], of.limit.rate.period_us
+            for (allowed, used, is_near, source, time_bucket), hits in of.hits.items():
+                kind = of.name, results[allowed], source, time_bucket, period, used, is_near, True
+                entry = counts.setdefault(kind, [0, 0])
+                entry[0] += hits.number
+                entry[1] += hits.units
+                by_source[source] = by_source.get(source, 0.0) + hits.seconds
+        for kind, (number, units) in kinds.items():
             entry = counts.setdefault(kind, [0, 0])
-            entry[0] += of.hits
-            entry[1] += of.units
-            by_source[source] = by_source.get(source, 0.0) + of.seconds
-        for kind, (hits, units) in kinds.items():
-            entry = counts.setdefault(kind, [0, 0])
-            entry[0] += hits
+            entry[0] += number
             entry[1] += units
         by_name = [(name, person) for of in people for (name, _, _), person in of.items()]
         return Tables(began, counts, by_source, by_name)

@@ -171,7 +171,7 @@ def test_a_part_that_was_written_without_an_answer_counts_once(direct: Any) -> N
     writer = recorder._writer
     with recorder._flushing:
         recorder._count_queue()
-        parts = ("_began", "_plain", "_kinds", "_seconds")
+        parts = ("_began", "_alone", "_kinds", "_seconds")
         writer.take(recorder._tables(*(vars(recorder)[part] for part in parts), [recorder._people]))
         recorder._renew()
         writer._note_names(get_store(background=True), None)
