@@ -60,8 +60,8 @@ def counting() -> None:
         more = statistics.median(one - other for one, other in zip(rounds, taken["not counted"], strict=True))
         print(f"{way:40}{base + more:9.2f}{more:9.2f}{1 + more / base:7.3f}")
     print(
-        f"counting by itself: {by_itself(1):.2f} µs a decision of one client, {by_itself(HITS):.2f} where each is another's; "
-        f"of that, the call takes {added():.2f}"
+        f"counting by itself: {by_itself(1):.2f} µs a decision of one client, {by_itself(HITS):.2f} where "
+        f"each is another's; of that, the call takes {added():.2f}"
     )
     for names in (1, 100):
         print(f"writing what {names} rules have counted, once a second: {written(names):.2f} ms of CPU")

@@ -24,7 +24,8 @@ LIMITS = [
     Limit("counts all", "10/m", count_denied=True),
 ]
 HITS = some.tuples(
-    some.sampled_from(LIMITS), some.sampled_from("abc"), some.booleans(), some.integers(0, 12), some.integers(0, 90_000),
+    some.sampled_from(LIMITS), some.sampled_from("abc"), some.booleans(), some.integers(0, 12),
+    some.integers(0, 90_000),
     some.sampled_from(("redis", "deny-cache", "lease", "split", "fallback")), some.sampled_from((1e-5, 1e-3, 1.0)),
 )  # fmt: skip
 
