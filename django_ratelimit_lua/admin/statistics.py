@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, path, reverse
-from django.utils import formats, timezone
+from django.utils import formats
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -49,7 +49,7 @@ from .history import changed_words
 from .inspector import may_inspect
 from .last_day import RESULT_NAMES, VIEW, between_words, counts_words, day_words
 from .limits import breakable
-from .times import moment_element, moment_words
+from .times import moment_element, moment_text, moment_words
 
 APP = "django_ratelimit_lua"
 WHO = f"{APP}.view_identities"
@@ -116,7 +116,7 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
             told |= {"error": str(error), "rows": without_numbers(query), "query": query}
         changes = self._last_changes(request)
         told["changes"] = [
-            {"at": timezone.localtime(change.at).isoformat(), "by": change.by, "kind": change.kind,
+            {"at": moment_text(change.at), "by": change.by, "kind": change.kind,
              "name": change.name, "action": change.action}
             for change in changes
         ]  # fmt: skip

@@ -10,6 +10,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 
+def moment_text(moment: datetime.datetime) -> str:
+    """For programs, by ISO 8601; without a zone where the site has none."""
+    return _local(moment).isoformat()
+
+
 def moment_words(moment: datetime.datetime) -> str:
     """For people: "14:05" if it is today, else "23 Nov, 14:05", with the year if it is another."""
     local, today = _local(moment), _local(timezone.now()).date()

@@ -65,6 +65,11 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
         """Those that have not ended."""
         return self.filter(models.Q(ends=None) | models.Q(ends__gt=timezone.now()))
 
+    def between(self, start: datetime.datetime, end: datetime.datetime) -> OverrideQuerySet:
+        """Those that were in force at some time from one moment on, before another."""
+        began, lasted = models.Q(starts=None) | models.Q(starts__lt=end), models.Q(ends=None) | models.Q(ends__gt=start)
+        return self.filter(began & lasted, created_at__lt=end)
+
     def active(self) -> OverrideQuerySet:
         """Those in force now."""
         return self.lasting().filter(models.Q(starts=None) | models.Q(starts__lte=timezone.now()))

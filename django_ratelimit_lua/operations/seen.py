@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.conf import settings
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..conf import conf
+from ..limits import algorithms
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
@@ -280,21 +282,19 @@ def one(name: str, period: str, now: float | None = None) -> dict[str, Any]:
             for limit in what.limits
         ],
     }  # fmt: skip
-    told["curves"] = [told_curve(curve) for curve in curves(what, span, histograms, changes, whole)]
+    told["curves"] = [told_curve(curve) for curve in curves(what, span, histograms, whole)]
     told["since"] = _moment(histograms.since)
     told["counts_since"] = _counted(whole.counts)
     return told
 
 
-def curves(
-    what: Named, span: Span, histograms: Detail, changes: Sequence[RateLimitChange], whole: Total
-) -> list[Curve]:
+def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
     """The refusal curves of a name: one for each period that was counted, the shortest first. `whole`: what was counted
     since the histograms begin."""
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
-    others = _other_limits(what, changes)
+    others = _other_limits(what, Span(histograms.since, span.end, 3600))
     refused = whole.refused + whole.would_be_refused
     is_alone = len(histograms.used) == 1
     found = []
@@ -302,12 +302,14 @@ def curves(
         curve = Curve(period_us, by_period.get(period_us), histograms, marks(what.name, period_us, span))
         known = set() if curve.today is None else {curve.today}
         why = set()
-        for reason, rate, burst in others:
+        for reason, algorithm, rate, burst in others:
             if rate.period_us != period_us:
                 continue
             of = curve.of(rate, burst)
             known.add(of)
-            if curve.now is None or (of, rate.limit) != (curve.today, curve.now.rate.limit):
+            if curve.now is None or (of, rate.limit, algorithm) != (
+                curve.today, curve.now.rate.limit, curve.now.algorithm,
+            ):  # fmt: skip
                 why.add(reason)
         found.append(
             replace(
@@ -319,25 +321,30 @@ def curves(
     return found
 
 
-def _other_limits(what: Named, changes: Sequence[RateLimitChange]) -> list[tuple[str, Rate, int | None]]:
-    """Limits that held for some, or for some of the time: by what ("changes", "overrides", "tiers"), and the rate and
-    burst."""
-    given: list[tuple[str, Any, int | None]] = []
-    for change in changes:
+def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | None]]:
+    """Limits that held for some, or for some of the time: by what ("changes", "overrides", "tiers"), the algorithm,
+    the rate and the burst."""
+    given: list[tuple[str, str | None, Any, int | None]] = []
+    for change in changes_of(what, span):
         for declared in (change.before, change.after):
             if isinstance(declared, Mapping):
-                given.append(("changes", declared.get("rate"), declared.get("burst")))
+                # Of these, who has no burst of its own has that of the rule.
+                algorithm, burst = declared.get("algorithm"), declared.get("burst")
+                given.append(("changes", algorithm, declared.get("rate"), burst))
+                tiers = declared.get("tiers") or ()
+                given += [("changes", algorithm, tier.get("rate"), tier.get("burst") or burst) for tier in tiers]
     if what.row is not None:
-        # Of these, who has no burst of its own has that of the rule.
-        for tier in what.row.tiers.all():
-            given.append(("tiers", tier.declared().get("rate"), tier.burst or what.row.burst))
-        for override in RateLimitOverride.objects.active().filter(rule=what.row, effect="limit"):
-            given.append(("overrides", override.rate, override.burst or what.row.burst))
+        algorithm, burst = what.row.algorithm or None, what.row.burst
+        of_tiers = [(algorithm, row.declared().get("rate"), row.burst or burst) for row in what.row.tiers.all()]
+        given = [one for one in given if one[1:] not in of_tiers] + [("tiers", *one) for one in of_tiers]
+        for override in RateLimitOverride.objects.between(*_moments(span)).filter(rule=what.row, effect="limit"):
+            given.append(("overrides", algorithm, override.rate, override.burst or burst))
     found = []
-    for reason, rates, burst in given:
+    for reason, algorithm, rates, burst in given:
+        name = algorithms.find(algorithm or conf.ALGORITHM).name
         for text in rates if isinstance(rates, list) else [rates]:
             try:
-                found += [(reason, Rate.parse(text), burst)] if text else []
+                found += [(reason, name, Rate.parse(text), burst)] if text else []
             except LimitError:
                 continue
     return found
@@ -392,9 +399,15 @@ def span_of(period: str, now: float | None = None) -> Span:
 
 def changes_of(what: Named, span: Span) -> list[RateLimitChange]:
     """Changes of a rule in a time, the first first."""
-    start, end = (datetime.datetime.fromtimestamp(at, datetime.UTC) for at in (span.start, span.end))
+    start, end = _moments(span)
     changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, name=what.name)
     return list(changes.filter(at__gte=start, at__lt=end).order_by("at", "pk")[:100])
+
+
+def _moments(span: Span) -> tuple[datetime.datetime, datetime.datetime]:
+    """Its beginning and end as the database has moments: without a zone where `USE_TZ` is off."""
+    zone = datetime.UTC if settings.USE_TZ else None
+    return datetime.datetime.fromtimestamp(span.start, zone), datetime.datetime.fromtimestamp(span.end, zone)
 
 
 def told_change(change: RateLimitChange) -> dict[str, Any]:

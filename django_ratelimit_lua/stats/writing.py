@@ -402,7 +402,8 @@ class Writer:
         if top is None:
             # Those of hours that have gone by are written. Of one hour there is one, or its list would be there twice.
             self._tops = {key: of for key, of in self._tops.items() if abs(key[1] - hour) <= 1}
-            capacity = CAPACITY if len(self._tops) < MOST_SUMMARIES else SMALL_CAPACITY
+            of_hour = sum(key[1] == hour for key in self._tops)
+            capacity = CAPACITY if of_hour < MOST_SUMMARIES else SMALL_CAPACITY
             self._number += 1
             top = self._tops[name, hour] = Top(b"%b-%d" % (self._process, self._number), capacity)
         return top

@@ -437,6 +437,21 @@ def test_names_of_an_hour_leave_their_places_to_others(monkeypatch: pytest.Monke
     assert total(writing.OTHER, Span.last(7200, 3600, now + 3600)).allowed == 2
 
 
+def test_each_hour_has_whole_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rules were counted in the hour before; beyond so many of one hour, they are small ones."""
+    monkeypatch.setattr(writing, "MOST_SUMMARIES", 3)
+    limiters = [RateLimiter(f"hourly.{number}", "5/h") for number in range(4)]
+    now = time.time()
+    for hour in range(3):
+        monkeypatch.setattr(recording.time, "time", lambda hour=hour: now + 3600 * hour)
+        for limiter in limiters:
+            limiter.hit("ada")
+        recorder.flush()
+        last = max(key[1] for key in recorder._writer._tops)
+        sizes = [top.used.capacity for key, top in recorder._writer._tops.items() if key[1] == last]
+        assert sorted(sizes) == [writing.SMALL_CAPACITY, *[writing.CAPACITY] * 3]
+
+
 def test_lists_of_whom_are_there_once(direct: Any, prefix: str) -> None:
     """However many rules are counted at one time, and however often they are written."""
     limiters = [RateLimiter(f"many.{number}", "2/h") for number in range(130)]

@@ -25,7 +25,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.statistics import rate_words
 from django_ratelimit_lua.admin.times import moment_words
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.operations.seen import PERIODS, overview
+from django_ratelimit_lua.operations.seen import PERIODS, one, overview
 from django_ratelimit_lua.operations.words import share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.stats import reading
@@ -210,6 +210,52 @@ def test_a_bucket_with_tiers_says_why_the_curve_is_another(operator: Client) -> 
     page = unescape(text(operator, ONE, name="site"))
     assert "Not everybody had this limit all the time (tiers): the curve is as if one limit held for all." in page
     assert "At today's 3 it has 19 refusals; in fact there were 2." in page
+
+
+def test_a_curve_knows_all_limits_that_held_since_it_begins(
+    operator: Client,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is drawn from whole hours: a change, an override or a tier that was ended in the hour's first minutes, another
+    algorithm, each is a reason why it is not of one limit; and what was ended before, or begins later, is none."""
+    began = int(time.time()) // 3600 * 3600 + 600.0
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window")
+    RateLimitChange.objects.all().delete()
+    assert visits(9, "203.0.113.1").count(429) == 3
+    reading.recorder.flush()
+
+    def others() -> list[str]:
+        reading.recorder.flush()
+        of = one("site", "hour", began + 3000.0)
+        return list(of["curves"][0]["others"])
+
+    monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: began + 3000.0)
+    start = datetime.datetime.fromtimestamp(began, datetime.UTC)
+    assert others() == []
+    minute = datetime.timedelta(minutes=1)
+    override = RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", effect="limit", limit=99, unit="h")
+    moments = RateLimitOverride.objects.filter(pk=override.pk)
+    for starts, ends, created, found in (
+        (None, start + minute, start - minute, ["overrides"]),
+        (None, start - 11 * minute, start - 12 * minute, []),
+        (start + 120 * minute, None, start - minute, []),
+        (start + minute, start + 2 * minute, start - minute, ["overrides"]),
+    ):
+        moments.update(starts=starts, ends=ends, created_at=created)
+        assert others() == found, (starts, ends)
+    override.delete()
+    RateLimitChange.objects.all().delete()
+    for change in ({"limit": 60}, {"limit": 6, "algorithm": "sliding_log"}, {"algorithm": "fixed_window"}):
+        RateLimitRule.objects.filter(pk=rule.pk).update(**change)
+        RateLimitChange.objects.update(at=start - minute)
+        assert others() == ["changes"], change
+        RateLimitChange.objects.all().delete()
+    assert others() == []
+    tier = RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="h")
+    assert "tiers" in others()
+    tier.delete()
+    RateLimitChange.objects.update(at=start - minute)
+    assert others() == ["changes"]
 
 
 def test_a_curve_beside_others_says_so(operator: Client) -> None:  # noqa: F811
