@@ -163,7 +163,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         kind, duration = request.POST.get("subject", ""), request.POST.get("duration", HOUR)
         if duration not in HOW_LONG:
             raise PermissionDenied
-        rule = RateLimitRule.objects.filter(name=target).first() if target else None
+        rule = RateLimitRule.objects.named(target).first() if target else None
         if target and rule is None:  # Without a rule, it would be for all of them.
             messages.error(request, _("There is no rule “%(name)s” in the admin.") % {"name": target})
             return None

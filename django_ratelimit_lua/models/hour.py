@@ -16,7 +16,13 @@ Numbers = Mapping[str, int | None]
 
 class RateLimitHour(models.Model):
     """Requests of one rule or limiter in one hour, by result; numbers only ever rise. `moment`: when it begins, in
-    seconds since 1970; `units` that were taken; allowed `near` the limit; `people_refused`, about (None: not known)."""
+    seconds since 1970; `units` that were taken; allowed `near` the limit; `people_refused`, about (None: not known).
+
+    The row without a name is no hour. It says what was pruned, in the same table and transaction: nothing from before
+    its `moment` is written again, though Redis may still have it.
+    """
+
+    PRUNED = ""
 
     name = models.CharField(max_length=200)
     moment = models.BigIntegerField()
@@ -48,6 +54,27 @@ class RateLimitHour(models.Model):
         return [field.name for field in cls._meta.concrete_fields if field.name not in ("id", "name", "moment")]
 
     @classmethod
+    def hours(cls, using: str) -> models.QuerySet[RateLimitHour]:
+        """The rows that are hours."""
+        return cls._base_manager.using(using).exclude(name=cls.PRUNED)
+
+    @classmethod
+    def pruned_before(cls, using: str) -> int:
+        """Before which moment nothing is to be kept (0: nothing was pruned)."""
+        marks = cls._base_manager.using(using).filter(name=cls.PRUNED)
+        return marks.aggregate(latest=models.Max("moment"))["latest"] or 0
+
+    @classmethod
+    def prune_before(cls, using: str, moment: int) -> None:
+        """Keep nothing from before that moment any more; what is there stays."""
+        marks = cls._base_manager.using(using).filter(name=cls.PRUNED)
+        with transaction.atomic(using):
+            if moment > cls.pruned_before(using):
+                mark = cls(name=cls.PRUNED, moment=moment)
+                cls._base_manager.using(using).bulk_create([mark], ignore_conflicts=True)
+                marks.filter(moment__lt=moment).delete()
+
+    @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
         """Write hours of one name, by their moment. What is there is raised, and never lowered: so it may be done
         again, late, and by several at one time. Returns how many rows were made or raised."""
@@ -58,12 +85,15 @@ class RateLimitHour(models.Model):
     def _keep_some(cls, using: str, name: str, hours: Mapping[int, Numbers], moments: Sequence[int]) -> int:
         rows, columns = cls._base_manager.using(using).filter(name=name), cls.columns()
         with transaction.atomic(using):
-            made = [moment for moment in moments if moment not in cls._found(rows, moments)]
-            # Somebody else may be about to make the same: then theirs is raised below.
-            new = [cls(name=name, moment=moment, **hours[moment]) for moment in made]
-            cls._base_manager.using(using).bulk_create(new, ignore_conflicts=True)
+            present = cls._found(rows, moments)
+            made = [moment for moment in moments if moment not in present]
+            if made:
+                # Somebody else may be about to make the same: then theirs is raised below.
+                new = [cls(name=name, moment=moment, **hours[moment]) for moment in made]
+                cls._base_manager.using(using).bulk_create(new, ignore_conflicts=True)
+                present = cls._found(rows, moments)
             changed = set(made)
-            for moment, found in cls._found(rows, moments).items():
+            for moment, found in present.items():
                 raised = {
                     column: Greatest(Coalesce(F(column), 0), Value(number))
                     for column in columns

@@ -12,13 +12,21 @@ from django.utils.translation import gettext_lazy as _
 
 from ..limits.options import OPTIONS
 from ..rules.describe import reading
-from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
+from ..rules.rule import AUDIENCES, FIELDS, MODES, UNWRITABLE, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
 from .misfits import by_field, misfits, number_misfits
 from .rate_fields import ListField, RatesFields, column, named
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
+    """Rules, also by names that whoever asks has made up."""
+
+    def named(self, name: str) -> RuleQuerySet:
+        """The rule of that name; none where no database could have it, as some fail when they are asked."""
+        return self.none() if UNWRITABLE.search(name) else self.filter(name=name)
 
 
 class RateLimitRule(RatesFields, AuditedModel):
@@ -96,7 +104,7 @@ class RateLimitRule(RatesFields, AuditedModel):
     to_check: Literal["all", "without tiers", "nothing"] = "all"
     """What `clean` looks at: a form that has the tiers beside it checks them there, as they are about to be."""
 
-    objects = AuditedQuerySet.as_manager()
+    objects = RuleQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("rule")

@@ -23,6 +23,7 @@ from ..identity.body import JSON, URLENCODED
 from ..identity.forwarded import parse_network
 from ..identity.keys import EXACT
 from ..limits.rate import LimitError
+from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
 """The kinds of fields that a client sends; `data`: a form field, or one of JSON where there are others of that."""
@@ -119,6 +120,8 @@ def _user_of_session(request: HttpRequest) -> Any:
 
 def find_user(name: str) -> Any:
     """The user of that name or primary key; None if there is none."""
+    if UNWRITABLE.search(name):
+        return None
     model = get_user_model()
     for field in (model.USERNAME_FIELD, "pk"):
         # Not every text can be a primary key, or asked of every database.

@@ -25,10 +25,10 @@ from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites
 from ..rules.describe import period_words, reading
-from ..rules.rule import RuleError
+from ..rules.rule import UNWRITABLE, RuleError
 from ..rules.ruleset import settings_rules
 from ..stats.buckets import quantile
-from ..stats.keys import OTHER, SITE
+from ..stats.keys import HOUR, OTHER, SITE
 from ..stats.reading import (
     Detail,
     Look,
@@ -54,6 +54,7 @@ from ..stats.writing import why_unwritable
 from .call_sites import call_sites_of, look_for_call_sites
 from .curve import Curve
 from .health import health
+from .kept_hours import kept_series
 
 DAY = 86_400
 BLOCK = "block"
@@ -107,7 +108,7 @@ class Named:
 
 def named(name: str) -> Named:
     """What a name stands for."""
-    row = RateLimitRule.objects.using(primary()).filter(name=name).prefetch_related("tiers").first()
+    row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
     if row is not None:
         try:
             template = row.compiled().template
@@ -251,7 +252,8 @@ def one(name: str, period: str, now: float | None = None) -> dict[str, Any]:
     """What one rule or call site did in a period; who, is told by `identities`. Raises `StoreError`."""
     what = named(name)
     span = span_of(period, now)
-    points = series(name, span)
+    # What is drawn by hours may be in the database, where Redis has lost it.
+    points = kept_series(name, span) if span.step >= HOUR else series(name, span)
     histograms = detail(name, span)
     # Whole hours, or days, that begin together: what is not counted by minutes.
     whole = total(name, Span(histograms.since, span.end, 3600))
@@ -399,6 +401,8 @@ def span_of(period: str, now: float | None = None) -> Span:
 
 def changes_of(what: Named, span: Span) -> list[RateLimitChange]:
     """Changes of a rule in a time, the first first."""
+    if UNWRITABLE.search(what.name):
+        return []
     start, end = _moments(span)
     changes = RateLimitChange.objects.using(primary()).filter(kind=RateLimitChange.Kind.RULE, name=what.name)
     return list(changes.filter(at__gte=start, at__lt=end).order_by("at", "pk")[:100])

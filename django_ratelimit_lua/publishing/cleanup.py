@@ -8,6 +8,7 @@ of statistics are swept by who writes them, too.
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from django.utils import timezone
 
 from ..conf import conf
 from ..models import RateLimitChange, RateLimitHour, RateLimitOverride
+from ..stats.keys import DAY, HOURS_KEPT
 
 BATCH = 1000
 MOST = 100_000
@@ -39,13 +41,18 @@ def sweep(using: str) -> None:
             return
 
 
+def kept_since(using: str) -> int:
+    """Before which moment no hours of statistics are kept (seconds since 1970; 0: all are): by
+    `RATELIMIT_STATISTICS_DAYS`, or by what was pruned."""
+    since = 0 if conf.STATISTICS_DAYS is None else int(time.time() - conf.STATISTICS_DAYS * DAY)
+    return max(since, RateLimitHour.pruned_before(using))
+
+
 def sweep_hours(using: str) -> None:
     """Take from the database the hours of statistics that nobody needs any more."""
-    if conf.STATISTICS_DAYS is None:
-        return
-    before = timezone.now() - timedelta(days=conf.STATISTICS_DAYS)
-    for _ in range(MOST // BATCH):
-        if _sweep_hours(using, before) == 0:
+    since = kept_since(using)
+    for _ in range(MOST // BATCH if since else 0):
+        if _sweep_hours(using, since) == 0:
             return
 
 
@@ -60,23 +67,29 @@ class Pruned(NamedTuple):
 def older(using: str, before: datetime) -> Pruned:
     """How much is older."""
     return Pruned(
-        RateLimitHour._base_manager.using(using).filter(moment__lt=int(before.timestamp())).count(),
+        RateLimitHour.hours(using).filter(moment__lt=int(before.timestamp())).count(),
         RateLimitOverride._base_manager.using(using).filter(ends__lt=before).count(),
         RateLimitChange._base_manager.using(using).filter(at__lt=before).count(),
     )
 
 
 def prune(using: str, before: datetime) -> Pruned:
-    """Take from the database all that is older, a thousand rows at a time."""
-    counts = [0, 0, 0]
-    for place, sweep_some in enumerate((_sweep_hours, _sweep_overrides, _sweep_changes)):
+    """Take from the database all that is older, a thousand rows at a time. Hours that Redis still has do not come back
+    from there."""
+    counts, moment = [0, 0, 0], int(before.timestamp())
+    # First, so that who is about to write such an hour finds it afterwards: see `keep_hours`.
+    if moment > time.time() - HOURS_KEPT - DAY:
+        RateLimitHour.prune_before(using, moment)
+    while number := _sweep_hours(using, moment):
+        counts[0] += number
+    for place, sweep_some in enumerate((_sweep_overrides, _sweep_changes), start=1):
         while number := sweep_some(using, before):
             counts[place] += number
     return Pruned(*counts)
 
 
-def _sweep_hours(using: str, before: datetime) -> int:
-    rows = RateLimitHour._base_manager.using(using).filter(moment__lt=int(before.timestamp()))
+def _sweep_hours(using: str, before: int) -> int:
+    rows = RateLimitHour.hours(using).filter(moment__lt=before)
     keys = list(rows.order_by("moment").values_list("pk", flat=True)[:BATCH])
     if keys:
         rows.filter(pk__in=keys)._raw_delete(using)

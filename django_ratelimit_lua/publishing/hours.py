@@ -22,7 +22,7 @@ from ..stats import results
 from ..stats.keys import DAY, HOURS_KEPT
 from ..stats.reading import Hour, durable_names, hours
 from ..store import get_store
-from .cleanup import sweep_hours
+from .cleanup import kept_since, sweep_hours
 from .publish import primary
 
 KEEP_SECONDS = 300
@@ -49,18 +49,27 @@ def names_to_keep(using: str) -> dict[str, int | None]:
         names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
     rules = RateLimitRule._base_manager.using(using).filter(durable=True)
     names |= dict.fromkeys(rules.values_list("name", flat=True))
+    names.pop(RateLimitHour.PRUNED, None)
     return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
 
 
 def keep_hours(*, everything: bool = False) -> int:
-    """Write to the database what it does not have yet of the last two days, or of everything that Redis has. Returns
-    how many rows were made or raised. Raises `StoreError`, and whatever the database raises."""
+    """Write to the database what it does not have yet of the last two days, or of everything that Redis has; but
+    nothing that was pruned, or is older than `RATELIMIT_STATISTICS_DAYS`. Returns how many rows were made or raised.
+    Raises `StoreError`, and whatever the database raises."""
     using, today = primary(), int(time.time()) // DAY
-    days = range(today - (HOURS_KEPT // DAY if everything else 1), today + 1)
+    since = kept_since(using)
+    days = range(max(since // DAY, today - (HOURS_KEPT // DAY if everything else 1)), today + 1)
     written = 0
     for name, until in sorted(names_to_keep(using).items()):
-        found = {hour.moment: _numbers(hour) for hour in hours(name, days) if until is None or hour.moment < until}
+        found = {
+            hour.moment: _numbers(hour)
+            for hour in hours(name, days)
+            if hour.moment >= since and (until is None or hour.moment < until)
+        }
         written += RateLimitHour.keep(using, name, found)
+    if RateLimitHour.pruned_before(using) > since:  # Meanwhile, and some of it may have been written since.
+        sweep_hours(using)
     return written
 
 

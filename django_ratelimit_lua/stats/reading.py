@@ -3,7 +3,6 @@ raise `StoreError`; what this process has not written yet is written first."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -14,12 +13,13 @@ from typing import Any, NamedTuple
 from ..exceptions import StoreError
 from ..store import Patience, get_store, rules_key
 from .buckets import TIME_BOUNDS, quantile, units_range
-from .keys import DAY, DROPPED, HOUR, MINUTE, MINUTES_KEPT, OTHER, SITE, TOTALS, key_of, site_key
+from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, OTHER, SITE, TOTALS, key_of, site_key
 from .marks import Marks
 from .names import Name
 from .recorder import recorder
 from .results import ADVISED, ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, LABELS, REFUSED, SHADOW, SOURCES
 from .shadow import version_of
+from .writing import listed
 
 MOST_LISTED = 100_000
 """More than all lists of two hours have."""
@@ -331,11 +331,12 @@ def hours(name: str, days: Iterable[int]) -> Iterator[Hour]:
 
 def durable_names() -> dict[str, int]:
     """The names of limiters whose statistics are to be kept in the database, and until when they said so (seconds
-    since 1970)."""
+    since 1970); of the last ninety days, as Redis has nothing of the others."""
     recorder.flush()
     reply = _execute(b"ZRANGE", site_key(b"durable"), b"0", b"-1", b"WITHSCORES")
-    pairs = zip(reply[::2], reply[1::2], strict=True)
-    return {name.decode("utf-8", "surrogatepass"): (int(float(hour)) + 1) * HOUR for name, hour in pairs}
+    since = (int(time.time()) - HOURS_KEPT) // HOUR
+    pairs = ((name, int(float(hour))) for name, hour in zip(reply[::2], reply[1::2], strict=True))
+    return {name.decode("utf-8", "surrogatepass"): (hour + 1) * HOUR for name, hour in pairs if hour >= since}
 
 
 def detail(name: str, span: Span) -> Detail:
@@ -385,12 +386,7 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Of
     for hour in range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR)):
         reply = _execute(b"HGETALL", key_of(name, b"top:%d" % hour))
         for written in reply[1::2]:
-            try:
-                least, rows = json.loads(written)[what]
-                least = int(least)
-                rows = [(str(row[0]), int(row[1]), int(row[2]), [(str(k), str(v)) for k, v in row[3]]) for row in rows]
-            except (ValueError, KeyError, TypeError):
-                continue  # Of another version.
+            least, rows = listed(written, what)
             absent += least
             for digest, count, error, of in rows:
                 entry = found.setdefault(digest, [0, 0, 0, of])

@@ -6,6 +6,7 @@ microsecond. A process that is killed loses its last second of statistics, never
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from collections import deque
@@ -25,6 +26,8 @@ from .keys import HOUR, OTHER, SITE
 from .names import Name, is_short, shown
 from .results import BY_MODE, FAILED, FREE, Counted, results_of
 from .writing import Writer
+
+logger = logging.getLogger("django_ratelimit_lua")
 
 FLUSH_SECONDS = 1.0
 NEAR = 0.8
@@ -122,6 +125,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._writer = Writer()
+        self._is_full_said = False
         meanwhile = "limits are decided all the same, and what was counted is kept, up to a bound"
         self._task = Task("statistics", self._step, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._say_last)
         self._begin()
@@ -159,9 +163,19 @@ class Recorder:
             self._count_queue()
 
     def keep(self, name: str) -> None:
-        """Have the statistics of a name kept in the database."""
-        if len(self._writer.durable) < MOST_NAMES:
-            self._writer.durable.add(name)
+        """Have the statistics of a name kept in the database; of the first `MOST_NAMES` names."""
+        durable = self._writer.durable
+        if name in durable:
+            return
+        if len(durable) < MOST_NAMES:
+            durable.add(name)
+        elif not self._is_full_said:
+            self._is_full_said = True
+            logger.warning(
+                "More than %d names of limiters are durable in this process: the statistics of the others, such as"
+                " %.200r, are not kept in the database. Use fewer names, and tell clients apart by identity.",
+                MOST_NAMES, name,
+            )  # fmt: skip
 
     def add_failed(self, name: str) -> None:
         """Count that a rule could not be applied to a request."""

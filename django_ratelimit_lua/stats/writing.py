@@ -135,10 +135,10 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
     pending.meet(b"trial:people", 1, b"0")
     pending.raise_marks(b"trial:marks", 1, {b"0": 0})
     pending.says[b"trial:say", 1] = {b"0": b"0"}
-    names = [site_key(b"trial:names"), site_key(b"trial:places")]
+    names = [site_key(b"trial:" + word) for word in (b"names", b"places", b"durable")]
     try:
         store.execute(
-            b"EVAL", NOTE_SCRIPT, b"2", *names, b"0", b"0", b"1", b"1", OTHER.encode(), b"0", patience=patience
+            b"EVAL", NOTE_SCRIPT, b"3", *names, b"0", b"0", b"1", b"1", OTHER.encode(), b"1", b"0", patience=patience
         )
         for key in names:
             store.execute(b"DEL", key, patience=patience)
@@ -159,7 +159,7 @@ def joined(one: bytes, other: bytes) -> bytes:
     """
     lists: dict[str, Any] = {}
     for word in ("used", "refused"):
-        pair = [_listed(written, word) for written in (one, other)]
+        pair = [listed(written, word) for written in (one, other)]
         rows: dict[str, list[Any]] = {}
         for (_, of), (absent, others) in (pair, pair[::-1]):
             there = {row[0] for row in others}
@@ -173,12 +173,20 @@ def joined(one: bytes, other: bytes) -> bytes:
     return json.dumps(lists, separators=(",", ":")).encode()
 
 
-def _listed(written: bytes, word: str) -> tuple[int, list[list[Any]]]:
+def listed(written: bytes, word: str) -> tuple[int, list[list[Any]]]:
+    """A list of `Top.written`: how often anybody who is not in it can have come, and who is. Empty where there is none,
+    or where it is of another version, or somebody has written there by hand.
+
+    >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used"), listed(b'{"used":[0,[["a",2,1]]]}', "used")
+    ((0, [['a', 2, 1, [('ip', '::1')]]]), (0, []))
+    """
     try:
         least, rows = json.loads(written)[word]
-        return int(least), [[str(row[0]), int(row[1]), int(row[2]), row[3]] for row in rows]
-    except (ValueError, KeyError, TypeError, IndexError):
-        return 0, []  # There is none, or somebody has written there by hand.
+        return int(least), [
+            [str(row[0]), int(row[1]), int(row[2]), [(str(kind), str(value)) for kind, value in row[3]]] for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
+        return 0, []
 
 
 class _Pending:
@@ -553,12 +561,15 @@ class Writer:
         now = int(time.time())
         hour, minute = now // HOUR, now // MINUTE
         names = [name for name in self._pending if name and self._noted.get(name) != minute]
+        names.sort(key=lambda name: name not in self.durable)
         for at in range(0, len(names), MOST_WORDS // 2):
             some = names[at : at + MOST_WORDS // 2]
             given = [name.encode("utf-8", "surrogatepass") for name in some]
             most = (b"%d" % MOST_KNOWN, b"%d" % MOST_PLACES)
             limits = (b"%d" % hour, b"%d" % (hour - HOURS_KEPT // HOUR), *most, OTHER.encode())
-            arguments = (b"2", site_key(b"names"), site_key(b"places"), *limits, *given)
+            durable = b"%d" % sum(name in self.durable for name in some)
+            keys = [site_key(word) for word in (b"names", b"places", b"durable")]
+            arguments = (b"3", *keys, *limits, durable, *given)
             noted = store.execute(b"EVAL", NOTE_SCRIPT, *arguments, patience=patience)
             self._noted.update(dict.fromkeys(some, minute))
             for name, place in zip(some, noted, strict=True):
@@ -570,10 +581,6 @@ class Writer:
                     self._unknown.add(name)
                     self._of(OTHER).take_in(self._pending.pop(name))
                     self._noted[OTHER] = minute
-        durable = [name for name in names if name in self.durable]
-        if durable:
-            words = [word for name in durable for word in (b"%d" % hour, name.encode("utf-8", "surrogatepass"))]
-            store.execute(b"ZADD", site_key(b"durable"), b"GT", *words, patience=patience)
 
     def _place_totals(self) -> None:
         """Put what is to be added to totals where it belongs, once the name is noted: to the name's own,

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.db import DataError, connection
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
+from django_ratelimit_lua.rules.rule import UNWRITABLE
 from tests.demo import CHROMIUM, DRIVER, start
 
 
@@ -16,6 +18,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """The database refuses the texts that PostgreSQL refuses, whichever it is."""
+
+    def refuse(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        if odd := [text for text in _texts(parameters) if UNWRITABLE.search(text)]:
+            raise DataError(f"PostgreSQL refuses {odd} in {sql}")
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(refuse):
+        yield
+
+
+def _texts(parameters: Any) -> Iterator[str]:
+    if isinstance(parameters, str):
+        yield parameters
+    elif isinstance(parameters, (list, tuple)):
+        for each in parameters:
+            yield from _texts(each)
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,16 @@ from urllib.parse import quote, urlencode
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Group, User
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path, reverse
 
-from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.operations.kept_hours import kept_series
+from django_ratelimit_lua.operations.seen import PERIODS, span_of
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.callsite import known_call_sites
@@ -51,7 +53,7 @@ urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path(
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch, strict: None) -> None:
     settings.ROOT_URLCONF = __name__
     monkeypatch.setattr(known_call_sites, "_by_name", {})  # What other tests have called alike is not this site's.
     settings.MIDDLEWARE = [SESSIONS, USERS, "django.contrib.messages.middleware.MessageMiddleware", OURS]
@@ -218,6 +220,15 @@ QUERIES = [
     "groups",
     "starts",
     "ends",
+    "name",
+    "period",
+    "instead",
+    "beside",
+    "which",
+    "copy",
+    "settings",
+    "reference",
+    "subject",
 ]
 
 
@@ -367,6 +378,40 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
     assert "cannot be applied to this request: tenant" in said("explain", "--path", "/search")
     with pytest.raises(CommandError, match="no user has this"):
         said("explain", "--user", "²")
+
+
+def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(operator: Client, rows: None) -> None:
+    """Every query that has a name, and every command."""
+    names = ("\x00", "a\x00b")
+    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET", "subject": "address", "duration": "3600"}
+    inspect, one = reverse(f"admin:{APP}_inspect"), f"/admin/{APP}/statistics/one/"
+    for name in names:
+        RateLimiter(name, "5/h").hit("ada")
+        for period in PERIODS:
+            for form in ("", "json"):
+                page = operator.get(one, {"name": name, "period": period, "format": form})
+                assert page.status_code == 200, errors(page)
+        for url, query in (
+            (one, {"name": f"{name}, which nobody has counted"}),
+            (f"/admin/{APP}/statistics/", {"q": name, "sort": name, "page": name}),
+            (f"{RULES}add/", {"instead": name}), (f"{RULES}add/", {"beside": name, "which": name}),
+            (f"{RULES}add/", {"settings": name}), (f"{RULES}add/", {"copy": name}),
+            (reverse("admin:django_ratelimit_lua_call_site"), {"name": name}), (f"{RULES}limits/", {"q": name}),
+            (RULES, {"q": name}), (OVERRIDES, {"q": name}), (CHANGES, {"q": name}),
+            (inspect, {**asked, "user": name}), (inspect, {"reference": name}),
+        ):  # fmt: skip
+            assert operator.get(url, query).status_code < 500, (url, query)
+        for action in (f"block:{name}", f"exempt:{name}", f"reset:{name}", f"end:{name}"):
+            assert operator.post(inspect, {**asked, "action": action}).status_code < 500
+    for name in (*names, "half \ud800"):
+        assert kept_series(name, span_of("90d"))
+        for command in (
+            ("ratelimit_rules", "mode", name, "off"), ("ratelimit_rules", "explain", "--path", "/ok", "--user", name),
+            ("ratelimit_block", "--ip", "203.0.113.9", "--rule", name), ("ratelimit_block", "--user", name),
+            ("ratelimit_unblock", "--user", name), ("ratelimit_reset", "--path", "/ok", "--limit", name),
+        ):  # fmt: skip
+            with pytest.raises(CommandError):
+                call_command(*command)
 
 
 @pytest.mark.parametrize("action", ["block:nobody", "exempt:nobody", "block:admin"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,20 +15,26 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from hypothesis import given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
 
 from django_ratelimit_lua import LimitError, RateLimiter
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitHour, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.kept_hours import kept_names, kept_series
 from django_ratelimit_lua.operations.rules_yaml import export
+from django_ratelimit_lua.operations.seen import one
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.publishing import hours as keeping
 from django_ratelimit_lua.publishing.hours import keep_hours
+from django_ratelimit_lua.stats import reading, writing
 from django_ratelimit_lua.stats import recorder as recording
-from django_ratelimit_lua.stats.keys import key_of
-from django_ratelimit_lua.stats.reading import Span, total
+from django_ratelimit_lua.stats.keys import DAY, DROPPED, SITE, key_of
+from django_ratelimit_lua.stats.reading import Span, durable_names, total
 from django_ratelimit_lua.stats.recorder import recorder
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
@@ -218,6 +226,154 @@ def test_longer_times_are_read_from_both(moved: Callable[[float], None], direct:
     assert sum(map(len, found.values())) == 3
 
 
+def test_any_time_is_read_as_it_was_counted(direct: Any) -> None:
+    """Wherever it begins and however long its steps are: in Redis only, in the database only, and of both the larger
+    count of each hour, once."""
+    dice, today = random.Random(7), int(time.time()) // DAY
+    counted: dict[str, Counter[int]] = {"redis": Counter(), "rows": Counter(), "both": Counter()}
+    for name, of in counted.items():
+        for hour in dice.sample(range((today - 4) * 24, today * 24), 60):
+            in_redis, in_rows = dice.randint(1, 9), dice.randint(1, 9)
+            if name != "rows":
+                direct.hincrby(key_of(name, b"hours:%d" % (hour // 24)).decode(), f"a{hour % 24:02}", in_redis)
+            if name != "redis":
+                RateLimitHour.objects.create(name=name, moment=hour * HOUR, allowed=in_rows)
+            of[hour * HOUR] = {"redis": in_redis, "rows": in_rows, "both": max(in_redis, in_rows)}[name]
+
+    @given(
+        name=st.sampled_from(list(counted)),
+        start=st.integers((today - 5) * DAY, today * DAY),
+        step=st.sampled_from([HOUR, 3 * HOUR, DAY]),
+        steps=st.integers(0, 60),
+    )
+    @example_settings(deadline=None, max_examples=60)
+    def check(name: str, start: int, step: int, steps: int) -> None:
+        found = kept_series(name, Span(start, start + steps * step, step))
+        assert [point.moment for point in found] == [start + number * step for number in range(steps)]
+        for point in found:
+            first = point.moment if point.moment > start else start - start % HOUR  # Whole hours are in the first.
+            of = sum(number for hour, number in counted[name].items() if first <= hour < point.moment + step)
+            assert dict(point.counts) == ({"a": of} if of else {})
+
+    check()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("period", ["week", "90d"])
+def test_a_page_counts_each_request_once_and_outlives_redis(
+    zone: str, period: str, settings: Any, direct: Any, moved: Callable[[float], None]
+) -> None:
+    """In every time zone; and what Redis has lost since, and the database has, is drawn."""
+    settings.TIME_ZONE = zone
+    mail = RateLimiter("mail.drawn", "1000/h", durable=True)
+    for days in (6, 3, 0):
+        moved(-days * DAY)
+        mail.hit("ada", 1)
+        mail.hit("ada", 1)
+    moved(0)
+    assert one("mail.drawn", period)["requests"] == 6
+    keep_hours(everything=True)
+    told = one("mail.drawn", period)
+    assert told["requests"] == sum(point["requests"] for point in told["points"]) == 6
+    direct.delete(*direct.keys(key_of("mail.drawn", b"hours:*").decode()))
+    assert one("mail.drawn", period)["requests"] == 6
+
+
+def test_hours_that_do_not_change_are_asked_for_once() -> None:
+    """However many there are, by batches; and one that has changed costs no more for that."""
+    counts = {}
+    for number in (1, 48, 400):
+        hours = {moment * HOUR: {"allowed": moment} for moment in range(number)}
+        assert RateLimitHour.keep("default", f"x{number}", hours) == number
+        with CaptureQueriesContext(connection) as same:
+            assert RateLimitHour.keep("default", f"x{number}", hours) == 0
+        with CaptureQueriesContext(connection) as more:
+            assert RateLimitHour.keep("default", f"x{number}", {**hours, 0: {"allowed": 7}}) == 1
+        with CaptureQueriesContext(connection) as new:
+            assert RateLimitHour.keep("default", f"y{number}", hours) == number
+        counts[number] = [len(queries) for queries in (same, more, new)]
+    assert counts[1] == counts[48] == counts[400]
+    assert sum("SELECT" in query["sql"] for query in same.captured_queries) == 1
+
+
+def test_what_was_pruned_stays_away(settings: Any, moved: Callable[[float], None], monkeypatch: Any) -> None:
+    """Though Redis has it: after every further writing, also one that was at it meanwhile; what came since is kept.
+    What was rolled back was not pruned."""
+    settings.RATELIMIT_STATISTICS_DAYS = None
+    mail = RateLimiter("mail.pruned", "1000/h", durable=True)
+
+    def hit(*days: float) -> None:
+        for ago in days:
+            moved(-ago * DAY)
+            mail.hit("ada")
+        moved(0)
+
+    def pruned(older: str) -> None:
+        assert command("prune", "--older", older).startswith("deleted")
+
+    hit(80, 50, 40, 20, 0)
+    assert keep_hours(everything=True) == 5
+    with transaction.atomic():
+        pruned("30d")
+        assert len(rows("mail.pruned")) == 2
+        transaction.set_rollback(True)
+    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 5)
+    pruned("30d")
+    for _ in range(2):
+        assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 2)
+        keeping._keep()
+    pruned("60d")  # Which is less than was pruned.
+    hit(35, 10)
+    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (1, 3)
+    keep = RateLimitHour.keep
+
+    def prune_meanwhile(using: str, name: str, hours: Any) -> int:
+        pruned("15d")
+        return keep(using, name, hours)
+
+    monkeypatch.setattr(RateLimitHour, "keep", prune_meanwhile)
+    keep_hours(everything=True)
+    monkeypatch.setattr(RateLimitHour, "keep", keep)
+    assert len(rows("mail.pruned")) == 2
+    assert kept_names() == ["mail.pruned"]
+    assert "hours of statistics 2, ended" in command("prune", "--older", "1s", "--dry-run")
+    assert RateLimitHour.objects.filter(name=RateLimitHour.PRUNED).count() == 1
+    settings.RATELIMIT_STATISTICS_DAYS = 5
+    assert keep_hours(everything=True) == 0
+    keeping._keep()
+    RateLimitHour.objects.all().delete()
+    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (1, 1)
+
+
+def test_names_to_keep_are_few_and_forgotten(
+    direct: Any, prefix: str, moved: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Of all processes as many as are counted apart, and none that is counted as one with others; not those of ninety
+    days ago, nor what somebody else has written there. A process that has more than it keeps says so once."""
+    key = f"{prefix}{{stats}}:durable"
+    monkeypatch.setattr(writing, "MOST_KNOWN", 3)
+    monkeypatch.setattr(recording, "MOST_NAMES", 5)
+    monkeypatch.setattr(recorder._writer, "durable", set())
+    monkeypatch.setattr(recorder, "_is_full_said", False)
+    hour = int(time.time()) // HOUR
+    direct.zadd(key, {"long ago": hour - 92 * 24, "lately": hour - 80 * 24})
+    assert list(durable_names()) == ["lately"]
+    for number in range(8):
+        RateLimiter(f"tenant:{number}", "5/h", durable=True).hit("ada")
+        recorder.flush()
+    warnings = [record.getMessage() for record in caplog.records if "durable" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "More than 5 names" in warnings[0]
+    assert "'tenant:5'" in warnings[0]
+    assert set(map(bytes.decode, direct.zrange(key, 0, -1))) == {"tenant:0", "tenant:1", "tenant:2"}
+    assert keep_hours(everything=True) == 3
+    recorder._writer.begin()
+    direct.set(key, "x")
+    RateLimiter("tenant:0", "5/h").hit("ada")
+    recorder.flush()
+    assert list(durable_names()) == ["tenant:0"]
+
+
 def test_a_limiter_that_says_so_no_more_is_written_until_then(direct: Any, prefix: str) -> None:
     """And names that no database takes are refused at once."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
@@ -274,6 +430,22 @@ def test_the_command_shows_and_prunes(settings: Any) -> None:
     assert command("prune", "--older", "400d").endswith(": hours of statistics 0, ended overrides 0, changes 0\n")
     with pytest.raises(CommandError, match="--older 'soon'"):
         command("prune", "--older", "soon")
+
+
+def test_the_command_tells_what_is_missing_in_its_time(
+    direct: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last 24 hours are of two days: what was dropped on either is told, and nothing from before."""
+    now = time.time()
+    monkeypatch.setattr(reading, "time", Moved(0))
+    monkeypatch.setattr(Moved, "time", lambda self: now)
+    today = int(now) // DAY
+    RateLimiter("mail.missing", "2/h").hit("ada")
+    for day, number in ((today, 3), (today - 1, 5), (today - 2, 100)):
+        direct.hset(key_of(SITE, DROPPED).decode(), str(day), number)
+    assert json.loads(command("show", "--json"))["dropped"] == 8
+    command("show")
+    assert "8 counts of yesterday and today (UTC) could not be written" in capsys.readouterr().err
 
 
 def test_publishing_prunes_a_little_each_time(settings: Any) -> None:

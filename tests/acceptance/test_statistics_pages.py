@@ -19,6 +19,7 @@ from django.contrib.auth.models import Group, User
 from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
+from django.urls import reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
@@ -30,6 +31,7 @@ from django_ratelimit_lua.operations.words import share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.stats.buckets import units_bucket
+from django_ratelimit_lua.stats.keys import key_of
 from django_ratelimit_lua.store import get_store
 from example_project import sample
 from tests.acceptance import test_admin
@@ -423,6 +425,33 @@ def test_whatever_is_asked_has_an_answer(operator: Client) -> None:  # noqa: F81
     RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1)
     assert "No requests in this time." in text(operator, ONE, name="unused")
     assert urlencode({"name": "site"}) in "name=site"
+
+
+ROWS = (
+    '["a",2,1]', '["a"]', "[]", "{}", "null", "5", '["a",1e999,0,[]]', '["a",NaN,0,[]]', '["a","x",0,[]]',
+    '["a",1,0,5]', '["a",1,0,["user"]]', '["a",1,0,[["ip","x","y"]]]', "[[[", "[" * 100_000, "9" * 5000,
+)  # fmt: skip
+LISTS = [
+    *(f'{{"used":[0,[{row}]],"refused":[0,[{row}]]}}' for row in ROWS), '{"used":[1e999,[]],"refused":[1e999,[]]}',
+    '{"used":[],"refused":[]}', '{"used":5,"refused":5}', "[]", "{}", "5", "", "\udcff",
+]  # fmt: skip
+
+
+def test_lists_of_another_version_are_left_out(operator: Client, direct: Any) -> None:  # noqa: F811
+    """Whatever another version, or somebody by hand, has written beside them: the pages open, with the others."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    visits(3, "203.0.113.1")
+    text(operator, ONE, name="site")  # Which writes what was counted.
+    inspect = reverse("admin:django_ratelimit_lua_inspect")
+    hour = int(time.time()) // 3600
+    for number, written in enumerate(LISTS):
+        keys = [key_of("site", b"top:%d" % at).decode() for at in (hour, hour + 1)]
+        for key in keys:
+            direct.hset(key, "other", written.encode(errors="surrogateescape"))
+        shown = told(operator, ONE, name="site")["identities"]
+        assert [each["most"] for each in shown["refused"]] == [1], (number, written[:40])
+        text(operator, ONE, name="site")
+        assert "in the last hour" in text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
 
 
 def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:  # noqa: F811

@@ -39,7 +39,7 @@ class Command(BaseCommand):
     ) -> None:
         """Raises `CommandError`."""
         subject = subject_of(options)
-        named = None if rule is None else RateLimitRule.objects.filter(name=rule).first()
+        named = None if rule is None else RateLimitRule.objects.named(rule).first()
         if rule is not None and named is None:
             raise CommandError(f"--rule {rule!r}: the admin has no rule of this name")
         with acting("ratelimit_block"):

@@ -152,7 +152,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"    now {_words(limit.state)}")
 
     def _mode(self, name: str, mode: str, confirm: bool, **options: Any) -> None:
-        rule = RateLimitRule.objects.filter(name=name).first()
+        rule = RateLimitRule.objects.named(name).first()
         if rule is None:
             names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
             raise CommandError(f"there is no rule {name!r} in the admin; there are: {names}")

@@ -47,7 +47,7 @@ class Command(BaseCommand):
         span = Span.last(86_400, 3600)
         rows = [_row(name, span) for name in (*sorted(known_names()), SITE)]
         if as_json:
-            self.stdout.write(json.dumps({"rules": rows[:-1], "all": rows[-1], "dropped": dropped(1)}, indent=2))
+            self.stdout.write(json.dumps({"rules": rows[:-1], "all": rows[-1], "dropped": dropped(2)}, indent=2))
             return
         if len(rows) == 1:
             self.stdout.write("nothing was counted yet")
@@ -58,9 +58,10 @@ class Command(BaseCommand):
         for name, row in zip(names, rows, strict=True):
             numbers = "".join(f"{row[word]:>12,}" for word in (*_SHOWN, "people_refused"))
             self.stdout.write(f"{name:{width}}{numbers}")
-        lost = dropped(1)
+        lost = dropped(2)  # They are counted by days of UTC.
         if lost:
-            self.stderr.write(self.style.WARNING(f"{lost:,} counts could not be written, and are missing here"))
+            warning = f"{lost:,} counts of yesterday and today (UTC) could not be written, and are missing"
+            self.stderr.write(self.style.WARNING(warning))
 
     def _prune(self, *, older: str, dry_run: bool, **options: Any) -> None:
         seconds = seconds_of("--older", older)
