@@ -29,6 +29,9 @@ from ..store import get_store
 
 LARGEST = 64 * 1024 * 1024
 """Bytes of a log, as it is sent: a gzipped one may be larger once it is unpacked."""
+MOST_UNPACKED = 1024 * 1024 * 1024
+"""Bytes of a log, once it is unpacked: no page has time for more, and a file of 64 MiB can hold a thousand times that.
+"""
 MOST_SECONDS = 20.0
 """For how long a page may take; what the log has beyond that is not looked at, and the page says so."""
 
@@ -122,7 +125,7 @@ def found_in(rule: RateLimitRule, file: Any) -> dict[str, Any]:
     def is_enough(progress: Progress) -> bool:
         return time.monotonic() > ends
 
-    log = Log(file.name or "log", file=file.file)
+    log = Log(file.name or "log", file=file.file, most=MOST_UNPACKED)
     replayed = replay(
         [log], Ruleset([compile_rule(given, plain=True)]), get_store(background=True), trusted=conf.TRUSTED_PROXIES,
         draws=True, on_progress=is_enough,

@@ -108,8 +108,31 @@ def test_a_log_that_takes_too_long_is_looked_at_in_part(
     """And the page says so."""
     assert "takes too long" not in shown(tried(operator, rule))
     monkeypatch.setattr(log_replay, "MOST_SECONDS", 0.0)
-    log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(1000)])
-    assert "takes too long for a page: about its first" in shown(tried(operator, rule, log))
+    log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
+    text = shown(tried(operator, rule, log))
+    assert "takes too long for a page: 256 of its lines were looked at" in text
+    assert "requests that the rule meets 256" in text
+    bomb = gzip.compress(b"\n" * 2**24)
+
+    assert "takes too long for a page: 0 of its lines" in shown(tried(operator, rule, bomb))
+
+
+def test_a_packed_log_is_not_unpacked_without_end(
+    operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is too large for is said; what came before is shown."""
+    monkeypatch.setattr(log_replay, "MOST_UNPACKED", 2**20)
+    text = shown(tried(operator, rule, gzip.compress(LOG.encode() + b"\n" * 2**24)))
+    assert "refused 18 (60 %)" in text
+    assert re.search(
+        r"Note: access.log: unpacked, it is larger than 1 MiB; what follows line \d{7} is not looked at", text
+    )
+
+
+def test_half_characters_of_json_are_no_matter(operator: Client, rule: RateLimitRule) -> None:
+    """The page can be written."""
+    line = '{"ts":1,"remote_addr":"::1","request":"GET /ok/\\ud800%41 HTTP/1.1","status":200,"user_agent":"a\\ud800"}\n'
+    assert "refused 1 (20 %)" in shown(tried(operator, rule, line * 5))
 
 
 def test_of_a_line_without_an_end_only_the_beginning_is_shown(operator: Client, rule: RateLimitRule) -> None:

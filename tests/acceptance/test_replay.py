@@ -36,7 +36,9 @@ from django_ratelimit_lua import Limit, ratelimit_exempt
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
+from django_ratelimit_lua.operations.replay import curve as curve_module
 from django_ratelimit_lua.operations.replay.curve import RefusalCounter
+from django_ratelimit_lua.operations.replay.report import as_json, as_text
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import store_at
@@ -231,6 +233,74 @@ def test_a_replay_that_came_too_far_behind_says_so(monkeypatch: pytest.MonkeyPat
         replayed(same, rule, spread=False, on_progress=lambda _: time.sleep(1.1))
     slowly = access(*[(second, "192.0.2.1", "/") for second in (0, 9, 99, 9999)])
     assert replayed(slowly, rule, on_progress=lambda _: time.sleep(0.3)).met == 4
+
+
+@pytest.mark.parametrize("spread", [True, False])
+@pytest.mark.parametrize("rule_path", ["/", "/nowhere"])
+def test_a_replay_that_is_ended_tells_of_the_lines_that_were_looked_at(spread: bool, rule_path: str) -> None:
+    """Not of those that were read ahead: each number is of the lines that were decided."""
+    lines = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(30_000)])
+    heard: list[int] = []
+
+    def enough(progress: Any) -> bool:
+        heard.append(progress.lines)
+        return progress.lines >= 500
+
+    found = replayed(lines, {"name": "r", "path": rule_path, "rate": "5/m"}, on_progress=enough, spread=spread)
+    told = as_json(found)
+    assert (told["lines"], told["is_cut"], told["without_request"]) == (512, True, 0)
+    assert (told["met"], found.tallies["r"].lines) == ((512, 512) if rule_path == "/" else (0, 0))
+    assert told["spread"] == (512 if spread else 0)
+    assert heard[-2:] == [256, 512]
+    assert "512 lines of log (combined), which go on: the replay was ended" in as_text(found)
+    found = replayed(lines, {"name": "r", "rate": "5/m"}, on_progress=lambda _: False)
+    assert (as_json(found)["lines"], as_json(found)["is_cut"]) == (30_000, False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "broken", '192.0.2.1 - - [22/Nov/2026:00:00:00 +0000] "-" 400 0 "-" "-"'],
+    ids=["empty", "broken", "none"],
+)
+def test_whoever_has_waited_enough_is_heard_whatever_lines_there_are(line: str) -> None:
+    """Also where none is decided; nothing of them is counted twice."""
+    log = access((1, "192.0.2.1", "/")) + f"\n{line}" * 60_000
+    heard: list[Any] = []
+    replayed(log, {"name": "r", "rate": "5/m"}, on_progress=heard.append)
+    assert len(heard) >= 5
+    found = replayed(log, {"name": "r", "rate": "5/m"}, on_progress=lambda _: True)
+    assert found.is_cut
+    assert as_json(found)["lines"] == found.taken + found.reading.broken <= 10_000
+
+
+def test_half_characters_of_json_are_no_matter(tmp_path: Path) -> None:
+    """In paths, agents, users, names of headers and of files; what is printed can be written."""
+    tell = '{"ts":1,"remote_addr":"::1","request":"GET /\\ud800%41 HTTP/1.1","status":200,"user":"\\udfff"}'
+    headers = '{"User-Agent":["a\\uD800"],"X-\\ud800":["\\ud800","\\\\ud800"]}'
+    asked = f'{{"remote_ip":"::1","method":"GET","uri":"/\\udc00?q=\\ud800","headers":{headers}}}'
+    log = tmp_path / os.fsdecode(b"\xff.log")
+    try:
+        log.write_text(f'{tell}\n{{"ts":2,"request":{asked}}}\nbroken \\ud800\n')
+    except OSError:
+        pytest.skip("this file system has no such names")
+    for key in ("ip", "user", "path", "header:User-Agent", "get:q"):
+        text = command(str(log), "--rate", "0/m", "--redis", url(), "--key", key)
+        assert "2 lines met rules" in text
+        assert text.encode()
+        told = command(str(log), "--rate", "0/m", "--redis", url(), "--key", key, "--json")
+        assert json.loads(told.encode())["refused"] == 2
+
+
+@pytest.mark.parametrize(("align", "rate"), [("day", "1/d"), ("week", "1/w"), ("month", "1/30d"), ("clock", "1/d")])
+def test_lines_of_the_last_years_are_broken(align: str, rate: str) -> None:
+    """No calendar has windows for them; those before are decided."""
+    line = access((1, "192.0.2.1", "/"))
+    log = "\n".join(
+        line.replace("22/Nov/2026", day) for day in ("31/Dec/2199", "31/Dec/2199", "01/Jan/2200", "31/Dec/9999")
+    )
+    rule = {"name": "r", "rate": rate, "align": align, "algorithm": "fixed_window"}
+    found = replayed(log, rule, draws=True)
+    assert (found.refused, found.met, found.reading.broken) == (1, 2, 2)
 
 
 def test_rules_meet_lines_as_they_meet_requests() -> None:
@@ -512,11 +582,15 @@ def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
         command(str(log), "--rules", str(rules), "--redis", url(), "--plot", str(plot))
 
 
-def test_a_curve_that_cannot_be_drawn_says_why() -> None:
-    """A leaky bucket makes requests wait."""
+def test_a_curve_that_cannot_be_drawn_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leaky bucket makes requests wait; of a log that has more at once than may be kept, all else is counted."""
     found = replayed(
         access((1, "192.0.2.1", "/")), {"name": "r", "rate": "5/m", "algorithm": "leaky_bucket"}, draws=True
     )
     tally = found.tallies["r"]
     assert (tally.curve(), "leaky" in tally.why_no_curve) == (None, True)
+    monkeypatch.setattr(curve_module, "MOST_COUNTED", 20)
+    log = access(*[(second, f"192.0.2.{second % 2}", "/") for second in range(30)])
+    tally = replayed(log, {"name": "r", "rate": "5/m", "algorithm": "sliding_log"}, draws=True).tallies["r"]
+    assert (tally.curve(), "too much memory" in tally.why_no_curve, tally.refused) == (None, True, 20)
     assert RefusalCounter(Limit("x", "5/m")).curve().requests == 0

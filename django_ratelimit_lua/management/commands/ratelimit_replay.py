@@ -171,7 +171,7 @@ def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
     def show(progress: Progress) -> None:
         bar.total = progress.size or None
         speed = progress.lines / max(time.monotonic() - began, 0.001)
-        bar.set_postfix_str(f"{progress.lines:,} lines, {speed:,.0f} lines/s", refresh=False)
+        bar.set_postfix_str(f"{progress.lines:,} lines, {speed:,.0f} lines/s", refresh=not bar.n)
         bar.update(progress.done - bar.n)
 
     return show

@@ -7,14 +7,18 @@ places would have been refused by every N below m, and by no other: one pass ove
 That holds where it is known when a request comes until when it counts: for a sliding log, a sliding window and a fixed
 window. A token bucket empties at a speed that depends on N. With N as its burst it never refuses who has at most N
 requests in any period; so for it the curve of a sliding log says which N is enough.
+
+Requests that end together and have places in a row are kept as one run. In a sliding log each ends at its own time: of
+more runs than `MOST_COUNTED`, no curve is drawn, so memory does not grow with the lines.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -25,6 +29,8 @@ from ...limits.limit import Limit
 SHARES = (0.99, 0.999, 0.9999)
 """Of identities, for which `--suggest` names the limit that never refuses them."""
 MOST_POINTS = 200
+MOST_COUNTED = 500_000
+"""Runs of places, of all identities, that are kept at once, some 64 MiB; and places of one identity."""
 
 
 class CurvePoint(NamedTuple):
@@ -114,12 +120,35 @@ CurvePoint(limit=3, requests=0, identities=0))
 
 @dataclass(slots=True)
 class _Places:
-    """Whose requests count still: until when each, and its place; and places that are free below the highest."""
+    """Of one identity: runs of places that are taken, as (until when, the first, the last), the earliest end first; and
+    those that are free among the `top` first, as a heap of (first, last). `peak`: the highest that ever was taken."""
 
-    taken: list[tuple[int, int]] = field(default_factory=list)
-    free: list[int] = field(default_factory=list)
+    taken: deque[tuple[int, int, int]] = field(default_factory=deque)
+    free: list[tuple[int, int]] = field(default_factory=list)
+    top: int = 0
     peak: int = 0
     ends: int = 0
+
+    def clear(self, moment: int) -> None:
+        """Free what does not count any more."""
+        taken, free = self.taken, self.free
+        while taken and taken[0][0] <= moment:
+            _, first, last = taken.popleft()
+            heappush(free, (first, last))
+        if not taken:
+            free.clear()
+            self.top = 0
+
+    def join(self) -> int:
+        """Make one run of free ones that adjoin; tells how many runs are kept."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(self.free):
+            if joined and joined[-1][1] == first - 1:
+                joined[-1] = (joined[-1][0], last)
+            else:
+                joined.append((first, last))
+        self.free = joined  # In order, so a heap.
+        return len(joined) + len(self.taken)
 
 
 class RefusalCounter:
@@ -127,27 +156,49 @@ class RefusalCounter:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self._by_place: Counter[int] = Counter()
+        self._by_place = array("Q", [0])  # Requests, by their place.
+        self._runs = 0  # At most so many are kept.
         self._places: dict[bytes, _Places] = {}
         self._period = limit.rate.period_us
         self._kind = limit.algorithm
         self._segment = round(limit.numbers(0)[2]) if limit.algorithm == "sliding_window" else 0
 
-    def add(self, digest: bytes, moment: int, cost: int) -> None:
-        """Count a request of so many units."""
+    def add(self, digest: bytes, moment: int) -> bool:
+        """Count a request; tells whether there was room to."""
         places = self._places.get(digest)
         if places is None:
             places = self._places[digest] = _Places()
         taken, free = places.taken, places.free
-        while taken and taken[0][0] <= moment:
-            heappush(free, heappop(taken)[1])
-        if not taken:
-            free.clear()
-        place = heappop(free) if free else len(taken) + 1
-        heappush(taken, (self._until(places, moment), place))
+        if taken and taken[0][0] <= moment:
+            places.clear(moment)
+        if free:
+            place, last = free[0]
+            if place == last:
+                heappop(free)
+            else:
+                heapreplace(free, (place + 1, last))
+        else:
+            place = places.top = places.top + 1
+        until = self._until(places, moment)
+        if taken and taken[-1][0] == until and taken[-1][2] == place - 1:
+            taken[-1] = (until, taken[-1][1], place)
+        else:
+            taken.append((until, place, place))
+            self._runs += 1
         if place > places.peak:
             places.peak = place
-        self._by_place[place * cost] += 1
+            if place == len(self._by_place):
+                self._by_place.append(0)
+        self._by_place[place] += 1
+        return place <= MOST_COUNTED and (self._runs <= MOST_COUNTED or self._has_room(moment))
+
+    def _has_room(self, moment: int) -> bool:
+        """Forget whatever counts no more, and tell whether that was the half of it."""
+        self._runs = 0
+        for places in self._places.values():
+            places.clear(moment)
+            self._runs += places.join()
+        return self._runs <= MOST_COUNTED // 2
 
     def _until(self, places: _Places, moment: int) -> int:
         """Until when a request counts."""
@@ -166,12 +217,11 @@ class RefusalCounter:
         return moment - moment % period + period if align == 1 else following
 
     def curve(self, cost: int = 1) -> RefusalCurve:
-        """What was counted."""
+        """What was counted, of requests of so many units."""
+        by_place = {place * cost: count for place, count in enumerate(self._by_place) if count}
         peaks = Counter(places.peak * cost for places in self._places.values())
         is_bound = self._kind == "token_bucket"
-        return RefusalCurve(
-            dict(self._by_place), dict(peaks), self._period / 1_000_000, self.limit.rate.limit, is_bound
-        )
+        return RefusalCurve(by_place, dict(peaks), self._period / 1_000_000, self.limit.rate.limit, is_bound)
 
 
 def why_no_curve(limits: Sequence[Limit], cost: int) -> str:

@@ -22,9 +22,15 @@ from .tallies import TOO_MANY, Tally
 
 BATCH = 256
 """Lines that are decided in one trip: more would keep a server that others use for longer than some milliseconds."""
+BATCH_SIZE = 2**20
+"""Characters of lines in one trip: of long lines, these are fewer."""
 SLACK = 600
 """Seconds for which a replay may come behind its log. Keys expire by the server's clock: of a log that is replayed more
 slowly than it was written, they would expire too early."""
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: whoever hears of the progress has said so
+    pass
 
 
 class ReplayTooSlowError(Exception):
@@ -33,7 +39,7 @@ class ReplayTooSlowError(Exception):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a replay is: lines; and bytes, of how many (0: not known)."""
+    """How far a replay is: lines that were taken; and bytes that were read, of how many (0: not known)."""
 
     lines: int
     done: int
@@ -45,6 +51,7 @@ class Replayed:
     """What a replay has counted.
 
     - `reading`: what was met in reading; `formats`: of each log, the name of its format;
+    - `taken`: lines that were decided, or that no rule met, or that have no request; read ahead may be more;
     - `first`, `last`: the moments of the first and the last line (None: there was none);
     - `met`: lines that rules met, and how many of them were `refused`; `refused_then`: lines whose status was 429, and
       `refused_both`: of the refused;
@@ -56,6 +63,7 @@ class Replayed:
     tallies: dict[str, Tally]
     reading: Reading = field(default_factory=Reading)
     formats: dict[str, str] = field(default_factory=dict)
+    taken: int = 0
     first: int | None = None
     last: int | None = None
     met: int = 0
@@ -80,7 +88,8 @@ def replay(
 
     - `trusted`: the proxies whose `X-Forwarded-For` is believed, as in `RATELIMIT_TRUSTED_PROXIES`;
     - `spread`: lines of one second have moments of their own in it; `draws`: count the refusal curves, too;
-    - `on_progress`: hears how far it is, and where it says true, that was enough.
+    - `on_progress`: hears how far it is, with each batch of lines, and also where it is read long before one is full;
+      where it says true, that was enough.
 
     What is counted on the server is deleted again, however this ends. Raises `UnreadableLogError`, `StoreError`, and
     `ReplayTooSlowError`.
@@ -90,11 +99,18 @@ def replay(
     tallies = {rule.name: Tally(rule) for rule in planner.ruleset.rules if rule.template is not None}
     replayed = Replayed(planner, tallies, formats={log.name: log.format.name for log in logs})
     deciding = _Deciding(store, replayed, draws)
+
+    def look() -> None:
+        if on_progress(Progress(replayed.taken, sum(log.done for log in logs), _size(logs))):
+            raise _Enough
+
+    replayed.reading.look = look
     try:
-        for progress in deciding.run(ordered(logs, replayed.reading, spread=spread)):
-            if on_progress(Progress(progress, sum(log.done for log in logs), _size(logs))):
-                replayed.is_cut = True
-                break
+        try:
+            deciding.run(ordered(logs, replayed.reading, spread=spread))
+        except _Enough:
+            replayed.is_cut = True
+            deciding.decide()  # What was taken until then.
     except BaseException:
         with suppress(StoreError):  # What ended it is to be told; keys have a time to live.
             deciding.clean()
@@ -119,12 +135,18 @@ class _Deciding:
         self._waiting: list[tuple[int, LogLine, Sequence[LineCharge]]] = []
         self._lead = float("inf")  # The least by which lines came after their time, until the batch before.
 
-    def run(self, timed: Iterator[tuple[int, LogLine]]) -> Iterator[int]:
-        """Decide lines; tells from time to time how many there were."""
+    def run(self, timed: Iterator[tuple[int, LogLine]]) -> None:
+        """Decide lines."""
         replayed, plan, calls, waiting = self._replayed, self._replayed.planner.plan, self._calls, self._waiting
-        reading, count = replayed.reading, 0
+        reading, size = replayed.reading, 0
         for moment, line in timed:
-            count += 1
+            size += line.size
+            if not replayed.taken % BATCH or size >= BATCH_SIZE:
+                size = 0
+                self.decide()
+                if replayed.taken:
+                    reading.look()
+            replayed.taken += 1
             if replayed.first is None:
                 replayed.first = moment
             if line.status == TOO_MANY:
@@ -146,15 +168,9 @@ class _Deciding:
                          slack_us=SLACK * SECOND)
                 )  # fmt: skip
                 waiting.append((moment, line, planned))
-                if len(calls) >= BATCH:
-                    self._decide()
-                    yield count
-            elif not count % 10_000:
-                yield count
-        self._decide()
-        yield count
+        self.decide()
 
-    def _decide(self) -> None:
+    def decide(self) -> None:
         """Decide what waits, and count it."""
         calls, waiting = self._calls, self._waiting
         if not calls:

@@ -25,8 +25,13 @@ LONGEST_LINE = 64 * 1024
 """Characters of a line: no server takes a request that makes a longer one."""
 LONGEST_EXCERPT = 80
 """Characters of a line that are shown where it is not understood."""
-LATEST = 253_402_300_800 * SECOND
-"""The year 10000, in microseconds since 1970: what says more is no time."""
+LONGEST_TIME = 64
+LONGEST_ADDRESS = 255
+"""Characters of who asked, which may be a name; what is longer is none."""
+LONGEST_USER = 255
+LATEST = 7_258_118_400 * SECOND
+"""The year 2200, in microseconds since 1970: what says more is no time. From 2255 on, the Lua program's numbers would
+not be exact; and in 9999, calendars have days that Python has not."""
 
 
 class LogLine(NamedTuple):
@@ -35,7 +40,8 @@ class LogLine(NamedTuple):
     - `moment`: microseconds since 1970; `is_whole`: of which only the second is known;
     - `address`: who asked the server; `forwarded`: `X-Forwarded-For`;
     - `method`: empty where the line has no request that a site could see; `target`: path and query;
-    - `seconds`: the time taken; `headers`: all of them, by their names.
+    - `seconds`: the time taken; `headers`: all of them, by their names;
+    - `size`: about the characters that it keeps.
     """
 
     moment: int
@@ -51,17 +57,21 @@ class LogLine(NamedTuple):
     forwarded: str | None = None
     seconds: float | None = None
     headers: Mapping[str, str] | None = None
+    size: int = 0
 
 
 Read = Callable[[str], LogLine | None]
 """Makes of a line what it knows; None: the line is broken. Raises nothing."""
 
-_QUOTED = r'"((?:[^"\\]|\\.)*+)"'
+# No pattern may look at a part of a line more than once: log lines are written by whoever sends requests.
+_QUOTED = r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"'
+_ADDRESS = rf"(\S{{1,{LONGEST_ADDRESS}}})"
+_USER = rf"(.{{1,{LONGEST_USER}}}?)"
 _CLOCK = r"\[(\d\d?/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]"
 _BEHIND = rf"{_CLOCK} {_QUOTED} (\d{{3}}|-) \S+(?: {_QUOTED} {_QUOTED})?(.*)"
-_COMMON = re.compile(rf"(\S+) \S+ (.+?) {_BEHIND}", re.ASCII | re.DOTALL)
-_WITH_HOST = re.compile(rf"(\S+) (\S+) \S+ (.+?) {_BEHIND}", re.ASCII | re.DOTALL)
-_MORE = re.compile(rf'\s+(?:{_QUOTED}|([^\s"]+))', re.ASCII)
+_COMMON = re.compile(rf"{_ADDRESS} \S+ {_USER} {_BEHIND}", re.ASCII | re.DOTALL)
+_WITH_HOST = re.compile(rf"(\S+) {_ADDRESS} \S+ {_USER} {_BEHIND}", re.ASCII | re.DOTALL)
+_MORE = re.compile(rf'(?<!\s)\s++(?:{_QUOTED}|([^\s"]++))', re.ASCII)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _TIME_TAKEN = re.compile(r"(?:rt=|request_time=)?(\d{1,9}\.\d{1,9})|(\d{1,15})", re.ASCII)
@@ -99,7 +109,7 @@ def combined(text: str, *, has_host: bool = False) -> LogLine | None:
     return LogLine(
         moment, True, address, method, target, 0 if status == "-" else int(status), "" if user == "-" else user,
         host if host_asked is None else host_asked, "" if referer == "-" else referer, "" if agent == "-" else agent,
-        forwarded, seconds,
+        forwarded, seconds, None, len(text),
     )  # fmt: skip
 
 
@@ -200,6 +210,20 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "seconds": ("request_time", "duration", "time_taken", "elapsed"),
 }
 """What a field is called, in JSON and in columns: the first that is there."""
+_ENTRY = 128
+"""Bytes that a header takes, beside its characters."""
+
+
+_SURROGATE = re.compile(r"\\u[dD]")
+
+
+def whole(text: str) -> str:
+    """Text that can be written as UTF-8: U+FFFD stands for halves of characters, which JSON and file names may have.
+
+    >>> whole("caf\\u00e9 \\ud800") == "caf\\u00e9 " + "\\ufffd" * 3
+    True
+    """
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def json_object(text: str) -> LogLine | None:
@@ -211,28 +235,30 @@ def json_object(text: str) -> LogLine | None:
     """
     try:
         given = json.loads(text)
+        if _SURROGATE.search(text):
+            given = json.loads(whole(json.dumps(given, ensure_ascii=False)))
+        if not isinstance(given, dict):
+            return None
+        asked = given.get("request")
+        headers: dict[str, str] | None = None
+        if isinstance(asked, dict) and isinstance(asked.get("headers"), dict):
+            headers = {name.title(): _first(value) for name, value in asked["headers"].items()}
     except (ValueError, RecursionError):
         return None
-    if not isinstance(given, dict):
-        return None
-    asked = given.get("request")
-    headers: dict[str, str] | None = None
     if isinstance(asked, dict):  # Caddy's.
-        if isinstance(asked.get("headers"), dict):
-            headers = {name.title(): _first(value) for name, value in asked["headers"].items()}
         given = {**given, **asked, "request": None}
         if headers is not None:
             given["agent"], given["referer"] = headers.get("User-Agent", ""), headers.get("Referer", "")
             given["xff"] = headers.get("X-Forwarded-For", "")
-    return _named(given, headers)
+    return _named(given, len(text), headers)
 
 
 def _first(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _named(given: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> LogLine | None:
-    """The line of whose fields these are the names."""
+def _named(given: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None) -> LogLine | None:
+    """The line of whose fields these are the names; `size`: its characters."""
 
     def field(what: str) -> str | None:
         for name in _NAMES[what]:
@@ -245,7 +271,7 @@ def _named(given: Mapping[str, Any], headers: Mapping[str, str] | None = None) -
     if address is None:
         address, host = host, None  # In columns with one name for who asks, it is often that.
     at = None if stamp is None else moment_of(stamp)
-    if at is None or not address:
+    if at is None or not address or len(address) > LONGEST_ADDRESS:
         return None
     request, target, host_asked = field("request"), field("target"), None
     method = (field("method") or "").upper()
@@ -263,16 +289,21 @@ def _named(given: Mapping[str, Any], headers: Mapping[str, str] | None = None) -
         *at, address, method, target, int(status) if status.isdecimal() and len(status) <= 3 else 0,
         field("user") or "", host if host_asked is None else host_asked, field("referer"), field("agent"),
         field("forwarded"), float(taken) if _NUMBER.fullmatch(taken) else None, headers,
+        size + _ENTRY * len(headers or ()),
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
 def moment_of(text: str) -> tuple[int, bool] | None:
     """Microseconds since 1970 of a time as logs write it, and whether it has only seconds; None: it is none.
 
     >>> moment_of("804571201"), moment_of("1995-07-01T00:00:01-04:00"), moment_of("1995-07-01T04:00:01.25Z")
     ((804571201000000, True), (804571201000000, True), (804571201250000, False))
     """
+    return _moment_of(text) if len(text) <= LONGEST_TIME else None  # The cache holds nothing longer.
+
+
+@lru_cache(maxsize=4096)
+def _moment_of(text: str) -> tuple[int, bool] | None:
     if _NUMBER.fullmatch(text):
         seconds, dot, part = text.partition(".")
         whole, us = int(seconds), int(part[:6].ljust(6, "0")) if dot else 0
@@ -295,7 +326,7 @@ def moment_of(text: str) -> tuple[int, bool] | None:
 
 
 _ALB = re.compile(
-    r"\w+ (\S+) \S+ (\S+) \S+ (\S+) (\S+) (\S+) (\d{3}|-) \S+ \S+ \S+ "
+    rf"\w+ (\S+) \S+ {_ADDRESS} \S+ (\S+) (\S+) (\S+) (\d{{3}}|-) \S+ \S+ \S+ "
     rf"{_QUOTED} {_QUOTED}(?: \S+ \S+ \S+ {_QUOTED} {_QUOTED} {_QUOTED} \S+ (\S+))?.*",
     re.ASCII | re.DOTALL,
 )
@@ -318,7 +349,7 @@ def alb(text: str) -> LogLine | None:
     taken = [float(part) for part in parts if _NUMBER.fullmatch(part)]  # -1 where nobody was asked.
     return LogLine(
         *at, client.rpartition(":")[0], method, target, 0 if status == "-" else int(status), "", host, None,
-        _given(_unescaped(agent)), None, sum(taken) if taken else None,
+        _given(_unescaped(agent)), None, sum(taken) if taken else None, None, len(text),
     )  # fmt: skip
 
 
@@ -327,7 +358,7 @@ def columns(head: str) -> Read:
     names = [name.strip().lower() for name in head.split("\t")]
 
     def read(text: str) -> LogLine | None:
-        return _named(dict(zip(names, text.split("\t"), strict=False)))
+        return _named(dict(zip(names, text.split("\t"), strict=False)), len(text))
 
     return read
 
@@ -357,13 +388,13 @@ class UnknownFormatError(ValueError):
     """A log whose format cannot be told from its first lines."""
 
 
-def excerpt(text: str) -> str:
-    """The beginning of a line, with … in the place of what follows.
+def excerpt(text: str, most: int = LONGEST_EXCERPT) -> str:
+    """The beginning of a text, with … in the place of what follows.
 
     >>> excerpt("GET /"), excerpt("a" * 5_000_000) == "a" * 79 + "…"
     ('GET /', True)
     """
-    return text if len(text) <= LONGEST_EXCERPT else text[: LONGEST_EXCERPT - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:

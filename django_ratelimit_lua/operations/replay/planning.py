@@ -28,6 +28,8 @@ from .requests import LoggedRequest, client_of
 
 REMEMBERED = 50_000
 """Paths, and identities by rule, that are found out once; then all are forgotten, and found out again."""
+LONGEST_REMEMBERED = 512
+"""Characters of such a path or identity; what is longer is found out each time, and not kept."""
 _SEEN_IN_LOGS = {"user-agent": "agent", "referer": "referer", "host": "host"}
 _BY_ADDRESS = frozenset(("ip", "user", "user_or_ip"))
 _UNKNOWN = ("session", "post", "json", "data", "cookie")
@@ -88,7 +90,8 @@ class LinePlanner:
             rules = self._matching(line)
             if len(self._rules) >= REMEMBERED:
                 self._rules.clear()
-            self._rules[place] = rules
+            if len(target) <= LONGEST_REMEMBERED:
+                self._rules[place] = rules
         found = []
         request = None
         for rule in rules:
@@ -98,7 +101,9 @@ class LinePlanner:
                 if charge is _NOT_YET:
                     if len(self._charges) >= REMEMBERED:
                         self._charges.clear()
-                    charge = self._charges[who] = self._charged(rule, line, self._request(line))
+                    charge = self._charged(rule, line, self._request(line))
+                    if len(who[1]) + len(who[2]) <= LONGEST_REMEMBERED:
+                        self._charges[who] = charge
             else:
                 request = request or self._request(line)
                 charge = self._charged(rule, line, request)

@@ -30,7 +30,7 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
         "logs": [{"name": name, "format": form} for name, form in replayed.formats.items()],
         "from": _iso(replayed.first),
         "until": _iso(replayed.last),
-        "lines": reading.lines,
+        "lines": replayed.taken + reading.broken,
         "is_cut": replayed.is_cut,
         "broken": reading.broken,
         "broken_first": [line._asdict() for line in reading.shown],
@@ -50,6 +50,9 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
 
 
 def _ended(end: EarlyEnd) -> str:
+    if end.most:
+        text = _("%(log)s: unpacked, it is larger than %(mebibytes)d MiB; what follows line %(lines)d is not looked at")
+        return text % {**end._asdict(), "mebibytes": end.most >> 20}
     if end.damage:
         text = _("%(log)s: the file is damaged after line %(lines)d (%(damage)s); what follows is not looked at")
     else:
@@ -149,7 +152,7 @@ def _text(found: dict[str, Any]) -> Iterator[str]:
         yield from (f"note: {note}" for note in found["notes"])
         return
     logs = ", ".join(f"{log['name']} ({log['format']})" for log in found["logs"])
-    yield f"{found['lines']:,} lines of {logs}"
+    yield f"{found['lines']:,} lines of {logs}" + (", which go on: the replay was ended" if found["is_cut"] else "")
     if found["from"]:
         yield f"from {_clock(found['from'])} to {_clock(found['until'])} UTC"
     yield from _about_lines(found)

@@ -6,17 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from django.utils.translation import gettext as _
+
 from ...limits.decision import LimitState
 from ...limits.rate import SECOND
 from ...rules.rule import Rule
 from .curve import RefusalCounter, RefusalCurve, why_no_curve
-from .formats import LogLine
+from .formats import LogLine, excerpt
 from .planning import LineCharge
 
 TOO_MANY = 429
 MINUTE = 60 * SECOND
 MOST_AGENTS = 3
 """User agents that are kept of one identity: the first ones, each with how often it was refused."""
+LONGEST_KEPT = 512
+"""Characters that are kept of a user agent, and of whom a rule refused."""
 
 
 class Offender(NamedTuple):
@@ -90,15 +94,19 @@ class Tally:
             self.refused_both += was_refused
             self.seconds_refused += line.seconds or 0.0
             self._refuse(digest, charged.whom, line.agent)
-        if self._counter is not None:
-            self._counter.add(digest, moment, self.cost)
+        if self._counter is not None and not self._counter.add(digest, moment):
+            self._counter = None
+            self.why_no_curve = _("too many requests count at once, and a curve of them would take too much memory")
 
     def _refuse(self, digest: bytes, whom: str, agent: str | None) -> None:
         known = self._offenders.get(digest)
         agents = {} if known is None else known.agents
+        agent = None if agent is None else excerpt(agent, LONGEST_KEPT)
         if agent is not None and (agent in agents or len(agents) < MOST_AGENTS):
             agents[agent] = agents.get(agent, 0) + 1
-        self._offenders[digest] = Offender(whom, 1 if known is None else known.refused + 1, agents)
+        self._offenders[digest] = Offender(
+            excerpt(whom, LONGEST_KEPT), 1 if known is None else known.refused + 1, agents
+        )
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:
         """Note which limits the rule has, with the first line that meets it; `draws`: count its refusal curve, too."""

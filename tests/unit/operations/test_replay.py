@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import random
+import sys
+import time
+import tracemalloc
 from collections import Counter, deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,11 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit
 from django_ratelimit_lua.operations.replay import Log, UnreadableLogError
+from django_ratelimit_lua.operations.replay import curve as curve_module
 from django_ratelimit_lua.operations.replay import reading as reading_module
 from django_ratelimit_lua.operations.replay.curve import RefusalCounter, RefusalCurve
 from django_ratelimit_lua.operations.replay.formats import (
+    LONGEST_LINE,
     LogLine,
     UnknownFormatError,
     alb,
@@ -29,10 +36,11 @@ from django_ratelimit_lua.operations.replay.formats import (
     json_object,
     moment_of,
 )
-from django_ratelimit_lua.operations.replay.planning import why_unseen
+from django_ratelimit_lua.operations.replay.planning import LinePlanner, why_unseen
 from django_ratelimit_lua.operations.replay.reading import EarlyEnd, Reading, ordered, sorted_lines
 from django_ratelimit_lua.operations.replay.requests import LoggedRequest, address_for, client_of
 from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.rules.ruleset import Ruleset
 
 SECOND = 1_000_000
 COMBINED = (
@@ -179,7 +187,12 @@ ANY_TEXT = st.one_of(
             st.lists(inner) | st.dictionaries(st.sampled_from(["request", "headers", "ts", "host", "uri"]), inner)
         ),
     ).map(json.dumps),
-)
+    st.tuples(
+        st.sampled_from([CADDY, NGINX]), st.integers(0, 9), st.sampled_from(["\\ud800", "\\uDFFF%41", "\\\\ud800"])
+    ).map(
+        lambda put: '"'.join(part + put[2] * (number % 10 == put[1]) for number, part in enumerate(put[0].split('"')))
+    ),
+).map(lambda text: text.encode("utf-8", "surrogatepass").decode("utf-8", "replace"))  # As bytes are read.
 
 
 @given(ANY_TEXT)
@@ -194,6 +207,44 @@ def test_no_line_makes_a_reader_raise(text: str) -> None:
             request.GET.get("q")
             assert found.moment >= 0
             assert found.method == "" or found.target
+            assert repr((*found[:-2], request.META, request.path)).encode()
+            assert str(found).encode()
+
+
+PIECES = (
+    " ", "\t ", '"', '" "', ' "', '"" ', "\\", '\\"', '\\\\"', '" \\', "[", "[]", "{", '{"a":', "(", "-", " -", "1",
+    "1.", ",", " 1,", "%", "/", "://", "a", "a ", "x\t", "é", "٣", ' "a', ' "1.1.1.1"', " rt=1",
+    ' [01/Jul/1995:00:00:01 -0400] "', " [01/Jul/1995:",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_line_takes_time_by_its_length(piece: str) -> None:
+    """Whatever somebody has put into it 64 KiB of, and wherever: eight times the length takes no 24 times the time."""
+    behind, before = COMBINED + ' 1 "', COMBINED.partition("GET")[0]
+    at_agent, at_user = COMBINED.rpartition('"')[0], COMBINED.partition("[")[0]
+    places: list[Callable[[str], str]] = [
+        lambda filling: filling, lambda filling: COMBINED + filling, lambda filling: f"{behind}{filling}",
+        lambda filling: f"{before}{filling}", lambda filling: f"{before}{filling}{COMBINED.partition('GET')[2]}",
+        lambda filling: f"{at_agent}{filling}", lambda filling: f"{at_user}{filling}",
+        lambda filling: f"{ALB}{filling}",
+        lambda filling: ALB.replace("GET", f"GET{filling}"), lambda filling: ALB.replace("curl", filling),
+        lambda filling: NGINX.replace("/login/", filling), lambda filling: CADDY.replace('["k1"]', f"[{filling}"),
+    ]  # fmt: skip
+    readers = (combined, format_of([f"h {COMBINED}"]).read, json_object, alb, columns("time\thost\turl"))
+
+    def taken(text: str) -> float:
+        began = time.process_time()
+        for read in readers:
+            read(text)
+        return time.process_time() - began
+
+    for place in places:
+        small, large = (
+            place(piece * (size // len(piece)))[:LONGEST_LINE] for size in (LONGEST_LINE // 8, LONGEST_LINE)
+        )
+        quick = min(taken(small) for _ in range(3))
+        assert any(taken(large) < max(0.02, 24 * quick) for _ in range(3)), place(piece)
 
 
 @given(st.lists(ANY_TEXT, min_size=1))
@@ -211,6 +262,148 @@ def test_no_bytes_make_a_log_raise_anything_but_its_own_error(data: bytes) -> No
         with suppress(UnreadableLogError):
             log = Log("bytes", file=io.BytesIO(content))
             assert all(isinstance(each, LogLine) for each in log.lines(Reading()))
+
+
+def held_open(name: str, data: bytes) -> tuple[Log, io.BytesIO]:
+    file = io.BytesIO(data)
+    return Log(name, file=file), file
+
+
+@pytest.mark.parametrize(
+    "one", ["", "broken", COMBINED.replace("GET", "-").replace("/a", "-"), COMBINED, "x" * 70_000, "\0" * 300_000]
+)
+def test_whoever_waits_is_asked_whatever_lines_there_are(one: str) -> None:
+    """After some ten thousand lines or some MiB, and what is raised then ends the reading."""
+    count = 35_000 if len(one) < 1000 else reading_module.SAMPLE + 20 * 2**20 // len(one)
+    log, file = held_open("log", gzip.compress(f"{COMBINED}\n".encode() + f"{one}\n".encode() * count, 1))
+    looks = itertools.count()
+    reading = Reading(look=lambda: next(looks) and None)
+    for _ in ordered([log], reading):
+        pass
+    assert 3 <= next(looks) <= 8
+
+    def enough() -> None:
+        raise StopAsyncIteration  # Which nothing else raises here.
+
+    file.seek(0)
+    log = Log("log", file=file)
+    with pytest.raises(StopAsyncIteration):
+        list(ordered([log], Reading(look=enough)))
+
+
+def test_a_log_is_unpacked_as_far_as_it_may_be() -> None:
+    """What it was is said, also where no line of it says anything, and where one has no end."""
+    packed = gzip.compress(f"{COMBINED}\n".encode() * 100 + b"\n" * 3_000_000)
+    found = Reading()
+    assert len(list(Log("log", file=io.BytesIO(packed), most=1_000_000).lines(found))) == 100
+    ((name, lines, damage, most),) = found.ended
+    assert (name, damage, most) == ("log", "", 1_000_000)
+    assert lines == 1_000_000 - 100 * (len(COMBINED) + 1) + 100
+    found = Reading()
+    list(Log("log", file=io.BytesIO(gzip.compress(b"a" * 3_000_000)), form=None, most=10).lines(found))
+    assert [end.most for end in found.ended] == [10]
+
+
+@contextmanager
+def memory() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Bytes that are kept since, and the most at once."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        yield lambda: (tracemalloc.get_traced_memory()[0] - before, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("seconds", [1, 1000])
+def test_long_lines_are_held_by_their_length(seconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of those, fewer are sorted and spread; none is lost, and time never goes back."""
+    monkeypatch.setattr(reading_module, "MOST_HELD", 2**20)
+    file = tmp_path / "log"
+    with file.open("w") as written:
+        for number in range(500):
+            clock = f"03:{number % seconds // 60:02}:{number % seconds % 60:02}"
+            written.write(COMBINED.replace("03:00:42", clock).replace("hi", f"{number}" + "x" * 60_000) + "\n")
+    log, found = Log(str(file)), Reading()
+    with memory() as used:
+        last, count = 0, 0
+        for moment, _line in ordered([log], found):
+            assert moment >= last
+            last, count = moment, count + 1
+        assert used()[1] < 8 * 2**20
+    log.close()
+    assert (count, found.lines, found.late) == (500, 500, 0)
+
+
+def test_nothing_long_is_kept_for_later() -> None:
+    """Times and addresses that are none are broken lines; paths and agents are read, but not remembered."""
+    planner = LinePlanner(
+        Ruleset([compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "5/m"})]), frozenset(), 1
+    )
+    long = "x" * 50_000
+
+    def lines(number: int) -> list[str]:
+        asked = f'"GET /{number}{long} HTTP/1.1" 200 1 "-" "{number}{long}"'
+        clock = "[01/Jul/1995:00:00:01 -0400]"
+        tell = {"ts": 1, "remote_addr": "::1", "request": f"GET /{number}{long}", "status": 200}
+        return [
+            f"{number}{long} - - {clock} {asked}",
+            f"192.0.2.1 - - {clock} {asked}",
+            f"192.0.2.1 - {number}{long} {clock} {asked}",
+            f'192.0.2.1 - - {clock} {asked} "{number}{long}, {number}{long}"',
+            json.dumps({**tell, "ts": f"{number}{long}"}), json.dumps({**tell, "ts": "1" * 50_000 + str(number)}),
+            json.dumps({**tell, "remote_addr": f"{number}{long}"}),
+            json.dumps({**tell, "user": f"{number}{long}"}), json.dumps(tell),
+            ALB.replace("192.168.131.39", f"{number}{long}"), ALB.replace("2018-07-02T22:22:48", f"{number}{long}"),
+        ]  # fmt: skip
+
+    def taken(number: int) -> int:
+        count = 0
+        for text in lines(number):
+            for read in (combined, json_object, alb):
+                found = read(text)
+                if found is not None:
+                    assert planner.plan(found)
+                    count += 1
+        return count
+
+    assert taken(0) == 4
+    with memory() as used:
+        for number in range(1, 100):
+            taken(number)
+        assert used()[0] < 2 * 2**20
+
+
+@pytest.mark.parametrize("year", [1970, 2199, 2200, 9899, 9999])
+def test_times_of_the_last_years_are_none(year: int) -> None:
+    """Calendars have windows before and behind every time that is read."""
+    texts = (
+        COMBINED.replace("22/Nov/2026", f"31/Dec/{year}"), NGINX.replace("2026-11-22", f"{year}-12-31"),
+        ALB.replace("2018-07-02", f"{year}-12-31"),
+    )  # fmt: skip
+    for text, read in zip(texts, (combined, json_object, alb), strict=True):
+        found = read(text)
+        assert (found is not None) == (year < 2200)
+        for align in ("day", "week", "month"):
+            if found is not None:
+                rate = {"day": "5/d", "week": "5/w", "month": "5/30d"}[align]
+                assert Limit("x", rate, algorithm="fixed_window", align=align).numbers(found.moment)
+
+
+def test_a_log_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither standard input nor a file that it was given; also where there is no standard input, as in servers."""
+    log, file = held_open("log", COMBINED.encode())
+    log.close()
+    assert not file.closed
+    (tmp_path / "log").write_text("nonsense\n")
+    for standard in (io.TextIOWrapper(io.BytesIO(b"nonsense\n")), None):
+        monkeypatch.setattr(sys, "stdin", standard)
+        file = io.BytesIO(b"nonsense\n")
+        for name, given_file in (("log", file), (str(tmp_path / "log"), None), ("-", None)):
+            with pytest.raises(UnreadableLogError):
+                Log(name, file=given_file)
+        assert not file.closed
+        assert standard is None or not standard.buffer.closed
 
 
 def test_broken_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
@@ -349,13 +542,61 @@ def test_one_pass_tells_what_every_limit_would_have_refused(hits: list[tuple[int
     hits.sort()
     counter = RefusalCounter(Limit("x", "5/m", algorithm="sliding_log"))
     for second, who in hits:
-        counter.add(who.encode(), second * SECOND, 1)
+        assert counter.add(who.encode(), second * SECOND)
     curve = counter.curve()
     by_who = [[second for second, one in hits if one == who] for who in {who for _, who in hits}]
     for limit in range(len(hits) + 2):
         refused = [slow_curve(moments, limit, 60) for moments in by_who]
         assert curve.at(limit)[1:] == (sum(refused), sum(1 for count in refused if count))
     assert all(curve.at(point.limit) == point for point in curve.points())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "fixed_window"}, {"algorithm": "sliding_window"}, {"algorithm": "fixed_window", "align": "day"}],
+)
+def test_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
+    """What ends together is kept together, however much that is, of one identity or of some."""
+    counter = RefusalCounter(Limit("x", "100000/d", **options))
+    with memory() as used:
+        for number in range(50_000):
+            assert counter.add(b"%d" % (number * number % 7 % 3), number * SECOND)
+        assert used()[1] < 2**20
+    assert counter.curve().requests == 50_000
+
+
+@given(
+    hits=st.lists(st.tuples(st.integers(1, 40), st.sampled_from("aab")), max_size=200),
+    algorithm=st.sampled_from(["sliding_log", "sliding_window", "fixed_window"]),
+)
+def test_a_curve_is_the_same_where_it_has_had_to_make_room(hits: list[tuple[int, str]], algorithm: str) -> None:
+    """As long as it does not say that there is none."""
+    small, large = (RefusalCounter(Limit("x", "5/m", algorithm=algorithm)) for _ in range(2))
+    most, second = curve_module.MOST_COUNTED, 0
+    for wait, who in hits:
+        second += wait
+        curve_module.MOST_COUNTED = 12
+        try:
+            has_room = small.add(who.encode(), second * SECOND)
+        finally:
+            curve_module.MOST_COUNTED = most
+        assert large.add(who.encode(), second * SECOND)
+        if not has_room:
+            return
+    assert small.curve() == large.curve()
+
+
+def test_a_curve_that_would_take_too_much_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more count at once than may be kept, of one identity or of all; not where as many have ended."""
+    monkeypatch.setattr(curve_module, "MOST_COUNTED", 1000)
+    log = RefusalCounter(Limit("x", "100000/d", algorithm="sliding_log"))
+    assert [log.add(b"a", number * SECOND) for number in range(1001)] == [True] * 1000 + [False]
+    log = RefusalCounter(Limit("x", "100000/d", algorithm="sliding_log"))
+    assert [log.add(b"%d" % number, number * SECOND) for number in range(1001)] == [True] * 1000 + [False]
+    window = RefusalCounter(Limit("x", "100000/d", algorithm="fixed_window"))
+    assert [window.add(b"a", SECOND) for _ in range(1001)] == [True] * 1000 + [False]
+    minutes = RefusalCounter(Limit("x", "100000/m", algorithm="sliding_log"))
+    assert all(minutes.add(b"%d" % (number % 7), number * SECOND) for number in range(5000))
 
 
 def test_a_curve_of_many_steps_is_thinned() -> None:
