@@ -218,8 +218,8 @@ def longest_turn(seconds: float) -> float:
 
 
 def refused() -> str:
-    """Where the answer comes from for who has hit the limiter too often: from memory, as soon as it may be gone by. For a
-    moment it may not, as there is something on the wire to be heard; after two seconds, that is no moment."""
+    """Where the answer comes from for who has hit the limiter too often: from memory, as soon as it may be gone by.
+    For a moment it may not, as there is something on the wire to be heard; after two seconds, that is no moment."""
     for _ in range(400):
         source = [limiter.hit("ada").source for _ in range(5)][-1]
         if source == "deny-cache":
