@@ -355,11 +355,11 @@ def _history(met: ExplainedLimit) -> str:
         return ""
     parts = []
     if found.used is not None:
-        parts.append(_("%(number)s units used") % {"number": between_words(*found.used)})
+        parts.append(_("units used: %(number)s") % {"number": between_words(*found.used)})
     if found.refused is not None and met.state is not None and met.state.mode == "shadow":
-        parts.append(_("%(number)s requests would be refused") % {"number": between_words(*found.refused)})
+        parts.append(_("requests that would be refused: %(number)s") % {"number": between_words(*found.refused)})
     elif found.refused is not None:
-        parts.append(_("%(number)s requests refused") % {"number": between_words(*found.refused)})
+        parts.append(_("requests refused: %(number)s") % {"number": between_words(*found.refused)})
     since = datetime.datetime.fromtimestamp(found.since, datetime.UTC if settings.USE_TZ else None)
     return (
         _("Since %(moment)s: %(numbers)s") % {"moment": moment_words(since), "numbers": ", ".join(parts)}
