@@ -11,7 +11,7 @@ from typing import Any
 
 from ...conf import conf
 from ...exceptions import StoreError
-from ...limits.call import Call, Charge
+from ...limits.call import Call
 from ...limits.rate import SECOND
 from ...rules.ruleset import Ruleset
 from ...store import Store
@@ -138,6 +138,7 @@ class _Deciding:
     def run(self, timed: Iterator[tuple[int, LogLine]]) -> None:
         """Decide lines."""
         replayed, plan, calls, waiting = self._replayed, self._replayed.planner.plan, self._calls, self._waiting
+        prefix, longest_hold, slack = self.prefix, self._longest_hold, SLACK * SECOND
         reading, size = replayed.reading, 0
         for moment, line in timed:
             size += line.size
@@ -159,14 +160,10 @@ class _Deciding:
                 replayed.named += 1
             planned = plan(line)
             if planned:
-                charges: list[Charge] = []
-                for charged in planned:
-                    for each in charged.charges:
-                        charges.append(each.charge)
-                calls.append(
-                    Call(charges, "hit", self.prefix, moment, longest_hold_us=self._longest_hold,
-                         slack_us=SLACK * SECOND)
-                )  # fmt: skip
+                charges = planned[0].charges
+                if len(planned) > 1:
+                    charges = [charge for charged in planned for charge in charged.charges]
+                calls.append(Call(charges, "hit", prefix, moment, longest_hold_us=longest_hold, slack_us=slack))
                 waiting.append((moment, line, planned))
         self.decide()
 
@@ -180,7 +177,7 @@ class _Deciding:
                 tally = self._replayed.tallies[charged.rule.name]
                 if not tally.key_parts:
                     tally.expect(charged, draws=self._draws)
-                tally.identities.add(charged.charges[0].charge.digest)
+                tally.identities.add(charged.charges[0].digest)
         sent = time.time()  # By the clock that keys expire by.
         decisions = self._store.decide_many(calls)
         answered = time.time()

@@ -6,17 +6,18 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
 from ...conf import conf
 from ...conf.callables import name_of
-from ...engine.decide import PlannedCharge
 from ...identity.forwarded import parse_address
 from ...identity.keys import EXACT
 from ...identity.routes import resolved
+from ...limits.call import Charge
 from ...limits.rate import Rate
 from ...rules.exempt import is_exempt
 from ...rules.rule import Rule
@@ -31,7 +32,7 @@ REMEMBERED = 50_000
 LONGEST_REMEMBERED = 512
 """Characters of such a path or identity; what is longer is found out each time, and not kept."""
 _SEEN_IN_LOGS = {"user-agent": "agent", "referer": "referer", "host": "host"}
-_BY_ADDRESS = frozenset(("ip", "user", "user_or_ip"))
+_BY_CLIENT = ("ip", "user", "user_or_ip")
 _UNKNOWN = ("session", "post", "json", "data", "cookie")
 
 
@@ -39,7 +40,7 @@ class LineCharge(NamedTuple):
     """What one rule charges a line: the charges of its rates, and whom they are about, in words."""
 
     rule: Rule
-    charges: Sequence[PlannedCharge]
+    charges: Sequence[Charge]
     whom: str
 
 
@@ -74,10 +75,8 @@ class LinePlanner:
             self.notes.append(_("RATELIMIT_IP_META_KEY is a function, and may not find the address in a log"))
         self.ruleset = Ruleset(looked_at)
         self._rules: dict[tuple[str, str], Sequence[Rule]] = {}
-        self._charges: dict[tuple[str, str, str], LineCharge | None] = {}
-        self._by_address = {
-            rule.name for rule in looked_at if rule.key is not None and _BY_ADDRESS.issuperset(rule.key.name.split("+"))
-        }
+        self._charges: dict[tuple[str, Any], LineCharge | None] = {}
+        self._reads = {rule.name: reads for rule in looked_at if (reads := _reads(rule, knows)) is not None}
 
     def plan(self, line: LogLine) -> list[LineCharge]:
         """What a line is charged, rule by rule."""
@@ -95,14 +94,15 @@ class LinePlanner:
         found = []
         request = None
         for rule in rules:
-            if rule.name in self._by_address:
-                who = (rule.name, line.forwarded or "", line.address + "\n" + line.user)
+            reads = self._reads.get(rule.name)
+            if reads is not None:
+                who = (rule.name, reads(line))
                 charge = self._charges.get(who, _NOT_YET)
                 if charge is _NOT_YET:
                     if len(self._charges) >= REMEMBERED:
                         self._charges.clear()
                     charge = self._charged(rule, line, self._request(line))
-                    if len(who[1]) + len(who[2]) <= LONGEST_REMEMBERED:
+                    if sum(len(read or "") for read in who[1]) <= LONGEST_REMEMBERED:
                         self._charges[who] = charge
             else:
                 request = request or self._request(line)
@@ -154,10 +154,22 @@ class LinePlanner:
         rates = [rate for rate in template.rates if isinstance(rate, Rate)]
         cost = template.cost
         place.add(rule, rule.name, template, rates, cost if isinstance(cost, int) else 1, identity)
-        return LineCharge(rule, place.charges, words_of(identity, line, request))
+        return LineCharge(rule, [planned.charge for planned in place.charges], words_of(identity, line, request))
 
 
 _NOT_YET: Any = object()
+
+
+def _reads(rule: Rule, knows: frozenset[str]) -> Callable[[LogLine], tuple[str | None, ...]] | None:
+    """What reads all of a line that whom a rule counts goes by, where that is little; else None."""
+    fields = ["user", "address", "forwarded"]
+    for part in rule.key.name.split("+") if rule.key is not None else ("",):
+        told = _SEEN_IN_LOGS.get(part.removeprefix(EXACT).removeprefix("header:").lower())
+        if told is not None and "headers" not in knows:
+            fields.append(told)
+        elif part not in _BY_CLIENT:
+            return None
+    return attrgetter(*fields)
 
 
 def words_of(identity: Any, line: LogLine, request: LoggedRequest) -> str:

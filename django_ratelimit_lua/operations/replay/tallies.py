@@ -76,9 +76,8 @@ class Tally:
 
     def add(self, charged: LineCharge, line: LogLine, moment: int, states: Sequence[LimitState]) -> None:
         """Count a line, by the states of the rule's limits."""
-        digest = charged.charges[0].charge.digest
+        digest = charged.charges[0].digest
         self.lines += 1
-        self.identities.add(digest)
         self.busiest.add(moment)
         was_refused = line.status == TOO_MANY
         if was_refused:
@@ -110,9 +109,9 @@ class Tally:
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:
         """Note which limits the rule has, with the first line that meets it; `draws`: count its refusal curve, too."""
-        limits = [planned.charge.limit for planned in charged.charges]
+        limits = [charge.limit for charge in charged.charges]
         self.key_parts = {limit.key_part for limit in limits}
-        self.cost = charged.charges[0].charge.cost
+        self.cost = charged.charges[0].cost
         if draws:
             self.why_no_curve = why_no_curve(limits, self.cost)
             self._counter = None if self.why_no_curve else RefusalCounter(limits[0])
