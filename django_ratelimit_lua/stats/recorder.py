@@ -1,7 +1,7 @@
 """Every decision, counted in the process: one call at the end of `engine/decide`, whoever asked and whoever decided.
 
-What is counted is written once a second (`writing`), so that counting costs a decision no trip and well under a
-microsecond. A process that is killed loses its last second of statistics, never a count of a limit.
+What is counted is written once a second (`writing`), so that counting costs a decision no trip, and a hundredth of
+what a trip does. A process that is killed loses its last second of statistics, never a count of a limit.
 """
 
 from __future__ import annotations
