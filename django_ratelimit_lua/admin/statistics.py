@@ -146,7 +146,9 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         asked = request.GET
         name, period = asked.get("name", ""), asked.get("period", "day")
         if not name:
-            return HttpResponseRedirect(self._url("changelist"))
+            return HttpResponseRedirect(
+                self._url("changelist", **{key: asked[key] for key in ("format",) if key in asked})
+            )
         if period not in PERIODS:
             period = "day"
         may_see_who = bool(request.user.has_perm(WHO))
@@ -200,7 +202,9 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         present = [word for word in RESULT_NAMES if told[word] or word in ("allowed", "refused")]
         words = _summary(told)
         who = told["identities"]
+        is_rehearsal = not told["counts_since"]["refused"] and bool(told["counts_since"]["would_be_refused"])
         return {
+            "is_rehearsal": is_rehearsal,
             "words": words,
             "pattern": pattern(_refusals(told["counts_since"]), told["people_refused"]),
             "reaches_back": _reaches_back(told),
@@ -242,7 +246,9 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
             "who": [] if who is None else [
                 (title, unit, _shown_people(request, who[key], told["rule"]))
                 for key, title, unit in (
-                    ("refused", _("Refused most"), _("refused")), ("used", _("Used most"), _("units")),
+                    ("refused", _("Would be refused most"), _("would be refused"))
+                    if is_rehearsal else ("refused", _("Refused most"), _("refused")),
+                    ("used", _("Used most"), _("units")),
                 )
             ],
             "since": _since_words(told),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -335,12 +336,17 @@ def _other_limits(what: Named, span: Span) -> list[tuple[str, str, Rate, int | N
                 given.append(("changes", algorithm, declared.get("rate"), burst))
                 tiers = declared.get("tiers") or ()
                 given += [("changes", algorithm, tier.get("rate"), tier.get("burst") or burst) for tier in tiers]
+            else:  # Before the rule was there, or after it, what the code says held.
+                of_code = _in_code(what.name).limits
+                given += [("changes", limit.algorithm, str(limit.rate), limit.burst) for limit in of_code]
+    algorithm, burst = (what.limits[0].algorithm, what.limits[0].burst) if what.limits else (None, None)
     if what.row is not None:
         algorithm, burst = what.row.algorithm or None, what.row.burst
         of_tiers = [(algorithm, row.declared().get("rate"), row.burst or burst) for row in what.row.tiers.all()]
         given = [one for one in given if one[1:] not in of_tiers] + [("tiers", *one) for one in of_tiers]
-        for override in RateLimitOverride.objects.between(*_moments(span)).filter(rule=what.row, effect="limit"):
-            given.append(("overrides", algorithm, override.rate, override.burst or burst))
+    about = Q(rule=None) if what.row is None else Q(rule=None) | Q(rule=what.row)
+    for override in RateLimitOverride.objects.between(*_moments(span)).filter(about, effect="limit"):
+        given.append(("overrides", algorithm, override.rate, override.burst or burst))
     found = []
     for reason, algorithm, rates, burst in given:
         name = algorithms.find(algorithm or conf.ALGORITHM).name

@@ -75,6 +75,12 @@ def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> lis
         meant = meant_by(given["name"])
         hint = _("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
         warnings.append(("name", f"{problem} {hint}".strip()))
+    group = given.get("group", "")
+    if group and not given.get("exempt") and group not in known_call_sites:
+        problem = _("No limit in the code has this name, as far as it is imported here: the rule would match nothing.")
+        meant = meant_by(group)
+        hint = _("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
+        warnings.append(("group", f"{problem} {hint}".strip()))
     return [*warnings, *lost_of_call_sites(given)]
 
 

@@ -4,6 +4,7 @@ back; an operator compares numbers, and wants to see seconds go by.
 
 from __future__ import annotations
 
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -35,7 +36,7 @@ def duration_words(seconds: float) -> str:
     ('0.3 s', '60 s', '14 min 46 s', '2 h 1 min')
     """
     if seconds < 10:
-        return _("%(seconds)s s") % {"seconds": round(seconds, 1)}
+        return _("%(seconds)s s") % {"seconds": number_format(round(seconds, 1), 1)}
     whole = -int(-seconds // 1)
     minutes, rest = divmod(whole, 60)
     hours, minutes_left = divmod(minutes, 60)

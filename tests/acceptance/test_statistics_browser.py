@@ -95,6 +95,14 @@ def test_a_slider_moves_along_the_curve(browser: Any, demo: str) -> None:
     assert re.search(r"limit=2$", box.find_element("class name", "ratelimit-take").get_attribute("href"))
     assert line.get_attribute("x1") != at
     assert slider.get_attribute("aria-valuetext") == "2"
+    number, link = box.find_element("css selector", "[type=number]"), box.find_element("class name", "ratelimit-take")
+    for typed, is_one in (("999999999", False), ("2", True), ("-5", False), ("", False), ("2.5", False)):
+        browser.execute_script("arguments[0].value = ''", number)
+        number.send_keys(typed or "1", *([] if typed else [Keys.BACKSPACE]))
+        assert link.is_displayed() is is_one, typed
+        assert ("would have refused" in box.find_element("class name", "ratelimit-answer").text) is is_one, typed
+    slider.send_keys(Keys.HOME)
+    assert link.is_displayed()
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     browser.get(f"{page}&limit0=2")
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

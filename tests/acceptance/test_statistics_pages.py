@@ -260,6 +260,49 @@ def test_a_curve_knows_all_limits_that_held_since_it_begins(
     assert others() == ["changes"]
 
 
+def test_a_curve_knows_what_the_code_said_before_a_rule_took_its_place(operator: Client) -> None:  # noqa: F811
+    """And after it: what was refused by the other limit is not what this one would have."""
+    limiter = RateLimiter("of.code", "3/h", algorithm="fixed_window")
+    assert [limiter.hit("ada").allowed for _ in range(6)].count(False) == 3
+    of = told(operator, ONE, name="of.code")["curves"][0]
+    assert (of["today"], of["others"]) == (3, [])
+    rule = RateLimitRule.objects.create(name="of.code", limit=30, unit="h", algorithm="fixed_window")
+    of = told(operator, ONE, name="of.code")["curves"][0]
+    assert (of["today"], of["others"]) == (30, ["changes"])
+    assert {point["limit"]: point["requests"] for point in of["points"]}[20][0] == 0
+    rule.delete()
+    of = told(operator, ONE, name="of.code")["curves"][0]
+    assert (of["today"], of["others"]) == (3, ["changes"])
+
+
+def test_a_curve_knows_overrides_of_all_rules(operator: Client) -> None:  # noqa: F811
+    """Of rules, and of limits in code."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h", algorithm="fixed_window")
+    RateLimitChange.objects.all().delete()
+    RateLimitOverride.objects.create(network="203.0.113.1", effect="limit", limit=30, unit="h")
+    assert visits(5, "203.0.113.1").count(429) == 0
+    RateLimiter("of.code", "2/h").hit("ada")
+    for name in ("site", "of.code"):
+        assert told(operator, ONE, name=name)["curves"][0]["others"] == ["overrides"]
+
+
+def test_in_shadow_mode_nobody_is_said_to_be_refused(operator: Client) -> None:  # noqa: F811
+    """But that they would be, everywhere on the page."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h", mode="shadow")
+    assert visits(3) == [200] * 3
+    page = text(operator, ONE, name="site")
+    assert "clients that would be refused" in page
+    assert "Would be refused most" in page
+    assert "Refused most" not in page
+    assert "clients refused" not in page
+
+
+def test_json_of_no_name_is_that_of_all(operator: Client) -> None:  # noqa: F811
+    """Not a page."""
+    answer = operator.get(f"{ONE}?format=json", follow=True)
+    assert answer.headers["Content-Type"] == "application/json"
+
+
 def test_a_curve_beside_others_says_so(operator: Client) -> None:  # noqa: F811
     """What the other limit refused is not what this one would have."""
     limiter = RateLimiter("of.both", ["2/h", "100/d"])

@@ -202,3 +202,13 @@ def test_a_name_has_no_characters_that_nobody_sees(hidden: str, operator: Client
     answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
     assert f"Enter it without characters that cannot be seen: U+{ord(hidden):04X}." in errors(answer)
     assert not RateLimitRule.objects.exists()
+
+
+def test_a_call_site_that_nobody_knows_is_asked_about(operator: Client) -> None:
+    """Alone or with a path, the rule would match nothing; the name that may be meant is said."""
+    for fields in ({"group": "searhc"}, {"group": "searhc", "path": "/zz/"}):
+        answer = operator.post(f"{RULES}add/", given(key="ip", limit=5, **fields))
+        assert "the rule would match nothing. Did you mean “search”?" in errors(answer)
+    form = given(key="ip", limit=5, group="nobody knows")
+    assert confirmed(operator, f"{RULES}add/", form).status_code == 302
+    assert operator.post(f"{RULES}add/", given(name="beside", key="ip", limit=5, group="search")).status_code == 302

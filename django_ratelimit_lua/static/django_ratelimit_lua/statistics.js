@@ -88,10 +88,16 @@ document.addEventListener("DOMContentLoaded", () => {
     range.setAttribute("aria-valuetext", number.value);
     range.addEventListener("input", () => {
       number.value = points[range.value].limit;
+      if (take) take.parentElement.hidden = false;
       show(Number(range.value));
     });
     number.addEventListener("input", () => {
-      if (number.value === "" || !number.validity.valid) return;
+      const isOne = number.value !== "" && number.validity.valid;
+      if (take) take.parentElement.hidden = !isOne;
+      if (!isOne) {
+        answer.textContent = number.validationMessage;
+        return;
+      }
       range.value = placeOf(Number(number.value));
       show(Number(range.value));
     });
