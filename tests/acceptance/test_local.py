@@ -77,6 +77,7 @@ def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.Mo
     own.start()
     until(lambda: limiter.peek("x").source == "redis", "it is back")
     until(lambda: limiter.peek("x").limits[0].used == 5, "it is told")
+    until(lambda: not counters.is_owing, "it is known that it is told")  # Until then, its share decides as well.
     assert limiter.hit("x", cost=21).limits[0].used == 26
     own.stop()
     assert admitted(limiter, 60) == 25 - 7
