@@ -146,9 +146,8 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         asked = request.GET
         name, period = asked.get("name", ""), asked.get("period", "day")
         if not name:
-            return HttpResponseRedirect(
-                self._url("changelist", **{key: asked[key] for key in ("format",) if key in asked})
-            )
+            query = {"format": "json"} if asked.get("format") == "json" else {}
+            return HttpResponseRedirect(self._url("changelist", **query))
         if period not in PERIODS:
             period = "day"
         may_see_who = bool(request.user.has_perm(WHO))
