@@ -203,7 +203,8 @@ def test_refund_reset_and_acquire() -> None:
     limiter.refund("x", cost=500)
     assert limiter.acquire("x", timeout=0).allowed
     leases.give_back(Patience(5))
-    until(lambda: limiter.peek("x").limits[0].used == 2502)  # The task may be giving back some of it just now.
+    # The task may be giving back some of it just now.
+    until(lambda: limiter.peek("x").limits[0].used == 2502, "what was not spent is back")
 
 
 def test_units_go_back_to_the_moment_that_they_count_from() -> None:
