@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.limits.calendar import PERIODS
 from django_ratelimit_lua.limits.limit import Limit
 
@@ -30,14 +31,126 @@ SPARE_SEGMENTS = 16
 SPARE_UNITS = 128
 
 
+@dataclass
+class Bans:
+    """Who offends too often is refused for a time. Offences are moments; `until` 0: nobody was ever banned."""
+
+    seen: int = 0
+    until: int = 0
+    since: int = 0
+    first: int = 0
+    last: int = 0
+    count: int = 0
+    times: int = 0
+    by_hand: bool = False
+    offences: tuple[int, ...] = ()
+    is_new = False
+
+    def edit(self, limit: Limit) -> None:
+        assert limit.ban is not None
+        self.terms = limit.ban
+
+    def follow(self, now: int) -> None:
+        """Where the clock was set back, go on from there with what is known."""
+        back = self.seen - now
+        if back > SET_BACK:
+            for name in ("seen", "until", "since", "first", "last"):
+                setattr(self, name, max(0, getattr(self, name) - back))
+            self.offences = tuple(moment - back for moment in self.offences)
+        self.is_new = False
+
+    def length(self, times: int) -> int:
+        """Of a ban after so many."""
+        longest, length = self.terms.longest_us, Fraction(self.terms.shortest_us)
+        for _ in range(times):
+            if length < longest:
+                length = Fraction(math.floor(length * Fraction(self.terms.factor)))
+        return min(int(length), longest)
+
+    def ends(self, now: int) -> int:
+        """The end as it is under the limit as it is now: what was earned is no longer than it would be now."""
+        by_now = self.last + self.length(self.times - 1) if self.times and not self.by_hand else self.until
+        return min(self.until, by_now) if self.until > self.clock(now) else self.until
+
+    def clock(self, now: int) -> int:
+        return max(now, self.seen)
+
+    def banned(self, now: int) -> int | None:
+        ends = self.ends(now)
+        return ends if ends > self.clock(now) else None
+
+    def remembered(self, now: int) -> int:
+        """How often there was a ban, as far as it is not forgotten."""
+        return self.times if self.clock(now) < max(self.last, self.ends(now)) + self.terms.forget_us else 0
+
+    def counting(self, now: int) -> tuple[int, ...]:
+        return tuple(moment for moment in self.offences if moment + self.terms.window_us > self.clock(now))
+
+    def write(self, now: int) -> None:
+        """What is known from now on; if that is nothing, not even the time."""
+        time, last = self.clock(now), max(self.last, self.until)
+        kept = [self.until, last + self.terms.forget_us if self.times else 0]
+        kept += [moment + self.terms.window_us for moment in self.offences]
+        if max(kept) <= time:
+            self.__init__()  # type: ignore[misc]
+        else:
+            self.seen = time
+
+    def offend(self, now: int, units: int = 1) -> None:
+        time = self.clock(now)
+        if self.banned(now) is not None:
+            if self.terms.renew and not self.by_hand:
+                self.last, self.until = time, time + self.length(self.times - 1)
+                self.write(now)
+            return
+        self.until, self.times, offences = self.ends(now), self.remembered(now), self.counting(now)
+        self.by_hand, self.last = False, time
+        self.offences = offences + (time,) * min(units, self.terms.after)
+        if len(offences) + units >= self.terms.after:
+            self.since, self.first, self.count = time, self.offences[0], len(offences) + units
+            self.until, self.offences, self.is_new = time + self.length(self.times), (), True
+            self.times += 1
+        self.write(now)
+
+    def begin(self, now: int, length: int) -> None:
+        self.times = self.remembered(now)
+        if not length:
+            length, self.times = self.length(self.times), self.times + 1
+        self.since, self.first, self.count, self.by_hand = self.clock(now), 0, 0, True
+        self.until, self.offences, self.is_new = self.since + length, (), True
+        self.write(now)
+
+    def lift(self, now: int, forgets: bool) -> None:
+        self.times = self.remembered(now)
+        self.until = self.clock(now) if self.banned(now) is not None else self.ends(now)
+        self.by_hand, self.offences = False, ()
+        if forgets:
+            self.until = self.last = self.times = 0
+        self.write(now)
+
+    def report(self, now: int) -> Ban:
+        if (until := self.banned(now)) is not None:
+            return Ban(
+                until, self.since, self.first, self.last, self.count, self.remembered(now), self.by_hand, self.is_new
+            )
+        offences = self.counting(now)
+        first, last = (offences[0], offences[-1]) if offences else (0, 0)
+        return Ban(0, 0, first, last, len(offences), self.remembered(now))
+
+
 class Reference:
     """What all share: a clock that never goes back, and the options that are not the algorithm's."""
+
+    bans: Bans | None = None
 
     def __init__(self, limit: Limit) -> None:
         self.seen = 0
         self.edit(limit)
 
     def edit(self, limit: Limit) -> None:
+        if limit.ban is not None:
+            self.bans = self.bans or Bans()
+            self.bans.edit(limit)
         self.limit = limit
         self.size, self.period = limit.rate.limit, limit.rate.period_us
 
@@ -641,21 +754,47 @@ class Answer(NamedTuple):
     reset: int
     wait: int
     counted: int
+    ban: Ban | None = None
 
 
 def decide(
     limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False, hit_at: int | None = None
 ) -> tuple[bool, int, list[Answer]]:
     """One call: whether it is allowed, the units granted, and each limit's answer."""
+    has_bans = operation not in ("refund", "charge")
     for limit in limits:
         limit.follow(now)
+        if has_bans and limit.bans:
+            limit.bans.follow(now)
+            if operation == "offend" and cost:
+                limit.bans.offend(now, cost)
+            elif operation == "ban":
+                limit.bans.begin(now, cost)
+            elif operation == "unban":
+                limit.bans.lift(now, cost == 1)
+    if operation in ("offend", "ban", "unban"):
+        operation, cost = "peek", 0
+    bans = {limit: limit.bans for limit in limits if limit.bans and has_bans and limit.limit.ban}
     enforced = [limit for limit in limits if limit.limit.mode == "enforce"]
+    held = {limit for limit, ban in bans.items() if ban.banned(now) is not None}
+    is_banned = any(limit in enforced for limit in held)
+
+    def ask(limit: Reference, cost: int) -> tuple[int | None, int | None]:
+        at, accepts = limit.ask(now, cost)
+        until = bans[limit].banned(now) if limit in bans else None
+        return (at, accepts) if until is None or at is None else (max(at, until), max(accepts or 0, until))
+
     if partial and enforced and operation != "refund":
-        rooms = [limit.remaining(now) if (limit.ask(now, 1)[1] or now + 1) <= now else 0 for limit in enforced]
+        rooms = [limit.remaining(now) if (ask(limit, 1)[1] or now + 1) <= now else 0 for limit in enforced]
         cost = max(1, min([cost, *rooms]))
-    asked = [limit.ask(now, cost or 1) for limit in limits]
+    asked = [ask(limit, cost or 1) for limit in limits]
     fine = [accepts is not None and accepts <= now for _, accepts in asked]
     allowed = operation == "refund" or all(ok for ok, limit in zip(fine, limits, strict=True) if limit in enforced)
+    if operation == "hit" and cost:
+        for limit, ok in zip(limits, fine, strict=True):
+            if limit in held or (limit in bans and not is_banned and not ok and bans[limit].terms.on == "refused"):
+                bans[limit].offend(now)
+        asked = [ask(limit, cost) for limit in limits]
     departs = max([now] + [at for (at, _), limit in zip(asked, limits, strict=True) if limit in enforced and at])
     answers = []
     for limit, (at, accepts), ok in zip(limits, asked, fine, strict=True):
@@ -665,10 +804,15 @@ def decide(
             at, accepts, ok = now, now, True
         elif operation == "hit" and cost and allowed and ok:
             counted = limit.take(now, max(at or 0, departs), cost)
-        elif operation == "hit" and cost and limit.limit.count_denied:
+        elif operation == "hit" and cost and limit.limit.count_denied and not is_banned and limit not in held:
             counted = limit.punish(now, cost)
-            at, accepts = limit.ask(now, cost)
+            at, accepts = ask(limit, cost)
+        if counted and limit in bans and bans[limit].terms.on == "counted":
+            bans[limit].offend(now)
+            if not allowed:
+                at, accepts = ask(limit, cost)
         retry = None if accepts is None else max(0, accepts - now)
         reset = max(0, limit.idle(now) - now)
-        answers.append(Answer(ok, limit.remaining(now), retry, reset, 0 if at is None else at - now, counted))
+        ban = bans[limit].report(now) if limit in bans else None
+        answers.append(Answer(ok, limit.remaining(now), retry, reset, 0 if at is None else at - now, counted, ban))
     return allowed, cost if allowed and operation == "hit" else 0, answers

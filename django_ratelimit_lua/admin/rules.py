@@ -42,7 +42,8 @@ from .log_replay import LogReplay
 from .preview import previewed
 from .rules_file import RulesFile
 
-_PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone")
+_BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
+_PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
 """Options that have their places in the form; the others follow them."""
 _TOKEN = "csrfmiddlewaretoken"
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
@@ -115,6 +116,17 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             },
         ),
         (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
+        (
+            gettext_lazy("Bans"),
+            {
+                "classes": ("collapse",),
+                "description": gettext_lazy(
+                    "Who offends too often is refused for a time, which grows with every ban. For example: after 10 "
+                    "offences within 10m, ban for 10m."
+                ),
+                "fields": (("ban_after", "ban_window"), ("ban_for", "ban_factor", "ban_max"), *_BANS[5:]),
+            },
+        ),
         (
             gettext_lazy("Advanced"),
             {

@@ -143,7 +143,7 @@ class Counters:
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
         """Remember what Redis says is used, where a share may begin with it."""
         now = time.monotonic()
-        for (limit, digest, _), state in zip(call.charges, states, strict=True):
+        for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
             if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
                 continue
             if not heartbeat.task.is_running:

@@ -230,7 +230,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         return denial
     asked_at, generation = time.monotonic(), deny_cache.generation
     is_hot = False
-    for limit, _, _ in call.charges:
+    for limit, _, _, _, _ in call.charges:
         is_hot = is_hot or limit.is_hot
     try:
         if is_hot or not call.charges or not get_store().compares_rules:

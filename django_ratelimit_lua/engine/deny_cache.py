@@ -18,7 +18,7 @@ from typing import Any
 from ..conf import conf
 from ..conf.changes import on_change
 from ..limits.call import Call
-from ..limits.decision import Decision
+from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
@@ -104,13 +104,13 @@ class DenyCache:
 
 
 def _key(call: Call) -> Any:
-    charges = tuple([(charge.digest, charge.limit.key_part, charge.cost) for charge in call.charges])
+    charges = tuple([(charge.digest, charge.limit.key_part, charge.cost, charge.banned) for charge in call.charges])
     subjects = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
     return (call.prefix, call.revision, call.partial, call.max_wait_us, call.longest_hold_us, subjects, charges)
 
 
 def _digests(key: Any) -> set[bytes]:
-    return {digest for digest, _, _ in key[-1]}
+    return {digest for charged, _, _, banned in key[-1] for digest in (charged, banned) if digest}
 
 
 def _weight(key: Any, denial: CachedDenial) -> int:
@@ -126,7 +126,17 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and decision.source == "redis"
         and not decision.allowed
         and not any(charge.limit.count_denied for charge in call.charges)
+        and not any(
+            _changes_bans(charge.limit, state) for charge, state in zip(call.charges, decision.limits, strict=True)
+        )
     )
+
+
+def _changes_bans(limit: Limit, state: LimitState) -> bool:
+    """Whether the same refusal once more would be an offence, or begin a ban anew."""
+    if limit.ban is None or state.ban is None or state.allowed:
+        return False
+    return limit.ban.renew if state.ban.until else limit.ban.on == "refused"
 
 
 deny_cache = DenyCache()

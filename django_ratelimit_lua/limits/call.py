@@ -14,20 +14,25 @@ from math import isfinite
 from struct import Struct
 from typing import Any, Literal, NamedTuple
 
+from .ban import Ban
 from .decision import Decision, LimitState
 from .limit import Limit
 from .rate import SECOND, LimitError
 
 logger = logging.getLogger("django_ratelimit_lua")
 
-Operation = Literal["hit", "peek", "charge", "refund"]
+Operation = Literal["hit", "peek", "charge", "refund", "offend", "ban", "unban"]
 
 _HEAD = Struct("<4d")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
+_OF_BANS = ("offend", "ban", "unban")
 _HEADER = 5
 _PER_LIMIT = 7
+_PER_BAN = 8
+LONGEST_WHY = 200
+"""Letters of why somebody was banned by hand."""
 MOST_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
 
@@ -49,11 +54,24 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
 
 
 class Charge(NamedTuple):
-    """So many units, a whole number from 0 to `MOST_COST`, for one identity (by its digest) under one limit."""
+    """So many units, a whole number from 0 to `MOST_COST`, for one identity (by its digest) under one limit.
+
+    - `cost`: of `offend`, offences; of `ban`, how long in microseconds, 0 for as long as one that is earned; of
+      `unban`, 1 to forget earlier bans as well, else 0;
+    - `banned`: the digest of whom the limit's bans are; empty: of the same;
+    - `reports`: whether what counts towards a ban is reported later, whatever the limit says.
+    """
 
     limit: Limit
     digest: bytes
     cost: int = 1
+    banned: bytes = b""
+    reports: bool = False
+
+    @property
+    def ban_digest(self) -> bytes:
+        """The digest of whom its bans are."""
+        return self.banned or self.digest
 
 
 class Revision(NamedTuple):
@@ -120,7 +138,8 @@ class Call(NamedTuple):
     - `partial`: grant as many units as there are;
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
     - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
-    - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`.
+    - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`;
+    - `register`: the key of the bans that there are, if it lives where the call is decided; `why`: of a `ban`, words.
     """
 
     charges: Sequence[Charge]
@@ -135,6 +154,8 @@ class Call(NamedTuple):
     subjects: Sequence[Subject] = ()
     longest_hold_us: int | None = None
     slack_us: int | None = None
+    register: bytes = b""
+    why: str = ""
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
@@ -154,13 +175,35 @@ class Call(NamedTuple):
         """The number of the rules revision the caller goes by; 0: it goes by none."""
         return 0 if self.revision is None else self.revision.number
 
+    @property
+    def banning(self) -> list[tuple[int, Charge]]:
+        """The charges whose limits ban, with their places; what is charged or given back asks for no bans."""
+        for charge in self.charges:
+            if charge.limit.ban is not None and self.operation not in ("charge", "refund"):
+                return [(place, each) for place, each in enumerate(self.charges) if each.limit.ban is not None]
+        return []
+
+    def ban_keys(self) -> list[bytes]:
+        """The keys of the bans of its limits."""
+        return [
+            b"%b{%b}:%b" % (self.prefix, charge.ban_digest, charge.limit.ban.key_part)
+            for _, charge in self.banning
+            if charge.limit.ban is not None
+        ]
+
     def keys(self) -> list[bytes]:
-        """The keys of the limits; the fence's key comes last, if there is one. Raises `LimitError` for a double."""
+        """The keys of the limits and their bans; the fence's key comes last, if there is one. Raises `LimitError` for a
+        double."""
         prefix = self.prefix
         keys = [b"%b{%b}:%b" % (prefix, charge.digest, charge.limit.key_part) for charge in self.charges]
+        bans = self.ban_keys()
+        if bans:
+            keys += bans
         if len(keys) > 1 and len(set(keys)) < len(keys):
             names = ", ".join(charge.limit.name for charge in self.charges)
             raise LimitError(f"Two limits of one call share a counter; give them different names: {names}")
+        if bans and self.register:
+            keys.append(self.register)
         if self.revision is not None:
             keys.append(self.fence)
         return keys
@@ -173,6 +216,8 @@ class Call(NamedTuple):
             b"" if self.now is None else b"%016d" % self.now,
             (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
         ]
+        if self.operation == "ban":
+            args[3] = self.why[:LONGEST_WHY].encode("utf-8", "replace")
         if self.slack_us is not None:
             args[2] += b" %d" % self.slack_us
         now = time.time_ns() // 1000 if self.now is None else self.now
@@ -181,14 +226,22 @@ class Call(NamedTuple):
             limit.max_wait_us if is_usual and limit.max_wait_us >= 0 else self.max_wait_us_of(limit)
             for limit in [charge.limit for charge in self.charges]
         ]
+        takes = self.operation not in _OF_BANS
         for charge, max_wait in zip(self.charges, waits, strict=True):
             limit = charge.limit
             args.append(limit.algorithm.encode())
-            record = _HEAD.pack(charge.cost, limit.mode != "enforce", limit.count_denied, max_wait)
+            record = _HEAD.pack(charge.cost if takes else 0, limit.mode != "enforce", limit.count_denied, max_wait)
             record += limit.packed or limit.packed_at(now)
             if limit.wants_more:
                 record += limit.more(now, waits, is_patient=not is_usual)
             args.append(record)
+        bans = self.banning
+        for place, (limit, _, cost, _, reports) in bans:
+            if limit.ban is not None:
+                is_shadow, units = limit.mode != "enforce", 0 if takes else cost
+                args += [b"ban", limit.ban.record(place + 1, units, is_shadow=is_shadow, is_told=reports)]
+        if bans and self.register:
+            args += [b"bans", b""]
         if self.subjects:
             args += [subject.digest for subject in self.subjects]
             args += [subject.tag for subject in self.subjects]
@@ -209,6 +262,8 @@ class Call(NamedTuple):
             raise ValueError(f"not the reply to this call: {reply!r:.80}")
         size = len(reply) - len(token)
         count = _HEADER + _PER_LIMIT * len(self.charges)
+        if bans := self.banning:
+            count += _PER_BAN * len(bans)
         if self.revision is not None and reply.startswith(_STALE):  # No decision begins so: its first double is 0 or 1.
             current = Revision.read(reply[len(_STALE) : size])
             if current == self.revision:
@@ -222,7 +277,7 @@ class Call(NamedTuple):
             raise ValueError("not the reply to this call: no numbers of ours")
         states: tuple[LimitState, ...] = ()
         at = _HEADER
-        for limit, _, _ in self.charges:
+        for limit, _, _, _, _ in self.charges:
             verdict, used, remaining, retry, reset, wait, counted_at = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
             if verdict not in _VERDICTS:
@@ -234,6 +289,8 @@ class Call(NamedTuple):
                 limit.mode, rate.period_us / SECOND, int(counted_at), None,
             )  # fmt: skip
             states += (state,)
+        if bans:
+            states = _with_bans(states, [place for place, _ in bans], numbers[at:])
         if cleared:
             logger.warning("Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix)
         units = int(granted) if self.operation in ("hit", "charge") else 0
@@ -244,3 +301,13 @@ class Call(NamedTuple):
 @lru_cache(maxsize=64)
 def _doubles(count: int) -> Struct:
     return Struct(f"<{count}d")
+
+
+def _with_bans(
+    states: tuple[LimitState, ...], places: Sequence[int], numbers: Sequence[float]
+) -> tuple[LimitState, ...]:
+    """The states, with what the reply says of the bans of those at these places."""
+    found = list(states)
+    for number, place in enumerate(places):
+        found[place] = found[place]._replace(ban=Ban.read(numbers[number * _PER_BAN : (number + 1) * _PER_BAN]))
+    return tuple(found)

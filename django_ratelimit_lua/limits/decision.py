@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from .ban import Ban
 from .rate import SECOND
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class LimitState(NamedTuple):
     - `wait`: how long this limit alone would hold the hit;
     - `counted_at`: the moment from which the units count that were taken, in microseconds since 1970; by it they can be
       given back (0: none were taken, or not by that clock);
-    - `block`: the block that stands in the place of the limit, if one does.
+    - `block`: the block that stands in the place of the limit, if one does;
+    - `ban`: of a limit that bans, the ban in force, or the offences that count towards one.
     """
 
     name: str
@@ -51,10 +54,11 @@ class LimitState(NamedTuple):
     period: float = 0.0
     counted_at: int = 0
     block: Block | None = None
+    ban: Ban | None = None
 
     def __eq__(self, other: object) -> bool:
         # Whenever the units were counted.
-        return isinstance(other, LimitState) and self[:10] == other[:10] and self.block == other.block
+        return isinstance(other, LimitState) and self[:10] == other[:10] and self[11:] == other[11:]
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -93,7 +97,7 @@ class LimitState(NamedTuple):
         reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
         return LimitState(
             self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period,
-            0, self.block,
+            0, self.block, None if self.ban is None else self.ban._replace(is_new=False),
         )  # fmt: skip
 
     def with_leased(self, units: int, seconds: float) -> LimitState:
@@ -111,6 +115,11 @@ class LimitState(NamedTuple):
         True
         """
         return self.block is not None
+
+    @property
+    def banned_until(self) -> datetime | None:
+        """When the ban ends that is in force; None: there is none."""
+        return None if self.ban is None else self.ban.ends_at
 
     @property
     def enforced(self) -> bool:
@@ -185,6 +194,11 @@ class Decision(NamedTuple):
             return 0.0
         waits = [state.retry_after for state in self.enforced]
         return None if None in waits else max((wait for wait in waits if wait is not None), default=None)
+
+    @property
+    def banned_until(self) -> datetime | None:
+        """When the last of the bans ends that refuse it; None: none does."""
+        return max((until for state in self.refusing if (until := state.banned_until) is not None), default=None)
 
     @property
     def reset_after(self) -> float:

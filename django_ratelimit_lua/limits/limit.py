@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from . import algorithms, calendar
 from .algorithms.algorithm import Numbers
+from .ban import BanOn, BanTerms
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, Split, read_options
 from .rate import SECOND, LimitError, Rate
@@ -49,6 +50,14 @@ class Limit:
     on_store_error: Policy | None
     lease: int | None
     split: Split | None
+    ban_after: int | None
+    ban_window: str | None
+    ban_for: str | None
+    ban_factor: float
+    ban_max: str | None
+    ban_forget: str | None
+    ban_on: BanOn
+    ban_renew: bool
     key_part: bytes = field(repr=False, compare=False)
     packed: bytes = field(repr=False, compare=False)
     """Its numbers as the Lua program is given them; empty where they follow the calendar, see `packed_at`."""
@@ -58,25 +67,29 @@ class Limit:
     """The algorithm, if its hits are decided in a straight line; else empty: see `limits/program.py`."""
     is_hot: bool = field(repr=False, compare=False)
     """Whether it is decided in this process, as far as may be."""
+    ban: BanTerms | None = field(repr=False, compare=False)
+    """By what it bans; None: it does not."""
 
     def __init__(self, name: str, rate: Rate | str | tuple[int, float], **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
         name, key_name = _named(name)
+        object.__setattr__(self, "name", name)
         for option, value in read_options(f"Limit {name!r}", options).items():
             object.__setattr__(self, option, value)
         kind = algorithms.ALGORITHMS[self.algorithm]
         max_wait_us = -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND)
         wants_more = kind.wants_more(self)
-        is_plain = not (max_wait_us or wants_more or kind.waits_anyway or self.count_denied)
+        ban = BanTerms.of(self, key_name)
+        is_plain = not (max_wait_us or wants_more or kind.waits_anyway or self.count_denied or ban)
         attributes = {
-            "name": name,
             "rate": rate if isinstance(rate, Rate) else Rate.parse(rate),
             "key_part": key_name + b":" + kind.suffix,
             "max_wait_us": max_wait_us,
             "wants_more": wants_more,
             "hit_by": kind.name if is_plain else "",
             "is_hot": self.lease is not None or self.split is not None,
+            "ban": ban,
         }
         for attribute, value in attributes.items():
             object.__setattr__(self, attribute, value)
@@ -107,7 +120,8 @@ class Limit:
     def renamed(self, name: str) -> Limit:
         """The same limit under another name, with a state of its own."""
         name, key_name = _named(name)
-        return self._but(name=name, key_part=key_name + b":" + algorithms.find(self.algorithm).suffix)
+        key_part = key_name + b":" + algorithms.find(self.algorithm).suffix
+        return self._but(name=name, key_part=key_part, ban=BanTerms.of(self, key_name))
 
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)

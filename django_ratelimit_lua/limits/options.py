@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from . import algorithms, calendar
-from .rate import SECOND, LimitError, Rate
+from .ban import MOST_OFFENCES, BanOn
+from .rate import SECOND, LimitError, Rate, duration
 from .values import Choice, Number, Whole
 from .values import gettext_noop as _
 
@@ -49,8 +50,12 @@ def _time_zone(value: Any) -> str:
 
 
 _NEEDS_REDIS = {
-    option: f"it is decided without asking Redis, which {option} needs" for option in ("max_wait", "count_denied")
+    option: f"it is decided without asking Redis, which {option} needs"
+    for option in ("max_wait", "count_denied", "ban_after")
 }
+
+
+_NEEDS_BANS = {"ban_after": "it is about bans, and nothing earns one"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class Option:
 
     - `check` returns the value as the package uses it, or raises `ValueError` that says what would be right;
     - `label`, `help`: in the admin and the documentation; `names`: what the values of a choice are called there;
-    - `words`: what a rule's sentence says of it; `excludes`: options that contradict it, and why;
+    - `words`: what a rule's sentence says of it; `excludes`: options that contradict it, and why; `needs`: options that
+      it means nothing without, and why;
     - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
     """
 
@@ -70,6 +76,7 @@ class Option:
     names: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     excludes: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, str] = field(default_factory=dict)
     is_general: bool = False
 
 
@@ -138,6 +145,44 @@ class Options(TypedDict, total=False):
         names={"equal": _("equal shares"), "weighted": _("shares by process weight")},
         words=_("split among processes"), excludes={"lease": "one count is shared, or none", **_NEEDS_REDIS},
     )]
+    ban_after: Annotated[int | None, Option(
+        None, Whole(1, MOST_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),
+        words=_("banned for %(ban_for)s after %(ban_after)s offences"), needs={"ban_for": "say how long a ban is"},
+        is_general=True,
+    )]
+    ban_window: Annotated[str | None, Option(
+        None, duration, _("within"), _("How long an offence counts, for example 10m. Empty: as long as the first ban."),
+        needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_for: Annotated[str | None, Option(
+        None, duration, _("ban for"), _("How long the first ban is, for example 10m, 1h or 7d."),
+        needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_factor: Annotated[float, Option(
+        2.0, Number(1000, least=1), _("factor"), _("How many times as long each further ban is. Empty: 2."),
+        needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_max: Annotated[str | None, Option(
+        None, duration, _("longest ban"), _("No ban is longer. Empty: 7d."), needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_forget: Annotated[str | None, Option(
+        None, duration, _("forget after"),
+        _("Earlier bans no longer make the next one longer after this time without offence. Empty: 1d."),
+        needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_on: Annotated[BanOn, Option(
+        "refused", Choice(get_args(BanOn)), _("offences"),
+        _("What counts towards a ban. Empty: requests that this limit refuses."),
+        names={
+            "refused": _("requests that this limit refuses"), "counted": _("requests that this limit counts"),
+            "reported": _("only what code reports"),
+        },
+        needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_renew: Annotated[bool, Option(
+        False, _flag, _("renew the ban"), _("Each attempt during a ban begins it anew."),
+        needs=_NEEDS_BANS, is_general=True,
+    )]
 # fmt: on
 
 
@@ -177,4 +222,7 @@ def read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
         for other, why in row.excludes.items():
             if values[name] and values[other]:
                 raise LimitError(f"{where}: {name} and {other} contradict each other: {why}", name)
+        for other, why in row.needs.items():
+            if values[name] != row.default and not values[other]:
+                raise LimitError(f"{where}: {name} needs {other}: {why}", name)
     return values

@@ -1,8 +1,8 @@
 """The Lua programs, assembled from the `.lua` files: one for any call, and for nearly all hits one in a straight line.
 
 The general program (`program.lua`) opens each limit as functions that work on its state. What nearly every request asks
-is a hit of a few limits that neither wait nor count refused hits: that is decided by a program made for its shape, the
-algorithms in their order, in which those functions are written out where they are called.
+is a hit of a few limits that neither wait, nor count refused hits, nor ban: that is decided by a program made for its
+shape, the algorithms in their order, in which those functions are written out where they are called.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _general() -> Program:
     # that work on them. Behind a branch, so that a call only pays for the algorithms it uses.
     branches = "else".join(f"if name == '{name}' then\n{body}\n" for name, body in _BODIES.items())
     opening = f"local open\nfunction open(name, key, limit, period, a, b, c, d, e, f, more)\n{branches}end\nend\n"
-    shared = [source("limits/begin"), _STATE]
+    shared = [source("limits/begin"), _STATE, source("limits/ban")]
     return Program.of("\n".join([*shared, opening, source("limits/program")]))
 
 

@@ -19,10 +19,10 @@ _UNITS = {
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * SECOND),
 }
 _FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
-ACCEPTED = (
-    "write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; "
-    "units: s, sec, second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)"
-)
+_DURATION = re.compile(r"([0-9]+)([a-z]+)")
+_UNITS_THERE_ARE = "units: s, sec, second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)"
+ACCEPTED = f"write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; {_UNITS_THERE_ARE}"
+ACCEPTED_DURATIONS = f"write a number and a unit without a space, such as '10m' or '7d'; {_UNITS_THERE_ARE}"
 
 
 class LimitError(ValueError):
@@ -122,3 +122,43 @@ class Rate:
             if times and not rest:
                 return f"{self.limit}/{times if times > 1 else ''}{letter}"
         return f"{self.limit}/{self.period_us}us"
+
+
+def duration(value: str | timedelta) -> str:
+    """A duration as people write it, in one way: a number and a letter. The whole text must match, and nothing is
+    longer than ten years. Raises `ValueError`.
+
+    >>> duration("90min"), duration("7days"), duration(timedelta(hours=1))
+    ('90m', '7d', '1h')
+    >>> duration("10 m")
+    Traceback (most recent call last):
+    ...
+    ValueError: write a number and a unit without a space, such as '10m' or '7d'; units: s, sec, ...
+    """
+    if isinstance(value, timedelta):
+        seconds = value // timedelta(seconds=1)
+        if value != timedelta(seconds=seconds):
+            raise ValueError("must be of whole seconds")
+        count, letter = seconds, "s"
+        for other in "wdhm":
+            if seconds and seconds % (_UNITS[other] // SECOND) == 0:
+                count, letter = seconds * SECOND // _UNITS[other], other
+                break
+    else:
+        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(ACCEPTED_DURATIONS)
+        count, letter = int(match[1]) if len(match[1]) <= 15 else Rate.LONGEST_US, match[2]
+        letter = next(short for short in "smhdw" if _UNITS[short] == _UNITS[letter])
+    if not SECOND <= count * _UNITS[letter] <= Rate.LONGEST_US:
+        raise ValueError("must be from 1s to ten years")
+    return f"{count}{letter}"
+
+
+def duration_us(text: str) -> int:
+    """The microseconds of a duration that `duration` has read.
+
+    >>> duration_us("10m")
+    600000000
+    """
+    return int(text[:-1]) * _UNITS[text[-1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Check = Callable[[Any], T]
@@ -44,18 +44,20 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from 0, or above it, to `most`."""
+    """A number from `least`, or above 0, to `most`."""
 
-    least: ClassVar[float] = 0
     most: float
     what: str = "number"
     note: str = ""
     is_above_0: bool = False
+    least: float = 0
 
     def __call__(self, value: Any) -> float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= self.most or (self.is_above_0 and value == 0):
-            raise ValueError(f"must be a {self.what} {'above' if self.is_above_0 else 'from'} 0{self.note}")
+        if not is_number or not self.least <= value <= self.most or (self.is_above_0 and value == 0):
+            raise ValueError(
+                f"must be a {self.what} {'above' if self.is_above_0 else 'from'} {self.least:g}{self.note}"
+            )
         return float(value)
 
 

@@ -17,7 +17,7 @@ from ..identity.keys import compile_key
 from ..limits import algorithms, calendar
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.options import OPTIONS
-from ..limits.rate import LimitError, Rate
+from ..limits.rate import LimitError, Rate, duration, duration_us
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
 from .rate_fields import WRITTEN, rate_problem, rate_text
 
@@ -148,6 +148,18 @@ def _options(row: Mapping[str, Any]) -> Iterator[Misfit]:
             if other in given:
                 problem = _("“%(option)s” and “%(other)s” contradict each other. Leave one of them empty.")
                 yield name, problem % {"option": label(name), "other": label(other)}
+        for other in OPTIONS[name].needs:
+            if other not in given:
+                problem = _("“%(option)s” needs “%(other)s” as well.")
+                yield other, problem % {"option": label(name), "other": label(other)}
+    lengths = {}
+    for name in [name for name in given if OPTIONS[name].check is duration]:
+        try:
+            lengths[name] = duration_us(duration(row[name]))
+        except ValueError:
+            yield name, _("“%(text)s” is no time. Write for example 10m, 1h or 7d.") % {"text": row[name]}
+    if lengths.get("ban_max", Rate.LONGEST_US) < lengths.get("ban_for", 0):
+        yield "ban_max", _("The longest ban is shorter than the first one.")
     if "time_zone" in given and "time_zone" in taken:
         try:
             calendar.zone(row["time_zone"])

@@ -94,6 +94,14 @@ class RateLimitRule(RatesFields, AuditedModel):
     on_store_error = models.CharField(max_length=8, blank=True, **column("on_store_error"))
     lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
     split = models.CharField(max_length=8, blank=True, **column("split"))
+    ban_after = models.PositiveIntegerField(null=True, blank=True, **column("ban_after"))
+    ban_window = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_window"))
+    ban_for = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_for"))
+    ban_factor = models.FloatField(null=True, blank=True, **column("ban_factor"))
+    ban_max = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_max"))
+    ban_forget = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_forget"))
+    ban_on = models.CharField(max_length=8, default="", db_default="", blank=True, **column("ban_on"))
+    ban_renew = models.BooleanField(default=False, db_default=False, **column("ban_renew"))
     message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
 
     durable = models.BooleanField(

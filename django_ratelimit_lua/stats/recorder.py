@@ -64,7 +64,7 @@ class Person:
 
     def __init__(self, planned: Counted) -> None:
         identity = planned.identity
-        self.limit, self.digest, _ = planned.charge
+        self.limit, self.digest, *_ = planned.charge
         self._identity, self._name = identity, None
         # Only these have versions that are judged.
         self.rule: Any = planned.rule if self.limit.mode == "shadow" else None
@@ -199,7 +199,7 @@ class Recorder:
                 # Nearly all are of one limit: what can be done once for many, `_tables` does.
                 if len(planned) == len(states) == 1 and source != "fallback" and not exempt:
                     only, state = planned[0], states[0]
-                    (limit, digest, cost), name = only.charge, only.name
+                    (limit, digest, cost, _, _), name = only.charge, only.name
                     of = alone.get(id(limit))
                     if of is None or of.name != name:
                         of = self._alone_of(limit, name)
@@ -282,7 +282,7 @@ class Recorder:
         cost = max(charge.charge.cost for charge, _ in asked)
         units = min(cost, decision.granted) if is_free else cost
         for charge, state in asked:
-            limit, digest, cost = charge.charge
+            limit, digest, cost, _, _ = charge.charge
             was_counted = limit.count_denied and state.counted_at
             used = state.used if (state.allowed and decision.allowed) or was_counted else state.used + cost
             kind = (

@@ -274,13 +274,17 @@ return count"""
 def to_decide(call: Call) -> Question:
     """Decide a call: the answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
-    limits: tuple[tuple[Limit, int], ...] = ()
+    limits: tuple[tuple[Limit, int, bool], ...] = ()
     varying: tuple[bytes, ...] = ()
     is_usual = call.hit_at is None and not call.subjects and len(call.charges) <= MOST_LIMITS
-    for limit, digest, cost in call.charges:
-        limits += ((limit, cost),)
+    bans: tuple[bytes, ...] = ()
+    for limit, digest, cost, banned, reports in call.charges:
+        limits += ((limit, cost, reports),)
         varying += (digest,)
+        if limit.ban is not None and call.operation not in ("charge", "refund"):
+            bans += (banned or digest,)
         is_usual = is_usual and cost <= MOST_UNITS
+    varying += bans
     if is_usual and call.now is None:
         program, form = _form(call[1:], limits)
     elif is_usual and 0 <= (call.now or 0) <= _MOMENT:
@@ -298,19 +302,22 @@ def _evalsha(program: Program, call: Call, token: bytes) -> bytes:
 
 
 @lru_cache(maxsize=FORMS)
-def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int], ...]) -> tuple[Program, bytes]:
+def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) -> tuple[Program, bytes]:
     """The program for calls that differ in their identities alone, and the command, with places for these and for the
     token. Empty where more than that differs: with the moment, or because limits have one name. `rest`: of the call,
     behind its charges."""
-    places = [bytes([number]) * DIGEST_SIZE for number in range(1, len(limits) + 1)]
-    charges = [Charge(limit, place, cost) for (limit, cost), place in zip(limits, places, strict=True)]
+    places = [bytes([number]) * DIGEST_SIZE for number in range(1, 2 * len(limits) + 1)]
+    charges = [
+        Charge(limit, place, cost, banned, reports)
+        for (limit, cost, reports), place, banned in zip(limits, places, places[len(limits) :], strict=False)
+    ]
     call = Call(charges, *rest)
     program = program_for(call)
-    varies = any(limit.wants_more or not limit.packed for limit, _ in limits)
-    if varies or len({limit.key_part for limit, _ in limits}) < len(limits):
+    varies = any(limit.wants_more or not limit.packed for limit, _, _ in limits)
+    if varies or len({limit.key_part for limit, _, _ in limits}) < len(limits):
         return program, b""
     form = _evalsha(program, call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
-    for place in (*places, b"%d" % _MOMENT):
+    for place in (*places, b"%d" % _MOMENT):  # Those of whoever cannot be banned are in no key.
         form = form.replace(place, b"%b", 1)
     return program, form + b"%b\r\n"
 

@@ -28,7 +28,7 @@ performed: Counter[str] = Counter()
 
 
 @st.composite
-def limits(draw: Any, algorithm: str, name: str, plain: bool) -> Limit:
+def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False) -> Limit:
     """A limit of that algorithm with any of its options."""
     options: dict[str, Any] = {}
     takes = ALGORITHMS[algorithm].options
@@ -48,39 +48,34 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool) -> Limit:
         if extra == "count_denied" and extra in takes:
             options["count_denied"] = True
         options["mode"] = draw(st.sampled_from(["enforce", "enforce", "enforce", "shadow"]))
+    if bans:
+        options |= {"ban_after": draw(st.integers(1, 4)), "ban_for": draw(st.sampled_from(["1s", "7s", "10m"]))}
+        options |= {
+            "ban_window": draw(st.sampled_from([None, "1s", "2s", "1h"])),
+            "ban_max": draw(st.sampled_from([None, "11m"])),
+        }
+        options |= {"ban_factor": draw(st.sampled_from([1, 2, 1.5, 3.7, 1000]))}
+        options |= {"ban_forget": draw(st.sampled_from([None, "3s", "20m"])), "ban_renew": draw(st.booleans())}
+        options |= {"ban_on": draw(st.sampled_from(["refused", "refused", "counted", "reported"]))}
     rates = [rate for rate in RATES if algorithm != "sliding_log" or rate not in ("300007/s", "1000003/d")]
     if "segments" in takes:
         rates = rates[:-1]
     return Limit(name, draw(st.sampled_from(rates)), algorithm=algorithm, **options)
 
 
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["peek"] + ["hit"] * 6 + ["partial", "refund", "return", "return", "edit"]),
-        st.sampled_from(
-            [
-                0,
-                0,
-                0,
-                1,
-                2,
-                7,
-                999_983,
-                1_000_000,
-                6_000_000,
-                59_999_999,
-                3_600_000_000,
-                -1,
-                -2_000_000,
-                -61_000_000,
-                -3_600_000_007,
-            ]
-        ),
-        st.sampled_from([0, 1, 1, 1, 1, 2, 3, 7, 1000]),
-    ),
-    min_size=40,
-    max_size=40,
-)
+LATER = [
+    0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000, -61_000_000,
+    -3_600_000_007,
+]  # fmt: skip
+ACTIONS = ["peek"] + ["hit"] * 6 + ["partial", "refund", "return", "return", "edit"]
+
+
+def scripts(actions: list[str]) -> Any:
+    step = st.tuples(st.sampled_from(actions), st.sampled_from(LATER), st.sampled_from([0, 1, 1, 1, 1, 2, 3, 7, 1000]))
+    return st.lists(step, min_size=40, max_size=40)
+
+
+steps = scripts(ACTIONS)
 
 
 def microseconds(seconds: float | None) -> int | None:
@@ -96,6 +91,7 @@ def said(decision: Decision) -> list[Answer]:
             microseconds(state.reset_after) or 0,
             microseconds(state.wait) or 0,
             state.counted_at,
+            state.ban,
         )
         for state in decision.limits
     ]
@@ -111,19 +107,19 @@ def by_both(call: Call) -> Decision:
     return decision
 
 
-def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) -> None:
+def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, bans: bool = False) -> None:
     names = [f"l{index}" for index in range(len(algorithms))]
     taken: list[tuple[int, int]] = []
     now, who = START, f"{next(serial):032d}".encode()
     current = [
-        limit_data.draw(limits(algorithm, name, plain)) for algorithm, name in zip(algorithms, names, strict=True)
+        limit_data.draw(limits(algorithm, name, plain, bans)) for algorithm, name in zip(algorithms, names, strict=True)
     ]
     references = [REFERENCES[limit.algorithm](limit) for limit in current]
     for action, later, cost in script:
         now += later
         performed["operations"] += 1
         if action == "edit":
-            current = [limit_data.draw(limits(limit.algorithm, limit.name, plain)) for limit in current]
+            current = [limit_data.draw(limits(limit.algorithm, limit.name, plain, bans)) for limit in current]
             for reference, limit in zip(references, current, strict=True):
                 reference.edit(limit)
             continue
@@ -133,6 +129,8 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) ->
         if action == "return" and taken:
             # Of one of the latest hits, or of one that is no more.
             hit_at, cost = taken[-1 - cost % len(taken)]
+        if action == "ban":
+            cost *= 500_000
 
         def ask(operation: str, now: int, cost: int = cost, partial: bool = partial, **options: Any) -> Decision:
             charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
@@ -143,12 +141,13 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool) ->
         if granted:
             taken.append((answers[0].counted or now, granted))
         assert (decision.allowed, decision.granted, said(decision)) == (expected, granted, answers)
+        performed["bans"] += any(state.ban is not None and state.ban.is_new for state in decision.limits)
         if not decision.allowed and decision.retry_after is not None:
             # Exactly true: refused one microsecond before, allowed at it.
-            retry = microseconds(decision.retry_after)
+            retry, units = microseconds(decision.retry_after), 0 if action in ("offend", "ban", "unban") else cost
             performed["retries"] += 1
-            assert not ask("peek", now + retry - 1)
-            assert ask("peek", now + retry)
+            assert not ask("peek", now + retry - 1, units)
+            assert ask("peek", now + retry, units)
 
 
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -169,8 +168,29 @@ def test_many_limits_answer_as_their_references(data: Any, algorithms: list[str]
     compare(data, algorithms, script, plain=False)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@EXAMPLES
+@given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "offend", "ban", "unban"]))
+def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) -> None:
+    """Offences, windows, escalation, forgetting, bans by hand, unbans, edits and a clock that steps back: whatever the
+    limit is, every moment is the reference's."""
+    compare(data, [algorithm], script, plain=False, bans=True)
+
+
+@EXAMPLES
+@given(
+    data=st.data(),
+    algorithms=st.lists(st.sampled_from(list(ALGORITHMS)), min_size=2, max_size=3),
+    script=scripts([*ACTIONS, "offend", "unban"]),
+)
+def test_several_limits_that_ban_answer_as_their_references(data: Any, algorithms: list[str], script: Any) -> None:
+    """While one of them bans, nobody counts anything, and no other earns a ban."""
+    compare(data, algorithms, script, plain=False, bans=True)
+
+
 def test_that_was_enough() -> None:
     """At least 20,000 operations were compared in this run, thousands in a straight line, and many refusals retried."""
+    assert performed["bans"] >= 1_000
     assert performed["operations"] >= 20_000
     assert performed["in a straight line"] >= 2_000
     assert performed["retries"] >= 1_000

@@ -96,9 +96,13 @@ def test_the_programs_header_says_what_it_is_given() -> None:
     assert "unpack('<" + "d" * 12 + "'" in text
     assert "pack('<" + "d" * 5 + "'" in text
     assert "answer .. pack('<" + "d" * 7 + "'" in text
-    assert set(re.findall(r"op == '(\w+)'", text)) <= set(
-        re.search(r"what to do: (.*)", header).group(1).replace(",", "").split()
-    )
+    said = re.search(r"what to do: (.*?)\nARGV", header, re.DOTALL)[1]
+    assert set(re.findall(r"op == '(\w+)'", text)) <= set(re.findall(r"\w+", said))
+    of_bans = program.source("limits/ban")
+    assert "11 doubles" in header
+    assert len(re.search(r"record +(.*)", of_bans)[1].split(",")) == 11
+    assert "unpack('<" + "d" * 11 + "'" in of_bans
+    assert "pack('<" + "d" * 8 + "'" in of_bans
 
 
 def test_the_program_run_is_the_program_read() -> None:
@@ -106,6 +110,7 @@ def test_the_program_run_is_the_program_read() -> None:
     pieces = {f"limits/algorithms/{name}" for name in ("state", *program.ALGORITHMS)} | {
         "limits/program",
         "limits/begin",
+        "limits/ban",
     }
     for name in pieces:
         assert program.source(name).strip() in program.GENERAL.source.decode()

@@ -30,7 +30,7 @@ def test_an_option_is_everywhere(name: str) -> None:
 
     assert name in preview.FIELDS or name in ("mode", "on_store_error", "lease", "split")
     assert row.is_general != any(name in algorithm.options for algorithm in ALGORITHMS.values())
-    assert set(row.excludes) < set(OPTIONS)
+    assert {*row.excludes, *row.needs} < set(OPTIONS)
 
 
 def test_every_algorithm_takes_what_there_is() -> None:

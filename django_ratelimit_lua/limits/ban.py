@@ -1,0 +1,106 @@
+"""Bans: who offends too often is refused for a time, which grows with every ban. `ban.lua` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from struct import Struct
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .rate import LimitError, duration_us
+
+if TYPE_CHECKING:
+    from .limit import Limit
+
+BanOn = Literal["refused", "counted", "reported"]
+MOST_OFFENCES = 1000
+"""Before a ban: each of them is remembered by its moment."""
+LONGEST, FORGET = "7d", "1d"
+_RECORD = Struct("<11d")
+_ON: dict[BanOn, int] = {"refused": 0, "counted": 1, "reported": 2}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class BanTerms:
+    """By what a limit bans; times are microseconds.
+
+    `key_part`: what the keys of its bans end with; `after`: so many offences within `window_us` earn one, of
+    `duration_us(0)`; `forget_us`: after so long without offence, the next one is the first again.
+    """
+
+    key_part: bytes
+    after: int
+    window_us: int
+    shortest_us: int
+    factor: float
+    longest_us: int
+    forget_us: int
+    on: BanOn
+    renew: bool
+
+    @classmethod
+    def of(cls, limit: Limit, key_name: bytes) -> BanTerms | None:
+        """Those of a limit; None: it does not ban. Raises `LimitError` for what contradicts itself."""
+        if limit.ban_after is None or limit.ban_for is None:
+            return None
+        shortest = duration_us(limit.ban_for)
+        longest = duration_us(limit.ban_max or LONGEST)
+        if limit.ban_max is not None and longest < shortest:
+            problem = f"ban_max ({limit.ban_max}) is shorter than the first ban (ban_for={limit.ban_for})"
+            raise LimitError(f"Limit {limit.name!r}: {problem}", "ban_max")
+        return cls(
+            key_name + b":ban", limit.ban_after, duration_us(limit.ban_window or limit.ban_for), shortest,
+            limit.ban_factor, max(longest, shortest), duration_us(limit.ban_forget or FORGET), limit.ban_on,
+            limit.ban_renew,
+        )  # fmt: skip
+
+    def record(self, place: int, units: int, *, is_shadow: bool, is_told: bool = False) -> bytes:
+        """What the Lua is given; see `ban.lua`. `is_told`: offences are reported, whatever the limit does."""
+        on = 2 if is_told else _ON[self.on]
+        return _RECORD.pack(
+            place, units, is_shadow, on, self.after, self.window_us, self.shortest_us, self.factor, self.longest_us,
+            self.forget_us, self.renew,
+        )  # fmt: skip
+
+    def duration_us(self, times: int) -> int:
+        """How long a ban is that follows so many."""
+        us = self.shortest_us
+        while times > 0 and us < self.longest_us and self.factor > 1:
+            us, times = int(us * self.factor), times - 1
+        return min(us, self.longest_us)
+
+
+class Ban(NamedTuple):
+    """A ban as a decision tells it, or what may become one. Moments are microseconds since 1970, 0: none.
+
+    >>> ban = Ban(until=1_750_000_600_000_000, since=1_750_000_000_000_000, offences=10)
+    >>> print(ban.ends_at)
+    2025-06-15 15:16:40+00:00
+
+    - `until`: its end; 0: there is no ban, and `offences` are those that count towards one;
+    - `since`: when it was earned, or made by hand; `first`, `last`: its first and its last offence;
+    - `offences`: how many; `times`: how often there was one, this one included, before it is forgotten;
+    - `by_hand`: somebody has made it; `is_new`: this very call has earned it.
+    """
+
+    until: int = 0
+    since: int = 0
+    first: int = 0
+    last: int = 0
+    offences: int = 0
+    times: int = 0
+    by_hand: bool = False
+    is_new: bool = False
+
+    @classmethod
+    def read(cls, numbers: Sequence[float]) -> Ban:
+        """The ban that a reply's numbers say."""
+        until, since, first, last, offences, times, by_hand, is_new = map(int, numbers)
+        return cls(until, since, first, last, offences, times, by_hand == 1, is_new == 1)
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When it ends; None: there is none."""
+        return _EPOCH + timedelta(microseconds=self.until) if self.until else None

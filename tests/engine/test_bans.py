@@ -1,0 +1,289 @@
+"""What bans promise in words, checked from the outside."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.ban import Ban
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.decision import Decision, LimitState
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import get_store
+
+pytestmark = pytest.mark.engine
+
+START = 1_750_000_000_000_000
+SECOND, MINUTE = 1_000_000, 60_000_000
+WHO = b"0" * 32
+
+
+class Asker:
+    """Asks limits at whatever time, under a prefix of its own."""
+
+    serial = itertools.count()
+
+    def __init__(self, *limits: Limit) -> None:
+        self.limits = limits
+        self.prefix = b"bans%d:" % next(self.serial)
+
+    def __call__(self, now: int | None, operation: str = "hit", cost: int = 1, **options: Any) -> Decision:
+        charges = [Charge(limit, WHO, cost) for limit in self.limits]
+        return get_store().decide(Call(charges, operation, self.prefix, now, **options))
+
+    def keys(self) -> list[bytes]:
+        return Call([Charge(limit, WHO) for limit in self.limits], prefix=self.prefix).keys()
+
+
+def ban_of(state: LimitState) -> Ban:
+    assert state.ban is not None
+    return state.ban
+
+
+def banning(**options: Any) -> Limit:
+    return Limit("login", "2/h", **{"algorithm": "fixed_window", "ban_after": 3, "ban_for": "1m", **options})
+
+
+def refused(ask: Asker, now: int, times: int = 1) -> Decision:
+    """The last of so many refusals, one microsecond after the other."""
+    for number in range(times):
+        decision = ask(now + number)
+        assert not decision
+    return decision
+
+
+def test_refusals_earn_a_ban_that_doubles() -> None:
+    """Each is exactly as long as it says, attempts during a ban change nothing, and the next is twice as long."""
+    ask, now = Asker(banning(ban_forget="1h")), START
+    assert ask(now)
+    assert ask(now)
+    for minutes in (1, 2, 4, 8):
+        decision = refused(ask, now, 3)
+        now += 2
+        ban = ban_of(decision.limits[0])
+        assert (ban.first, ban.last, ban.since, ban.offences, ban.is_new) == (now - 2, now, now, 3, True)
+        assert ban.until == now + minutes * MINUTE
+        assert decision.banned_until == ban.ends_at
+        for moment in (now + 1, now + 10 * SECOND, ban.until - 1):
+            during = ask(moment)
+            assert ban_of(during.limits[0]) == ban._replace(is_new=False)
+            assert not during
+        now = ban.until
+        assert ban_of(ask(now, "peek").limits[0]) == Ban(times=ban.times)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_ban_says_exactly_when_it_helps_to_come_again(algorithm: str) -> None:
+    """Refused one microsecond before, allowed at it: whatever the limit under it is."""
+    options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
+    limit = Limit("login", "1/3s", algorithm=algorithm, ban_after=2, ban_for="7s", ban_factor=1, **options)
+    ask, now = Asker(limit), START
+    assert ask(now)
+    for _ in range(3):
+        decision = refused(ask, now + 1, 2)
+        assert decision.retry_after is not None
+        now += 2 + round(decision.retry_after * SECOND)
+        assert ban_of(decision.limits[0]).until == now
+        assert not ask(now - 1)
+        assert ask(now)
+
+
+def test_a_short_ban_ends_before_its_limit_has_room() -> None:
+    """Then it helps to come again when both do."""
+    ask = Asker(Limit("login", "1/h", algorithm="fixed_window", ban_after=1, ban_for="1m"))
+    assert ask(START)
+    decision = ask(START + 5)
+    assert ban_of(decision.limits[0]).until == START + 5 + MINUTE
+    assert decision.retry_after == 3599.999995
+
+
+def test_offences_count_until_their_window_is_over() -> None:
+    """To the microsecond: at its end the first one counts no more."""
+    ask = Asker(banning(ban_window="10s"))
+    ask(START)
+    ask(START)
+    refused(ask, START, 1)
+    refused(ask, START + 5 * SECOND)
+    assert ban_of(refused(ask, START + 10 * SECOND).limits[0]).until == 0
+    assert ban_of(refused(ask, START + 15 * SECOND - 1).limits[0]).until == START + 75 * SECOND - 1
+
+
+def test_earlier_bans_are_forgotten() -> None:
+    """After so long free of bans and offences; one microsecond before, they are not."""
+    for later, minutes in ((-1, 2), (0, 1)):
+        ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1m", ban_forget="10m"))
+        refused(ask, START)
+        ban = ban_of(refused(ask, START + 11 * MINUTE + later).limits[0])
+        assert ban.until - ban.since == minutes * MINUTE
+        assert ban.times == minutes
+
+
+def test_what_is_allowed_writes_nothing_of_bans(direct: redis.Redis) -> None:
+    """And who looks does not either; a refusal does, and what it writes ends by itself."""
+    ask = Asker(banning())
+    key = ask.keys()[1]
+    for operation in ("hit", "peek", "hit", "peek", "charge", "refund"):
+        ask(None, operation)
+        assert not direct.exists(key)
+    ask(None, "charge")
+    assert not ask(None)
+    assert 0 < direct.pttl(key) <= 60_001
+    ask(None)
+    ask(None)
+    assert direct.pttl(key) > 24 * 3_600_000
+
+
+def test_during_a_ban_nothing_is_written(direct: redis.Redis) -> None:
+    """Neither by the limit that bans, also where it counts refused hits, nor by others of the same call."""
+    other = Limit("other", "100/h", algorithm="fixed_window")
+    counts = Limit("counts", "1/h", algorithm="sliding_log", count_denied=True)
+    ask = Asker(banning(), counts, other)
+    ask(START, "ban", 0)
+    keys = ask.keys()
+    before = [direct.dump(key) for key in keys]
+    for operation in ("hit", "peek", "offend"):
+        decision = ask(START + 1, operation)
+        assert (decision.allowed, decision.denied_by) == (False, ("login",))
+    assert not ask(START + 1, cost=5, partial=True)
+    assert [direct.dump(key) for key in keys] == before
+
+
+def test_renewed_bans_begin_anew_with_each_attempt() -> None:
+    """By their own length; who looks does not renew."""
+    ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1m", ban_renew=True))
+    refused(ask, START)
+    assert ban_of(ask(START + 30 * SECOND).limits[0]).until == START + 90 * SECOND
+    assert ban_of(ask(START + 60 * SECOND, "peek").limits[0]).until == START + 90 * SECOND
+    ban = ban_of(ask(START + 89 * SECOND).limits[0])
+    assert (ban.until, ban.since, ban.times) == (START + 149 * SECOND, START, 1)
+
+
+def test_every_attempt_may_be_an_offence() -> None:
+    """Of what is counted: the one that earns the ban still goes, the next does not."""
+    ask = Asker(Limit("signup", "100/h", ban_after=3, ban_for="1m", ban_on="counted"))
+    assert [ask(START).allowed for _ in range(4)] == [True, True, True, False]
+    assert ask(START + MINUTE)
+
+
+def test_only_what_is_reported_may_be_an_offence() -> None:
+    """Then neither what is allowed nor what is refused is one, and several may be told at once."""
+    ask = Asker(banning(ban_on="reported"))
+    assert [ask(START).allowed for _ in range(20)] == [True, True] + [False] * 18
+    assert ban_of(ask(START, "offend", 2).limits[0]).offences == 2
+    ban = ban_of(ask(START, "offend", 7).limits[0])
+    assert (ban.until, ban.offences, ban.is_new) == (START + MINUTE, 9, True)
+    assert ban_of(ask(START + 1, "offend", 7).limits[0]) == ban._replace(is_new=False)
+
+
+def test_a_ban_by_hand_is_as_long_as_it_is_told() -> None:
+    """Also longer than earned ones can be; without a length, it is as the next that is earned would be."""
+    ask = Asker(banning(ban_max="2m"))
+    ban = ban_of(ask(START, "ban", 3600 * SECOND, why="scraper").limits[0])
+    assert (ban.until, ban.by_hand, ban.times) == (START + 3600 * SECOND, True, 0)
+    assert not ask(ban.until - 1)
+    assert ask(ban.until)
+    ban = ban_of(ask(ban.until, "ban", 0).limits[0])
+    assert (ban.until - ban.since, ban.times) == (MINUTE, 1)
+
+
+def test_an_unban_is_exact() -> None:
+    """From that moment on; how often there was a ban is known on, unless that is to be forgotten, too."""
+    for forgets in (0, 1):
+        ask = Asker(Limit("login", "1/h", algorithm="fixed_window", ban_after=1, ban_for="2h"))
+        ask(START)
+        refused(ask, START)
+        assert ban_of(ask(START + 5, "unban", forgets).limits[0]) == Ban(times=1 - forgets)
+        assert ask(START + 3600 * SECOND)
+        ban = ban_of(refused(ask, START + 3600 * SECOND).limits[0])
+        assert ban.until - ban.since == (2 - forgets) * 2 * 3600 * SECOND
+
+
+def test_an_edit_ends_what_was_earned_as_the_limit_now_would() -> None:
+    """Nobody stays banned for longer than the new limit could ban anybody."""
+    ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
+    refused(ask, START)
+    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1m"),)
+    assert not ask(START + MINUTE - 1)
+    assert ask(START + MINUTE)
+
+
+def test_in_shadow_mode_a_ban_would_be() -> None:
+    """It is earned and told, and refuses nobody."""
+    ask = Asker(banning(mode="shadow"), Limit("other", "100/h"))
+    decisions = [ask(START) for _ in range(6)]
+    assert all(decisions)
+    assert [ban_of(decision.limits[0]).until > 0 for decision in decisions] == [False] * 4 + [True] * 2
+    assert [decision.limits[0].allowed for decision in decisions] == [True] * 2 + [False] * 4
+    assert decisions[-1].limits[1].used == 6
+    assert decisions[-1].banned_until is None
+
+
+def test_a_clock_that_is_set_back_neither_lengthens_nor_forgets() -> None:
+    """By less than a minute, the ban ends at its moment; by more, it is as long from there."""
+    for back in (30 * SECOND, 3600 * SECOND):
+        ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="10m"))
+        refused(ask, START)
+        moved = 0 if back < MINUTE else back
+        assert ban_of(ask(START - back).limits[0]).until == START - moved + 10 * MINUTE
+        assert ban_of(refused(ask, START - moved + 10 * MINUTE).limits[0]).times == 2
+
+
+GARBAGE = [
+    b"", b"x", b"\xff" * 44, b"\xff" * 51, b"\0" * 43, b"\0" * 45,
+    struct.pack("<44B", *[0] * 43, 7), b"\xff" * 7 + b"\0" * 37,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("state", [*GARBAGE, None], ids=repr)
+def test_a_foreign_state_bans_nobody(state: bytes | None, direct: redis.Redis) -> None:
+    """Also a key of another type; and bans are earned over it."""
+    ask = Asker(banning())
+    key = ask.keys()[1]
+    if state is None:
+        direct.rpush(key, "x")
+    else:
+        direct.set(key, state)
+    assert ask(START)
+    assert ask(START)
+    assert ban_of(refused(ask, START, 3).limits[0]).times == 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
+    """A hundred threads are refused at once: one of them is told that it has earned it, by exactly so many offences."""
+    options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
+    limit = Limit("login", "2/h", algorithm=algorithm, ban_after=10, ban_for="1h", **options)
+    ask = Asker(limit)
+    with ThreadPoolExecutor(100) as pool:
+        decisions = list(pool.map(lambda _: ask(None), range(400)))
+    bans = [ban_of(decision.limits[0]) for decision in decisions]
+    (earned,) = [ban for ban in bans if ban.is_new]
+    assert (earned.offences, earned.times) == (10, 1)
+    assert sum(decision.allowed for decision in decisions) == (2 if algorithm != "leaky_bucket" else 1)
+    assert {ban.until for ban in bans} == {0, earned.until}
+
+
+def test_the_register_knows_the_bans_that_there_are(direct: redis.Redis) -> None:
+    """Each by the key of its state and its end: what ends, is lifted or begins anew is known at once."""
+    ask = Asker(Limit("login", "0/s", ban_after=2, ban_for="1m", ban_renew=True))
+    register = b"register:" + ask.prefix
+    others = Asker(Limit("other", "0/s", ban_after=1, ban_for="2m"))
+    key, other = ask.keys()[1], others.keys()[1]
+    ask(START, register=register)
+    assert not direct.exists(register)
+    ask(START, register=register)
+    others(START, register=register)
+    assert direct.zrange(register, 0, -1, withscores=True) == [(key, START + MINUTE), (other, START + 2 * MINUTE)]
+    assert 120_000 < direct.pttl(register) <= 180_001  # By a time of ours, everything is kept for a minute longer.
+    ask(START + SECOND, register=register)
+    assert direct.zscore(register, key) == START + SECOND + MINUTE
+    ask(START + SECOND, "unban", 0, register=register)
+    assert direct.zrange(register, 0, -1) == [other]
+    ask(START + 3 * MINUTE, "ban", 5 * SECOND, register=register)
+    assert direct.zrange(register, 0, -1) == [key]
