@@ -12,6 +12,7 @@ from weakref import ref
 
 from .conf import conf
 from .engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, decide, forgetting
+from .engine.holding import Held, Seeking
 from .engine.run import Wait, arun, run
 from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
@@ -20,7 +21,7 @@ from .limits.call import Call, Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
-from .limits.rate import LimitError, Rate
+from .limits.rate import SECOND, LimitError, Rate
 from .rules.callsite import CallSite, known_call_sites
 from .rules.provider import current
 from .rules.rule import UNWRITABLE, Rule
@@ -49,7 +50,8 @@ class RateLimiter:
 
     - `name`: what the count is kept under. The rate is not part of it: changing the number keeps the count;
     - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing. Of several, that
-      of the longest period counts under the name alone, and the others under the name and their period;
+      of the longest period counts under the name alone, and the others under the name and their period. A number alone
+      is so many slots at once, with `algorithm="concurrency"`, or in a list beside rates: see `slot`;
     - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_STATISTICS_DAYS`;
     - the other arguments are those of `Limit`; `algorithm` defaults to `RATELIMIT_ALGORITHM`.
 
@@ -118,6 +120,44 @@ class RateLimiter:
 
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _Planner:
         return _Planner(self.name, self._limits_by, operation, identity, cost, options)
+
+    def slot(
+        self,
+        identity: Identity | Callable[..., Any] = None,
+        *,
+        key: Callable[..., Identity] | None = None,
+        cost: int = 1,
+        timeout: float | timedelta | None = 0,
+        what: str = "",
+    ) -> Any:
+        """Hold a slot of a concurrency limit while something runs: `with`, `async with`, or as a decorator of
+        functions, plain or `async def`, such as Celery tasks.
+
+        >>> exports = RateLimiter("exports", "1", algorithm="concurrency")
+        >>> with exports.slot("ada", what="/exports/7/") as held:
+        ...     exports.peek("ada").remaining
+        0
+        >>> exports.peek("ada").remaining
+        1
+        >>> @exports.slot(key=lambda user: user)
+        ... def export(user):
+        ...     return exports.peek(user).remaining
+        >>> export("ada")
+        0
+
+        - `identity`: whose slot it is; of a decorator, `key` tells it from the function's arguments, if it is given;
+        - `cost`: how many it takes; rates beside it are charged as much;
+        - `timeout`: for how many seconds it is waited for (None: as long as it takes), in a queue in the order of
+          arrival, which `queue` bounds: ten for each slot by default;
+        - `what`: what it is held for, as operators are shown it; of a decorator, by default the function's name.
+
+        Raises `Ratelimited` where it is refused; its decision's `retry_after` is a guess. The slot is renewed until it
+        is released, and ends within `RATELIMIT_SLOT_SECONDS` where the process dies. What comes of `with` has
+        `decision` and `is_lost`: whether the slot has ended while it was held, which the signal `slot_lost` tells, too.
+        """
+        if callable(identity):
+            return Slot(self, None, key, cost, timeout, what)(identity)
+        return Slot(self, identity, key, cost, timeout, what)
 
     def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
@@ -232,6 +272,94 @@ class RateLimiter:
         return cast(F, alimited if inspect.iscoroutinefunction(function) else limited)
 
 
+class Slot:
+    """One use of `RateLimiter.slot`."""
+
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        identity: Identity,
+        key: Callable[..., Identity] | None,
+        cost: int,
+        timeout: float | timedelta | None,
+        what: str,
+    ) -> None:
+        self._limiter, self._identity, self._key = limiter, identity, key
+        self._cost, self._what = cost, what
+        self._timeout = None if timeout is None else wait_us(timeout, "timeout") / SECOND
+        self._held: Held | None = None
+
+    def _seeking(self) -> Seeking:
+        if self._held is not None:
+            raise RuntimeError("this slot is held already; ask the limiter for another one")
+        return Seeking(self._ask, self._timeout)
+
+    def _ask(self, slot: bytes, *, waits: bool) -> _Planner:
+        plan = self._limiter._plan("hit", self._identity, self._cost, slot=slot, waits=waits)
+        plan.is_hit = not waits  # What comes of waiting is counted once.
+        return plan
+
+    def _hold(self, outcome: Outcome) -> Held:
+        if not outcome.decision:
+            raise Ratelimited(outcome.decision)
+        self._held = Held(outcome, self._what)
+        return self._held
+
+    def __enter__(self) -> Held:
+        held = self._hold(outcome := self._seeking().take())
+        if outcome.decision.wait > 0:  # A rate beside it makes its callers wait.
+            try:
+                hold(outcome)
+            except BaseException:
+                self.__exit__()
+                raise
+        return held
+
+    def __exit__(self, *error: object) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+
+    async def __aenter__(self) -> Held:
+        held = self._hold(outcome := await self._seeking().atake())
+        if outcome.decision.wait > 0:
+            try:
+                await ahold(outcome)
+            except BaseException as stopped:
+                await self.__aexit__(type(stopped))
+                raise
+        return held
+
+    async def __aexit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        if kind is GeneratorExit:  # The coroutine is closed, and cannot wait for anything more.
+            held.release_in_thread()
+        else:
+            await held.arelease()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each of its calls holds a slot of its own."""
+        what = self._what or getattr(function, "__qualname__", "")
+
+        def slot(*args: Any, **kwargs: Any) -> Slot:
+            identity = self._key(*args, **kwargs) if self._key is not None else self._identity
+            return Slot(self._limiter, identity, None, self._cost, self._timeout, what)
+
+        @functools.wraps(function)
+        def holding(*args: Any, **kwargs: Any) -> Any:
+            with slot(*args, **kwargs):
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def aholding(*args: Any, **kwargs: Any) -> Any:
+            async with slot(*args, **kwargs):
+                return await function(*args, **kwargs)
+
+        return cast(F, aholding if inspect.iscoroutinefunction(function) else holding)
+
+
 class _Planner:
     """Plans what a limiter charges: the case without a request, for which nothing has to be gathered."""
 
@@ -255,6 +383,7 @@ class _Planner:
         self._subject = digest(identity)
         self._cost = cost
         self._options = options
+        self.charges: list[Charge] = []
 
     def gather(self, ruleset: Ruleset) -> None:
         """Nothing."""
@@ -268,13 +397,23 @@ class _Planner:
         cost = self._cost
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._name!r}: cost is")
-        charges = []
+        charges: list[Charge] = []
         planned = []
+        if self._operation != "peek" and "slot" not in self._options:
+            self._refuse_slots(limits)
         for limit in limits:
             charge = Charge(limit, self._subject, cost)
             charges.append(charge)
             planned.append(PlannedCharge(charge, self._name, rule, identity=self._identity))
+        self.charges = charges
         return Plan(build_call(charges, self._operation, ruleset=ruleset, **self._options), planned)
+
+    def _refuse_slots(self, limits: Sequence[Limit]) -> None:
+        """Raises `LimitError` for what would take a slot that nobody could release, or releases none."""
+        held = [limit for limit in limits if limit.holds]
+        if held and (self.is_hit or len(held) == len(limits)):
+            right = "take and release them with slot()"
+            raise LimitError(f"RateLimiter {self._name!r}: {self._operation} takes no slots; {right}", "algorithm")
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Nothing."""

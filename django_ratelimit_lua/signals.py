@@ -24,8 +24,17 @@ store_down = Signal()
 store_up = Signal()
 """Redis of the cache `alias` answers again."""
 
+slot_lost = Signal()
+"""A slot of a concurrency limit ended while its work still ran: its process was stopped or cut off for longer than
+`RATELIMIT_SLOT_SECONDS`, Redis has lost it, or an operator has ended it.
+
+Sent once, in a thread of the background, with `limit` (its name), `identity` (the digest it is counted under, as text),
+`what` (what it was held for), `seconds` (for how long) and `retaken`: whether there was room to take it again. If not,
+somebody else may have it by now.
+"""
+
 
 @renew_after_fork
 def _renew() -> None:
-    for signal in (limit_exceeded, rules_changed, store_down, store_up):
+    for signal in (limit_exceeded, rules_changed, slot_lost, store_down, store_up):
         signal.lock = Lock()  # Django takes it whenever it sends.

@@ -24,6 +24,7 @@ from .changes import on_change
 T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+LEAST_SLOT_SECONDS = 0.5
 _LONE = re.compile("[\ud800-\udfff]")
 """Half a character, which UTF-8 has no bytes for."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
@@ -63,6 +64,20 @@ def _prefix(value: Any) -> bytes:
 
 def _algorithm(value: Any) -> str:
     return algorithms.find(value).name
+
+
+def _rate_algorithm(value: Any) -> str:
+    name = _algorithm(value)
+    if name not in algorithms.BY_RATE:
+        raise ValueError(f"limits of slots name it themselves; choose one of: {', '.join(algorithms.BY_RATE)}")
+    return name
+
+
+def _slot_seconds(value: Any) -> float:
+    seconds = Number(3600, "number of seconds", " to 3600, such as 10", is_above_0=True)(value)
+    if seconds < LEAST_SLOT_SECONDS:
+        raise ValueError(f"must be at least {LEAST_SLOT_SECONDS:g}: slots are renewed four times in that time")
+    return seconds
 
 
 def _policy(value: Any) -> Policy:
@@ -181,7 +196,7 @@ class Conf:
     ENABLE = Setting(True, bool, "``False`` lets everything through, without asking Redis")
     USE_CACHE = Setting("default", _cache_alias, "the alias in ``CACHES``; must be ``django_redis.cache.RedisCache``")
     CACHE_PREFIX = Setting("rl:", _prefix, "what every key in Redis begins with; no braces")
-    ALGORITHM = Setting("sliding_window", _algorithm, "the algorithm of limits that name none")
+    ALGORITHM = Setting("sliding_window", _rate_algorithm, "the algorithm of limits that name none")
     TIMEOUT = Setting(0.1, Number(3600, "number of seconds", ", such as 0.1", is_above_0=True),
         "seconds that Redis may keep one decision waiting: connecting, sending and reading, see :doc:`failures`")
     MAX_WAIT = Setting(5, Number(3600, "number of seconds", ", such as 5"),
@@ -197,6 +212,9 @@ class Conf:
     DENY_CACHE_SECONDS = Setting(1, Number(3600, "number of seconds", ", such as 1"),
         "seconds that a refusal may be repeated without asking Redis, see :doc:`how-it-works`; ``0``: never; more than "
         "a second only while this process hears of changes, and not in a cluster")
+    SLOT_SECONDS = Setting(10, _slot_seconds,
+        "seconds after which the slots of a process that was killed end; while it lives, they are renewed four times "
+        "in that time, see :doc:`concurrency`")
     INSTANCE_WEIGHT = Setting(1, Number(1_000_000, note=", such as 1", is_above_0=True),
         "this process's part of limits with ``split=\"weighted\"``, as against the others', see :doc:`hot-keys`")
     CLOCK = Setting("redis", Choice(("redis", "client")),
@@ -222,7 +240,7 @@ class Conf:
         "good, see :doc:`statistics`")
     HEADERS = Setting(None, Choice((None, "draft-10", "x")),
         'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
-    THROTTLE_ALGORITHM = Setting("sliding_log", _algorithm,
+    THROTTLE_ALGORITHM = Setting("sliding_log", _rate_algorithm,
         "the algorithm of DRF throttles that name none, see :doc:`drf`")
     KEY_SECRET = Setting(None, _secret,
         "what digests of identities are keyed with", shown="``SECRET_KEY``", is_secret=True)

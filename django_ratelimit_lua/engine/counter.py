@@ -14,9 +14,11 @@ from math import ceil
 from typing import ClassVar, Self
 
 from ..conf import conf
+from ..limits.algorithms.concurrency import lasts_us
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from .heartbeat import ProcessShare
+from .slots import Key, held_slots
 
 MOST_RUNS = 16
 """Runs of hits that a token bucket tells apart."""
@@ -24,8 +26,6 @@ FULL_SECONDS = 1.0
 """After which somebody may try again for whom there is no room to count."""
 SAME_SECONDS = 1e-5
 """Moments that differ by less are the same one, computed twice."""
-Key = tuple[bytes, bytes, bytes]
-"""Prefix, identity and limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,12 @@ class Counter:
 
     def drop(self) -> None:
         """It is not needed any more."""
+
+    def hold(self, now: float, slot: bytes, cost: int) -> None:
+        """Admit units that are held until they are released, by their slot."""
+
+    def release(self, slot: bytes) -> None:
+        """They are held no more."""
 
     def owes(self, now: float) -> int:
         """Units that Redis is to be told of and that count still."""
@@ -355,8 +361,50 @@ class Window(Counter):
         self._first = self._lapsed = 0
 
 
+class Slots(Counter):
+    """The slots of one identity: all that this process holds of them, whoever gave them, and those that were just given
+    here, until whoever asked for them holds them or they are over.
+
+    Redis is told of them by their renewal, so they are not owed.
+    """
+
+    def __init__(self, limit: Limit, share: Share) -> None:
+        super().__init__(limit, share)
+        self._given: dict[bytes, tuple[float, int]] = {}
+        self.resize(limit, share, 0.0)
+
+    def resize(self, limit: Limit, share: Share, now: float) -> None:
+        super().resize(limit, share, now)
+        self.size, self._most_alone = share.units(limit.rate.limit), 0
+
+    def used(self, now: float) -> float:
+        self._given = {slot: given for slot, given in self._given.items() if given[0] > now}
+        held = held_slots.of(self.key) if self.key is not None else {}
+        given = sum(cost for slot, (_, cost) in self._given.items() if slot not in held)
+        return given + sum(slot.charge.cost for slot in list(held.values()))
+
+    def _free_after(self, now: float, units: float) -> float:
+        return self.reset_after(now)
+
+    def hold(self, now: float, slot: bytes, cost: int) -> None:
+        self._given[slot] = (now + lasts_us(slot) / SECOND, cost)
+
+    def release(self, slot: bytes) -> None:
+        self._given.pop(slot, None)
+
+    def reset_after(self, now: float) -> float:
+        return conf.SLOT_SECONDS if self.used(now) else 0.0
+
+    def copy(self) -> Self:
+        twin = super().copy()
+        twin._given = self._given.copy()
+        return twin
+
+
 def new_counter(limit: Limit, share: Share, moments: Moments) -> Counter:
     """One that has counted nothing yet, of the kind that a limit's algorithm needs."""
+    if limit.holds:
+        return Slots(limit, share)
     if limit.algorithm in ("token_bucket", "leaky_bucket"):
         return Bucket(limit, share)
     return Window(limit, share, moments)

@@ -20,8 +20,9 @@ from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
-from .counter import Counter, Key, Moments, NoRoom, OutageShare, Share, new_counter
+from .counter import Counter, Moments, NoRoom, OutageShare, Share, new_counter
 from .heartbeat import heartbeat
+from .slots import Key
 
 MOST = 10_000
 """Identities that are counted apart."""
@@ -81,8 +82,8 @@ class Counters:
                 if call.operation == "refund":
                     self._give(call, charge, counter, now, is_owed)
                 elif charge.cost and (call.operation == "charge" or (is_hit and retry == 0.0 and allowed)):
-                    self._take(charge, counter, now, is_owed)
-                    if is_hit and charge.limit.split is not None:
+                    self._take(call, charge, counter, now, is_owed)
+                    if is_hit and (charge.limit.split is not None or charge.limit.holds):
                         counted_at = self._began_us + round((now + wait) * SECOND)
                 used = ceil(counter.used(now))
                 state = LimitState.of(
@@ -116,24 +117,31 @@ class Counters:
                 return NoRoom(limit, share)
         if share != counter.share or (limit is not counter.limit and limit != counter.limit):
             counter.resize(limit, share, now)
-        report = self._said.get(key) if limit.split is None and counter.key is not None else None
+        # What is held here is known anyway.
+        report = None if limit.split is not None or counter.key is None or limit.holds else self._said.get(key)
         # While Redis is being told, nobody knows whether what it says includes that.
         if report is not None and report[1] > counter.heard_at and not counter.is_being_told:
             counter.heard_at = report[1]
             counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1], counter.owes(now))
         return counter
 
-    def _take(self, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
-        counter.take(now, charge.cost)
+    def _take(self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
+        if not charge.limit.holds:
+            counter.take(now, charge.cost)
+        elif call.slot:
+            counter.hold(now, call.slot, charge.cost)
         if counter.key is None:
             return
         self._apart[counter.key] = counter
         counter.is_kept = True
-        if is_owed and charge.limit.split is None:
+        if is_owed and charge.limit.split is None and not charge.limit.holds:
             counter.owed += charge.cost
             self.is_owing = True
 
     def _give(self, call: Call, charge: Charge, counter: Counter, now: float, is_owed: bool) -> None:
+        if charge.limit.holds:
+            counter.release(call.slot)
+            return
         # Nobody knows whether units of a crowd were this one's; and what Redis counts is not counted here.
         if counter.key is not None and (call.hit_at is None or charge.limit.split is not None):
             counter.give(now, charge.cost, None if call.hit_at is None else (call.hit_at - self._began_us) / SECOND)
@@ -215,6 +223,8 @@ def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float 
     """Seconds until such a hit is admitted; None: never."""
     retry = counter.retry_after(now, max(charge.cost, 1))
     longest = call.max_wait_us_of(charge.limit)
+    if charge.limit.holds:
+        return retry  # Whoever waits for a slot asks again.
     if retry and charge.limit.wants_more and call.max_wait_us is not None and charge.limit.align is None:
         retry = 0.0  # Whoever says how long to wait does so in a queue of any length.
     if retry == 0.0 and charge.limit.algorithm == "leaky_bucket" and longest >= 0:

@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from ..conf import conf
 from ..exceptions import StoreError
 from ..identity import Identity
+from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
 from ..rules import provider
@@ -33,6 +34,7 @@ from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
 from .run import Wait, Waiting, arun, run
+from .slots import HeldSlot, held_slots
 
 FENCED_ATTEMPTS = 3
 """How often a call may find that it went by stale rules before it goes by what was loaded last, which is newer than its
@@ -79,11 +81,13 @@ class Plan(NamedTuple):
 
 class DecidedCharge(NamedTuple):
     """What came of a planned charge: the state of its limit, and the token by which its units are given back: the
-    moment from which they count, in microseconds since 1970, or 0 for the latest. None: it took no units."""
+    moment from which they count, in microseconds since 1970, or 0 for the latest. None: it took no units. `slot`: the
+    slot that is held, by which it is released; empty: none is."""
 
     planned: PlannedCharge
     state: LimitState
     token: int | None
+    slot: bytes = b""
 
     @property
     def charge(self) -> Charge:
@@ -93,11 +97,12 @@ class DecidedCharge(NamedTuple):
 
 class Outcome(NamedTuple):
     """What came of a plan: the decision, what was planned, in the order of the decision's limits, and whether units
-    were asked for that can be given back."""
+    were asked for that can be given back; `slot`: the slot that was asked for."""
 
     decision: Decision
     planned: Sequence[PlannedCharge] = ()
     took: bool = False
+    slot: bytes = b""
 
     @property
     def charges(self) -> list[DecidedCharge]:
@@ -105,12 +110,23 @@ class Outcome(NamedTuple):
         decision, decided = self.decision, []
         for planned, state in zip(self.planned, decision.limits, strict=False):  # A block alone is of no charge.
             charge, token = planned.charge, None
+            if charge.limit.holds:
+                # Also where this process gave it, without Redis.
+                is_held = decision.allowed and bool(self.slot) and state.counted_at > 0
+                held = (state.counted_at, self.slot) if is_held else (None, b"")
+                decided.append(DecidedCharge(planned, state, *held))
+                continue
             # Who is refused has taken nothing, but of limits that count whoever comes.
             is_counted = decision.allowed or (charge.limit.count_denied and state.counted_at)
             if self.took and state.allowed and charge.cost and is_counted:
                 token = state.counted_at or decision.counted_at(charge.digest)
             decided.append(DecidedCharge(planned, state, token))
         return decided
+
+    @property
+    def held(self) -> list[DecidedCharge]:
+        """The charges whose slots are held: whoever asked has to release them, see `holding.Held`."""
+        return [decided for decided in self.charges if decided.slot] if self.slot else []
 
 
 class Planner(Protocol):
@@ -210,7 +226,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
         decision = decision._replace(allowed=allowed, limits=states, granted=decision.granted if allowed else 0)
     if not decision.allowed:
         decision = decision._replace(identity=_refused_identity(charges, states))
-    return Outcome(decision, charges, took=call.operation == "hit" and decision.source != "fallback")
+    return Outcome(decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot)
 
 
 def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
@@ -244,7 +260,12 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         else:
             decision = yield call
     except StoreError:
-        return fallback_limiter.decide(call) if call.charges else Decision(True, source="fallback")
+        decision = fallback_limiter.decide(call) if call.charges else Decision(True, source="fallback")
+        if call.slot and call.operation == "hit":
+            # Nobody knows whether Redis gave them all the same; this process, at least, has not.
+            states = zip(call.charges, decision.limits, strict=True)
+            _release_later(call, [charge for charge, state in states if charge.limit.holds and not state.counted_at])
+        return decision
     if call.operation == "refund":
         deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):
@@ -293,13 +314,35 @@ def _asking(call: Call) -> Generator[Call, Decision, Decision]:
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
-    """Give back what these charges took: exactly those units, by their tokens."""
+    """Give back what these charges took: exactly those units, by their tokens, and release the slots they hold."""
     by_token: dict[int, list[Charge]] = {}
+    by_slot: dict[bytes, list[Charge]] = {}
     for decided in charges:
-        if decided.token is not None:
+        if decided.slot:
+            by_slot.setdefault(decided.slot, []).append(decided.charge)
+        elif decided.token is not None:
             by_token.setdefault(decided.token, []).append(decided.charge)
+    for slot, releases in by_slot.items():
+        yield from releasing(releases, slot)
     for token, refunds in by_token.items():
         yield from answered(build_call(refunds, "refund")._replace(hit_at=token))
+
+
+def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
+    """Release a slot of these limits, and leave their queues. Where Redis cannot be asked, that is done later."""
+    if not charges:
+        return
+    call = build_call(charges, "refund")._replace(slot=slot)
+    keys = [(call.prefix, charge.digest, charge.limit.key_part) for charge in charges]
+    held_slots.drop([held for key in keys if (held := held_slots.of(key).get(slot)) is not None])
+    decision = yield from answered(call)
+    if decision.source == "fallback":
+        _release_later(call, charges)
+
+
+def _release_later(call: Call, charges: Sequence[Charge]) -> None:
+    if charges:
+        held_slots.release_later([HeldSlot(call.prefix, charge, call.slot) for charge in charges])
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
@@ -329,8 +372,12 @@ def build_call(
     now: int | None = None,
     ruleset: Ruleset | None = None,
     subjects: Sequence[Subject] = (),
+    slot: bytes = b"",
+    waits: bool = False,
 ) -> Call:
     """The call that decides these charges, with what the settings say about keys and the clock.
+
+    `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot, where none is given.
 
     `max_wait_us`, `longest_hold_us`: see `Call`; `now`: microseconds since 1970, for a clock of the caller's own;
     `ruleset`: the rules it goes by, where it has to go by the current ones; `subjects`: whose overrides it goes by.
@@ -338,16 +385,28 @@ def build_call(
     partial = partial and any(charge.cost for charge in charges)
     if now is None and (clock is not None or conf.CLOCK == "client"):
         now = now_us()
+    if operation == "hit" and not slot:
+        for charge in charges:
+            if charge.limit.holds:
+                slot = new_slot(conf.SLOT_SECONDS)
+                break
     if ruleset is None or ruleset.fence is None:
-        return Call(charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us)
+        return Call(
+            charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us,
+            slot=slot, waits=waits,
+        )  # fmt: skip
     if ruleset.published is not ruleset.revision:
         subjects = ()  # Nothing is written there about anybody: what is known of them holds.
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
         revision=ruleset.published, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
+        slot=slot, waits=waits,
     )  # fmt: skip
 
 
 def now_us() -> int:
     """Microseconds since 1970 by this process's clock, by which overrides begin and end."""
     return time.time_ns() // 1000 if clock is None else clock()
+
+
+held_slots.time_of_calls = lambda: build_call([], "peek").now

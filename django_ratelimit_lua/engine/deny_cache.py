@@ -129,6 +129,10 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and not any(
             _changes_bans(charge.limit, state) for charge, state in zip(call.charges, decision.limits, strict=True)
         )
+        # A slot may be released at any moment, by anybody.
+        and not any(
+            charge.limit.holds and state.refuses for charge, state in zip(call.charges, decision.limits, strict=True)
+        )
     )
 
 

@@ -14,6 +14,7 @@ from math import isfinite
 from struct import Struct
 from typing import Any, Literal, NamedTuple
 
+from .algorithms.concurrency import WAITS
 from .ban import Ban
 from .decision import Decision, LimitState
 from .limit import Limit
@@ -139,7 +140,10 @@ class Call(NamedTuple):
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
     - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
     - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`;
-    - `register`: the key of the bans that there are, if it lives where the call is decided; `why`: of a `ban`, words.
+    - `register`: the key of the bans that there are, if it lives where the call is decided; `why`: of a `ban`, words;
+    - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they take none;
+      `waits`: whoever is refused by them comes to stand in their queues, and a limit that counts refused hits counts
+      none of those that ask again.
     """
 
     charges: Sequence[Charge]
@@ -156,6 +160,8 @@ class Call(NamedTuple):
     slack_us: int | None = None
     register: bytes = b""
     why: str = ""
+    slot: bytes = b""
+    waits: bool = False
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
@@ -230,16 +236,19 @@ class Call(NamedTuple):
         for charge, max_wait in zip(self.charges, waits, strict=True):
             limit = charge.limit
             args.append(limit.algorithm.encode())
-            record = _HEAD.pack(charge.cost if takes else 0, limit.mode != "enforce", limit.count_denied, max_wait)
+            counts_denied = limit.holds if self.waits else limit.count_denied
+            record = _HEAD.pack(charge.cost if takes else 0, limit.mode != "enforce", counts_denied, max_wait)
             record += limit.packed or limit.packed_at(now)
-            if limit.wants_more:
+            if limit.holds:
+                record += self.slot + WAITS if self.waits else self.slot
+            elif limit.wants_more:
                 record += limit.more(now, waits, is_patient=not is_usual)
             args.append(record)
         bans = self.banning
         for place, (limit, _, cost, _, reports) in bans:
             if limit.ban is not None:
                 is_shadow, units = limit.mode != "enforce", 0 if takes else cost
-                args += [b"ban", limit.ban.record(place + 1, units, is_shadow=is_shadow, is_told=reports)]
+                args += [b"ban", limit.ban.record(place + 1, units, is_shadow=is_shadow, is_told=reports or self.waits)]
         if bans and self.register:
             args += [b"bans", b""]
         if self.subjects:

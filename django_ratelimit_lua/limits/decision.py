@@ -32,12 +32,15 @@ class LimitState(NamedTuple):
 
     - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; where one view has both blocking limits and
       others with `block=False`, the latter "advise" and only set `request.limited`; in "shadow" it changes nothing;
-    - `limit`: the rate's units, and `period` its seconds; `used`: units counted; `remaining`: units that could go now;
-    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never;
+    - `limit`: the rate's units, and `period` its seconds (0.0: they are slots); `used`: units counted; `remaining`:
+      units that could go now;
+    - `retry_after`: when the same hit would be allowed if nothing else happened; None: never. Of a concurrency limit it
+      is a guess: when the slot ends that ends first, unless it is renewed, which it is, or released before;
     - `reset_after`: when the limit is wholly unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
     - `counted_at`: the moment from which the units count that were taken, in microseconds since 1970; by it they can be
-      given back (0: none were taken, or not by that clock);
+      given back (0: none were taken, or not by that clock). Of who waits for a slot, the place in the queue: -1 is the
+      next;
     - `block`: the block that stands in the place of the limit, if one does;
     - `ban`: of a limit that bans, the ban in force, or the offences that count towards one.
     """
@@ -120,6 +123,11 @@ class LimitState(NamedTuple):
     def banned_until(self) -> datetime | None:
         """When the ban ends that is in force; None: there is none."""
         return None if self.ban is None else self.ban.ends_at
+
+    @property
+    def is_slots(self) -> bool:
+        """Whether its units are slots: so many at once, and not so many per time."""
+        return self.period == 0.0 and self.block is None
 
     @property
     def enforced(self) -> bool:

@@ -69,6 +69,8 @@ class Limit:
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False, compare=False)
     """By what it bans; None: it does not."""
+    holds: bool = field(repr=False, compare=False)
+    """Whether what a hit takes are slots, which are held until they are released."""
 
     def __init__(self, name: str, rate: Rate | str | tuple[int, float], **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
@@ -90,9 +92,12 @@ class Limit:
             "hit_by": kind.name if is_plain else "",
             "is_hot": self.lease is not None or self.split is not None,
             "ban": ban,
+            "holds": kind.holds,
         }
         for attribute, value in attributes.items():
             object.__setattr__(self, attribute, value)
+        if self.rate.is_slots != kind.holds:
+            raise LimitError(f"Limit {name!r}: {_other_rate(self.rate, kind.name)}", "rate")
         numbers = kind.numbers(self, 0)
         object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))
 
@@ -140,6 +145,16 @@ class Limit:
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """What the algorithm is given beyond its numbers, for one call; see `Algorithm.more`."""
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
+
+
+def _other_rate(rate: Rate, algorithm: str) -> str:
+    """What to say of a rate that is not of the algorithm's kind."""
+    if rate.is_slots:
+        return (
+            f"'{rate}' is a number of slots, which algorithm='concurrency' keeps; for {algorithm}, write so many per "
+            f"time, such as '{rate}/m'"
+        )
+    return f"concurrency keeps so many at once, not '{rate}'; write a number of slots alone, such as '{rate.limit}'"
 
 
 def _named(name: str) -> tuple[str, bytes]:

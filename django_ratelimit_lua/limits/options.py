@@ -94,7 +94,11 @@ class Options(TypedDict, total=False):
     )]
     queue: Annotated[int | None, Option(
         None, Whole(0, Rate.MOST_UNITS),
-        _("queue"), _("Leaky bucket: how many requests may wait. Empty: the limit minus 1."),
+        _("queue"),
+        _(
+            "Leaky bucket: how many requests may wait. Empty: the limit minus 1. Concurrency: how many may wait for a "
+            "slot. Empty: ten times the limit."
+        ),
     )]
     segments: Annotated[int | None, Option(
         None, Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
@@ -211,7 +215,9 @@ def read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not row.is_general and name not in (taken := algorithms.find(values["algorithm"]).options):
             takes = ", ".join(sorted(taken))
-            raise LimitError(f"{where}: {values['algorithm']} has no option {name!r}; it takes {takes}", name)
+            why = algorithms.find(values["algorithm"]).refuses.get(name)
+            problem = f"{values['algorithm']} has no option {name!r}{f', as {why}' if why else ''}; it takes {takes}"
+            raise LimitError(f"{where}: {problem}", name)
         try:
             values[name] = row.check(value)
         except LimitError:

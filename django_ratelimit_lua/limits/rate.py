@@ -1,4 +1,4 @@
-"""A rate: so many units per period."""
+"""A rate: so many units per period, or so many slots at once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ _UNITS = {
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * SECOND),
 }
 _FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
+_SLOTS = re.compile(r"[0-9]{1,15}")
 _DURATION = re.compile(r"([0-9]+)([a-z]+)")
 _UNITS_THERE_ARE = "units: s, sec, second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)"
-ACCEPTED = f"write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; {_UNITS_THERE_ARE}"
+ACCEPTED = (
+    f"write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; {_UNITS_THERE_ARE}; "
+    "or a number of slots alone, such as '5', for the algorithm concurrency"
+)
 ACCEPTED_DURATIONS = f"write a number and a unit without a space, such as '10m' or '7d'; {_UNITS_THERE_ARE}"
 
 
@@ -35,7 +39,7 @@ class LimitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`limit` units per `period_us` microseconds.
+    """`limit` units per `period_us` microseconds; with a period of 0, `limit` slots at once (`is_slots`).
 
     >>> Rate.parse("10/15m")
     Rate(limit=10, period_us=900000000)
@@ -43,13 +47,15 @@ class Rate:
     0.5
     >>> print(Rate.parse("100/minute"))
     100/m
+    >>> Rate.parse("5").is_slots
+    True
     >>> Rate.parse("5/month")
     Traceback (most recent call last):
     ...
     django_ratelimit_lua.limits.rate.LimitError: Rate '5/month': unknown unit 'month'; write 'N/unit' ...
 
     A limit of 0 always refuses. Raises `LimitError` for what is out of range: limits go up to 10**12 units and
-    periods from one microsecond up to ten years.
+    periods from one microsecond up to ten years. Slots are for the algorithm concurrency, and for no other.
     """
 
     limit: int
@@ -61,7 +67,7 @@ class Rate:
     def __post_init__(self) -> None:
         if not 0 <= self.limit <= self.MOST_UNITS:
             raise LimitError(f"Rate of {self.limit} units: must be from 0 to {self.MOST_UNITS}")
-        if not 1 <= self.period_us <= self.LONGEST_US:
+        if not 0 <= self.period_us <= self.LONGEST_US:
             raise LimitError(
                 f"Rate with a period of {self.period_us / SECOND:g} seconds: "
                 f"must be from 0.000001 to {self.LONGEST_US // SECOND} (ten years)"
@@ -73,19 +79,26 @@ class Rate:
         return self.period_us / SECOND
 
     @property
+    def is_slots(self) -> bool:
+        """Whether it is so many at once, and not so many per time."""
+        return self.period_us == 0
+
+    @property
     def per(self) -> str:
-        """The period as a rate writes it: "h", "15m"."""
+        """The period as a rate writes it: "h", "15m"; of slots, nothing."""
         return str(self).partition("/")[2]
 
     @classmethod
     def parse(cls, value: str | tuple[int, float | timedelta] | Rate) -> Rate:
-        """Read `"N/[k]unit"` or `(count, seconds)`; the whole string must match. Raises `LimitError`."""
+        """Read `"N/[k]unit"`, `(count, seconds)`, or `"N"` slots; the whole string must match. Raises `LimitError`."""
         if isinstance(value, cls):
             return value
         if isinstance(value, (tuple, list)) and len(value) == 2:
             return cls._parse_pair(*value)
         if not isinstance(value, str):
             raise LimitError(f"Rate {value!r} is neither text nor (count, seconds); {ACCEPTED}")
+        if _SLOTS.fullmatch(value):
+            return cls._checked(value, int(value), 0)
         match = _FORM.fullmatch(value)
         if not match:
             raise LimitError(f"Rate {value!r}; {ACCEPTED}")
@@ -94,8 +107,15 @@ class Rate:
             raise LimitError(f"Rate {value!r}: unknown unit {unit!r}; {ACCEPTED}")
         if len(count) > 15 or len(times) > 15:
             raise LimitError(f"Rate {value!r} is too large: at most {cls.MOST_UNITS} units in at most ten years")
+        period = int(times or 1) * _UNITS[unit]
+        if not period:
+            raise LimitError(f"Rate {value!r} is for no time at all; {ACCEPTED}")
+        return cls._checked(value, int(count), period)
+
+    @classmethod
+    def _checked(cls, value: object, count: int, period: int) -> Rate:
         try:
-            return cls(int(count), int(times or 1) * _UNITS[unit])
+            return cls(count, period)
         except LimitError as error:
             raise LimitError(f"Rate {value!r}: {error}") from None
 
@@ -111,12 +131,13 @@ class Rate:
             period = round(Fraction(seconds) * SECOND)
         else:
             raise LimitError(f"Rate {pair!r}: the period must be a number of seconds or a timedelta")
-        try:
-            return cls(count, period)
-        except LimitError as error:
-            raise LimitError(f"Rate {pair!r}: {error}") from None
+        if not period:
+            raise LimitError(f"Rate {pair!r} is for no time at all; {ACCEPTED}")
+        return cls._checked(pair, count, period)
 
     def __str__(self) -> str:
+        if self.is_slots:
+            return str(self.limit)
         for letter in "wdhms":
             times, rest = divmod(self.period_us, _UNITS[letter])
             if times and not rest:

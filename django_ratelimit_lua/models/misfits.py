@@ -15,11 +15,12 @@ from django.utils.translation import gettext as _
 from ..conf import conf
 from ..identity.keys import compile_key
 from ..limits import algorithms, calendar
+from ..limits.algorithms.concurrency import MOST_SLOTS
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate, duration, duration_us
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
-from .rate_fields import WRITTEN, rate_problem, rate_text
+from .rate_fields import WRITTEN, RateFields, rate_problem, rate_text
 
 Misfit = tuple[str, str]
 """A field, and what is wrong with it."""
@@ -115,6 +116,12 @@ def _rates(row: Mapping[str, Any]) -> Iterator[Misfit]:
         if same is not text:
             problem = _("“%(one)s” and “%(other)s” are for the same period. Keep the smaller one.")
             yield field, problem % {"one": same, "other": text}
+        if rate.is_slots != algorithms.find(_algorithm(row)).holds:
+            yield field, _other_rate(row, rate)
+        if rate.is_slots and rate.limit > MOST_SLOTS:
+            yield field, _("At most %(most)d at once.") % {"most": MOST_SLOTS}
+        if rate.is_slots and len(written) > 1:
+            yield "more_rates", _("A limit of so many at once stands alone. Make another rule for rates.")
         if _algorithm(row) == "sliding_log" and rate.limit > LONGEST_LOG:
             yield field, _("The algorithm %(algorithm)s takes limits up to %(most)d. %(others)s take any.") % {
                 "algorithm": algorithm_name("sliding_log"), "most": LONGEST_LOG,
@@ -127,6 +134,13 @@ def _rates(row: Mapping[str, Any]) -> Iterator[Misfit]:
                 problem = _("The window starts “%(align)s”: then the limit is for %(period)s, not “%(rate)s”.")
                 align = _(OPTIONS["align"].names[row["align"]])
                 yield "align", problem % {"align": align, "period": period, "rate": text}
+
+
+def _other_rate(row: Mapping[str, Any], rate: Rate) -> str:
+    values = {"algorithm": algorithm_name("concurrency"), "unit": RateFields.Unit.AT_ONCE.label}
+    if rate.is_slots:
+        return _("“%(unit)s” needs the algorithm %(algorithm)s.") % values
+    return _("The algorithm %(algorithm)s needs “%(unit)s” as the unit of its limit.") % values
 
 
 def _algorithm(row: Mapping[str, Any]) -> str:

@@ -67,13 +67,14 @@ class RateFields(models.Model):
     """So many units per period, and what a bucket holds."""
 
     class Unit(models.TextChoices):
-        """Of time."""
+        """Of time; or none, for the slots of a concurrency limit."""
 
         SECOND = "s", _("seconds")
         MINUTE = "m", _("minutes")
         HOUR = "h", _("hours")
         DAY = "d", _("days")
         WEEK = "w", _("weeks")
+        AT_ONCE = "x", _("at once")
 
     limit = models.BigIntegerField(
         _("limit"), null=True, blank=True, validators=[MinValueValidator(0), MaxValueValidator(MOST)]
@@ -182,13 +183,21 @@ def rate_problem(text: str) -> str:
 
 
 def rate_text(limit: int, period: int, unit: str) -> str:
-    """So many units per so many periods, as rules write it."""
+    """So many units per so many periods, as rules write it.
+
+    >>> rate_text(5, 15, "m"), rate_text(5, 1, "x")
+    ('5/15m', '5')
+    """
+    if unit == RateFields.Unit.AT_ONCE:
+        return str(limit)
     return f"{limit}/{period if period != 1 else ''}{unit}"
 
 
 def _parts(value: Any) -> tuple[int, int, str]:
     """Limit, how many units of time, and which."""
     rate = Rate.parse(value)
+    if rate.is_slots:
+        return rate.limit, 1, RateFields.Unit.AT_ONCE
     text = str(value) if isinstance(value, str) else str(rate)
     count, _, rest = text.partition("/")
     times = int(rest.rstrip("abcdefghijklmnopqrstuvwxyz") or 1)

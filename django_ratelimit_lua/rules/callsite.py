@@ -129,10 +129,17 @@ def losses(sites: Sequence[CallSite], key: str, rates: Sequence[Rate]) -> list[L
             if not isinstance(rate, Rate):
                 continue
             same = next((each for each in rates if each.period_us == rate.period_us), None)
-            is_implied = any(each.limit * -(-rate.period_us // each.period_us) <= rate.limit for each in rates)
+            is_implied = any(_is_implied(rate, each) for each in rates)
             if is_uncounted or not is_implied:
                 found.append(Loss(site, rate, None if is_uncounted else same, is_uncounted))
     return found
+
+
+def _is_implied(rate: Rate, by: Rate) -> bool:
+    """Whether whoever keeps the other rate keeps this one. Slots imply no rate, and no rate implies slots."""
+    if rate.is_slots or by.is_slots:
+        return rate.is_slots and by.is_slots and by.limit <= rate.limit
+    return by.limit * -(-rate.period_us // by.period_us) <= rate.limit
 
 
 def call_site(

@@ -19,6 +19,8 @@ def rate_words(rate: Any) -> str:
 
     >>> rate_words("100/m"), rate_words("5/15m"), rate_words(["10/s", "500/h"])
     ('100 per minute', '5 per 15 minutes', '10 per second and 500 per hour')
+    >>> rate_words("5")
+    '5 at once'
     """
     if isinstance(rate, list):
         return _(" and ").join(map(rate_words, rate))
@@ -26,12 +28,14 @@ def rate_words(rate: Any) -> str:
         parsed = Rate.parse(rate)
     except LimitError:
         return str(rate)
+    if parsed.is_slots:
+        return _("%(limit)s at once") % {"limit": parsed}
     limit = str(parsed).partition("/")[0]
     return _("%(limit)s per %(period)s") % {"limit": limit, "period": period_words(parsed)}
 
 
 def period_words(rate: Rate) -> str:
-    """The period of a rate, as it stands behind "per".
+    """The period of a rate, as it stands behind "per"; of slots there is none.
 
     >>> period_words(Rate.parse("5/m")), period_words(Rate.parse("5/15m"))
     ('minute', '15 minutes')

@@ -335,8 +335,8 @@ def _is_audience(name: Any) -> bool:
 
 def _favour(template: LimitTemplate) -> tuple[float, int]:
     rates = [rate for rate in template.rates if isinstance(rate, Rate)]
-    slowest = min(rates, key=lambda rate: rate.limit / rate.period_us)
-    return slowest.limit / slowest.period_us, template.options.get("burst") or slowest.limit
+    slowest = min(rates, key=lambda rate: rate.limit / (rate.period_us or 1))
+    return slowest.limit / (slowest.period_us or 1), template.options.get("burst") or slowest.limit
 
 
 def _texts(value: Any) -> Iterator[str]:

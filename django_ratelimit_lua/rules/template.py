@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from django.http import HttpRequest
 
 from ..conf import conf
 from ..conf.callables import lazily
 from ..identity.keys import Key, KeyLike, compile_key
-from ..limits import calendar
+from ..limits import algorithms, calendar
 from ..limits.call import MOST_COST, whole_cost
 from ..limits.limit import Limit
 from ..limits.options import Options
@@ -81,6 +81,10 @@ class LimitTemplate:
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}
         nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]
+        if len(rates) > 1 and any(isinstance(each, Rate) and each.is_slots for each in rates):
+            raise LimitError("a number of slots stands alone; write another rule for rates beside it", "rate")
+        if algorithms.find(with_default["algorithm"]).holds:
+            nominal = 0
         for each in rates:
             limit = Limit(name, each if isinstance(each, Rate) else Rate(1, nominal), **with_default)
             if len(rates) == 1 and limit.rate is each:
@@ -100,11 +104,25 @@ class LimitTemplate:
             elif len(self.rates) > 1 and rate not in self.rates:
                 name = f"{name}:{rate}"
             elif len(self.rates) > 1 and rate.period_us != self._longest:
-                name = f"{name}:{rate.per}"
-            options: Options = {**self.options, "algorithm": algorithm}
+                name = f"{name}:{rate.per or 'slots'}"
+            options = self._options_of(rate, algorithm)
             limit = Limit(f"{name}*{ordinal}" if ordinal > 1 else name, rate, **options)
             self._limits[limit_key] = limit
         return limit
+
+    def _options_of(self, rate: Rate, algorithm: str) -> Options:
+        """The options of one rate: where slots stand beside rates, each kind has its algorithm, and what that takes."""
+        options: Any = {**self.options, "algorithm": algorithm}
+        kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
+        if len(kinds) < 2:
+            return cast(Options, options)
+        of_rates, of_slots = algorithms.find(algorithm), algorithms.find("concurrency")
+        if of_rates.holds:
+            of_rates = algorithms.find(conf.ALGORITHM)
+        own, other = (of_slots, of_rates) if rate.is_slots else (of_rates, of_slots)
+        options["algorithm"] = own.name
+        kept = {option: value for option, value in options.items() if option not in other.options - own.options}
+        return cast(Options, kept)
 
     def limits(self, name: str) -> tuple[Limit, ...]:
         """The limits that keep the constant rates."""

@@ -276,7 +276,7 @@ def to_decide(call: Call) -> Question:
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     limits: tuple[tuple[Limit, int, bool], ...] = ()
     varying: tuple[bytes, ...] = ()
-    is_usual = call.hit_at is None and not call.subjects and len(call.charges) <= MOST_LIMITS
+    is_usual = call.hit_at is None and not call.subjects and not call.slot and len(call.charges) <= MOST_LIMITS
     bans: tuple[bytes, ...] = ()
     for limit, digest, cost, banned, reports in call.charges:
         limits += ((limit, cost, reports),)
@@ -376,6 +376,17 @@ def to_execute(*parts: bytes) -> Question:
         return reply
 
     return Question(command(*parts), read, most=LARGEST)
+
+
+def to_run(program: Program, keys: Sequence[bytes], args: Sequence[bytes]) -> Question:
+    """Run a program that answers with a whole number for each of its keys."""
+
+    def read(reply: Any) -> list[int]:
+        if not isinstance(reply, list) or len(reply) != len(keys) or not all(map(_is_number, reply)):
+            raise InvalidResponse(f"no number for each key: {reply!r:.80}")
+        return reply
+
+    return Question(command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *args), read, program)
 
 
 def to_find_master(service: str) -> Question:

@@ -13,19 +13,20 @@ from redis.exceptions import RedisError, ResponseError
 from ..exceptions import StoreError
 from ..limits.call import Call
 from ..limits.decision import Decision
+from ..limits.program import Program
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import AsyncConnections
 from .blocking import Connections
 from .breaker import Breaker
 from .connection_params import ConnectionParams
-from .exchange import Address, Pipeline, Question, to_decide, to_delete, to_execute, to_ping
+from .exchange import Address, Pipeline, Question, to_decide, to_delete, to_execute, to_ping, to_run
 from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
 
 logger = logging.getLogger("django_ratelimit_lua")
 
-DELETED_AT_ONCE = 500
+DELETED_AT_ONCE = RUN_AT_ONCE = 500
 STEADY_SECONDS = 1.0
 """For which nothing may have failed before Redis is said to answer again, unless it was not asked in between."""
 
@@ -185,6 +186,26 @@ class Store:
         """The replies to several other commands, which are sent together. Raises `StoreError` where one is an error."""
         replies: list[Any] = self._exchange(Pipeline([to_execute(*parts) for parts in commands])) if commands else []
         return replies
+
+    def run_each(
+        self,
+        program: Program,
+        common: Sequence[bytes],
+        items: Sequence[tuple[bytes, bytes]],
+        patience: Patience,
+    ) -> list[int | None]:
+        """What a program answers about each of these keys and their arguments, behind the `common` ones; as many in one
+        call as do not keep the server busy for long. None where it could not be asked."""
+        answers: list[int | None] = []
+        for first in range(0, len(items), RUN_AT_ONCE):
+            part = items[first : first + RUN_AT_ONCE]
+            keys, args = [key for key, _ in part], [argument for _, argument in part]
+            try:
+                answers += self._exchange(to_run(program, keys, [*common, *args]), patience)
+            except StoreError:
+                answers += [None] * (len(items) - first)
+                break
+        return answers
 
     def close(self) -> None:
         """Close the idle connections of threads; those of an event loop are closed with it."""

@@ -22,11 +22,12 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
+from ..limits.program import Program
 from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
-from .exchange import Address, Question, to_decide, to_delete, to_execute
+from .exchange import Address, Question, to_decide, to_delete, to_execute, to_run
 from .patience import Patience
-from .server import Store
+from .server import RUN_AT_ONCE, Store
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """Beside it a hit is refused: the others only look, and count what they count of refused hits. It has no state."""
@@ -79,6 +80,34 @@ class ShardedStore(Store):
         for key in keys:
             self.execute(b"DEL", key)
 
+    def run_each(
+        self,
+        program: Program,
+        common: Sequence[bytes],
+        items: Sequence[tuple[bytes, bytes]],
+        patience: Patience,
+    ) -> list[int | None]:
+        places: dict[int, list[int]] = {}
+        for place, (key, _) in enumerate(items):
+            places.setdefault(slot_of(key), []).append(place)
+        answers: list[int | None] = [None] * len(items)
+        silent: set[Address | None] = set()  # Nobody waits twice for one node while others answer.
+        for slot, those in places.items():
+            for first in range(0, len(those), RUN_AT_ONCE):
+                part = those[first : first + RUN_AT_ONCE]
+                args = [*common, *[items[place][1] for place in part]]
+                question = to_run(program, [items[place][0] for place in part], args)
+                if self._cluster.master(slot) in silent:
+                    break
+                try:
+                    found = self._drive(self._ask(slot, question, Patience(patience.whole)))
+                except StoreError:
+                    silent.add(self._cluster.master(slot))
+                    break
+                for place, answer in zip(part, found, strict=True):
+                    answers[place] = answer
+        return answers
+
     def _decide(self, call: Call, patience: Patience) -> Deciding:
         if not call.charges:
             return (yield from self._decide_at(slot_of(call.fence), call, patience))
@@ -86,7 +115,7 @@ class ShardedStore(Store):
         revision = call.revision_number
         call = Call(
             call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
-            longest_hold_us=call.longest_hold_us, slack_us=call.slack_us,
+            longest_hold_us=call.longest_hold_us, slack_us=call.slack_us, slot=call.slot, waits=call.waits,
         )  # fmt: skip
         parts = _parts_of(call)
         if len(parts) == 1:

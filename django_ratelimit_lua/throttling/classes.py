@@ -29,7 +29,7 @@ from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.options import Options, refuse_unknown
-from ..limits.rate import SECOND, LimitError, Rate
+from ..limits.rate import ACCEPTED, SECOND, LimitError, Rate
 from ..rules.callsite import CallSite, known_call_sites
 from ..rules.methods import method_name
 from ..rules.rule import Rule
@@ -134,6 +134,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None, None
         try:
             parsed = Rate.parse(rate)
+            if parsed.is_slots:
+                raise LimitError(f"Rate {rate!r}: throttles go by rates; {ACCEPTED}")
         except LimitError as error:
             raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
         whole, rest = divmod(parsed.period_us, SECOND)

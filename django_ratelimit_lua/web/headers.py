@@ -49,8 +49,12 @@ def violated_policies(decision: Decision) -> list[str]:
     return [name for name, state in named if state.refuses and not state.is_block]
 
 
-def _quota(state: LimitState) -> dict[str, int]:
-    return {"q": 0} if state.is_block else {"q": state.limit, "w": max(1, math.ceil(state.period))}
+def _quota(state: LimitState) -> dict[str, int | str]:
+    if state.is_block:
+        return {"q": 0}
+    if state.is_slots:  # A quota of this unit is of no time.
+        return {"q": state.limit, "qu": "concurrent-requests"}
+    return {"q": state.limit, "w": max(1, math.ceil(state.period))}
 
 
 def _names(states: Iterable[LimitState]) -> list[str]:

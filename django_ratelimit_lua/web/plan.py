@@ -23,7 +23,7 @@ from ..identity.request_state import request_state
 from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
-from ..limits.rate import SECOND, Rate
+from ..limits.rate import SECOND, LimitError, Rate
 from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
 from ..rules.problems import problems
 from ..rules.rule import Rule
@@ -76,6 +76,8 @@ class Place:
             while (subject, limit.key_part) in taken:  # Each has a name of its own here.
                 ordinal += 1
                 limit = numbers.limit(name, rate, ordinal)
+            if limit.holds:
+                raise LimitError(f"{name}: slots are held by RateLimiter.slot(), not by requests", "algorithm")
             taken.add((subject, limit.key_part))
             if self._is_mixed and not rule.block:
                 limit = limit.advising()

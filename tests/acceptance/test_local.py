@@ -19,7 +19,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
@@ -46,7 +46,7 @@ def admitted(limiter: RateLimiter, times: int, who: str = "x") -> int:
     return sum(map(bool, decisions))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_each_process_admits_its_share(algorithm: str, own: Server) -> None:
     """A quarter of the limit, whatever the algorithm; then it says when to come back."""
     own.stop()
@@ -187,7 +187,7 @@ def test_processes_know_how_many_they_are(own: Server) -> None:
     assert [one.beat() for one in several] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_no_history_of_outages_admits_more_than_the_limit(
     algorithm: str, own: Server, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:

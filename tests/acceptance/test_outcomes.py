@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 
 
 def failed(request: HttpRequest, outcome: Any) -> bool:
@@ -41,7 +41,7 @@ def ask(view: Any, *passwords: str) -> list[int]:
     return [view(RequestFactory().get("/", {"password": password})).status_code for password in passwords]
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+@pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_only_what_counts_counts(algorithm: str) -> None:
     """Successes are given back; failures and exceptions count."""
     login = ratelimit("login", "ip", "3/15m", count_if=failed, algorithm=algorithm)(answer)
@@ -112,7 +112,7 @@ def test_an_asynchronous_predicate_on_a_plain_view() -> None:
     assert ask(login, "right", "right", "wrong", "wrong", "wrong") == [302, 302, 200, 200, 429]
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+@pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_a_cost_known_only_afterwards(algorithm: str) -> None:
     """Charged after, once for each request, even beyond the limit; then others wait until it is worked off."""
     export = ratelimit(

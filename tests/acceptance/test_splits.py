@@ -16,7 +16,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import Heartbeat, ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
@@ -33,7 +33,7 @@ def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("three")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_part_is_admitted_without_asking(algorithm: str, direct: redis.Redis) -> None:
     """A third, or half by weight; the answer says where it is from, and no limit is kept in Redis."""
     calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)

@@ -18,7 +18,7 @@ from django.core.management import call_command
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.limits import program
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.seen import overview
@@ -133,7 +133,7 @@ def least(settings: Any) -> Iterator[redis.Redis]:
 def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     """Limits of every algorithm, rules, overrides, tallies, health: nothing more is needed than what is documented."""
     assert used() == [1, 2]
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
         for act in (limiter.hit, limiter.peek, limiter.refund, limiter.charge):
             assert act("someone").source == "redis"
@@ -170,7 +170,7 @@ def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
 def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.Redis) -> None:
     """Decided by the policy, never a 500."""
     least.execute_command("ACL", "SETUSER", "limiter", f"-{command}")
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
         sources = [limiter.hit("someone").source for _ in range(4)] + [limiter.refund("someone").source]
         assert set(sources) <= {"redis", "fallback", "deny-cache"}

@@ -26,7 +26,7 @@ from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.engine import waiting
 from django_ratelimit_lua.engine.decide import decide
 from django_ratelimit_lua.engine.waiting import in_thread
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.clusters import until
@@ -61,7 +61,7 @@ def next_turn(limiter: RateLimiter) -> float:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
     """Of two who wait the first is cancelled, however often: nobody gets the turn of the second; when it is cancelled
     as well, it is as if neither had come."""
@@ -88,7 +88,7 @@ def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
     asyncio.run(turns())
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_nobody_is_served_twice_in_a_period_when_others_give_up(algorithm: str) -> None:
     """Twelve wait at five a second, every second one gives up: the others leave in their own turns."""
     limiter = RateLimiter("pace", "5/s", algorithm=algorithm, **({"burst": 1} if algorithm == "token_bucket" else {}))

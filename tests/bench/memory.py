@@ -6,7 +6,7 @@ import statistics
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.process.tasks import stop
 from tests.bench.measure import DIRECT
@@ -20,7 +20,7 @@ def memory() -> None:
     """Bytes per live identity, and how they grow with the limit when all of it is used."""
     sizes = (10, 100, 1000, 10_000, 100_000)
     print(f"{'bytes, limit used up':24}" + "".join(f"{size:>10}" for size in sizes))
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         row = []
         for size in sizes:
             who = RateLimiter(

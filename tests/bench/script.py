@@ -6,7 +6,7 @@ from typing import Any
 
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import BEAT_SECONDS, Heartbeat
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Revision
 from django_ratelimit_lua.limits.program import GENERAL, Program
 from django_ratelimit_lua.store import exchange
@@ -37,7 +37,7 @@ def server_cost() -> None:
         "250, rules": (250, rules, None),
         "250, general": (250, {}, GENERAL),
     }
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         for count in (1, 3, 8):
             most = 90_000 if algorithm == "sliding_log" else 10**7
             rates = [f"{most + number}/h" for number in range(count)]
@@ -50,7 +50,7 @@ def server_cost() -> None:
     times = script_time(batches)
     print(f"script time, µs and times a bare INCR script ({times['bare']:.2f} µs)")
     print(f"{'':29}{'1 limit':>17}{'3 limits':>17}{'8 limits':>17}")
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         for way in ways:
             columns = [times[f"{algorithm} {count} {way}"] for count in (1, 3, 8)]
             print(f"{algorithm + ', ' + way:29}" + "".join(f"{t:9.1f}{t / times['bare']:7.1f}x" for t in columns))
@@ -60,7 +60,7 @@ def server_cost() -> None:
 def backlog() -> None:
     """Script time of a hit that reserves its turn where nobody waits, and where ten thousand do."""
     batches = {}
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         for waiting in (0, 10_000):
             limit = limiter(f"waiting{waiting}", "10/s", algorithm).limits[0]
             # A cost of 1 each at the very same moment, so that the backlog stays what it is.
@@ -73,7 +73,7 @@ def backlog() -> None:
             batches[f"{algorithm} {waiting}"] = [asked(peek)]
     times = script_time(batches)
     print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         empty, full = times[f"{algorithm} 0"], times[f"{algorithm} 10000"]
         print(f"{algorithm:18}{empty:14.1f}{full:14.1f}{full / empty:7.1f}x")
     print("aim: at most 3x\n")

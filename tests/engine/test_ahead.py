@@ -11,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
@@ -160,7 +160,7 @@ def test_a_state_is_small(algorithm: str, one: int, ten: int, most: int, direct:
     assert max(sizes) <= most
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> None:
     """A thousand who wait take no more of the server's memory than a limit's worth and a bit: at most 1 KB, and of a
     sliding log 128 units more than its limit. Everyone leaves in a turn of his own all the same."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -78,7 +78,7 @@ def test_refusals_earn_a_ban_that_doubles() -> None:
         assert ban_of(ask(now, "peek").limits[0]) == Ban(times=ban.times)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_ban_says_exactly_when_it_helps_to_come_again(algorithm: str) -> None:
     """Refused one microsecond before, allowed at it: whatever the limit under it is."""
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
@@ -254,7 +254,7 @@ def test_a_foreign_state_bans_nobody(state: bytes | None, direct: redis.Redis) -
     assert ban_of(refused(ask, START, 3).limits[0]).times == 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
     """A hundred threads are refused at once: one of them is told that it has earned it, by exactly so many offences."""
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}

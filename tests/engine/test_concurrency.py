@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 
 pytestmark = pytest.mark.engine
 
@@ -60,7 +60,7 @@ def admitted(crowd: list[subprocess.Popen[str]], *order: Any) -> int:
     return sum(int(worker.stdout.readline()) for worker in crowd)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_eight_processes_of_four_threads_admit_exactly_n(
     algorithm: str, crowd: list[subprocess.Popen[str]], prefix: str
 ) -> None:
@@ -69,7 +69,7 @@ def test_eight_processes_of_four_threads_admit_exactly_n(
     assert admitted(crowd, prefix, algorithm, LIMIT, -1, THREADS, HITS) == LIMIT
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_call_that_one_limit_denies_costs_the_others_nothing(
     algorithm: str, crowd: list[subprocess.Popen[str]], prefix: str
 ) -> None:

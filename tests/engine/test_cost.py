@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 
 # They count what Redis is asked.
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quiet")]
@@ -27,7 +27,7 @@ def calls(direct: redis.Redis) -> dict[str, int]:
     return {name: count for name, count in names.items() if name not in {*INSIDE.split(), *beside}}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_any_number_of_limits_costs_one_evalsha(algorithm: str, count: int, direct: redis.Redis) -> None:
     """1, 3 and 8 limits are one EVALSHA and nothing else."""

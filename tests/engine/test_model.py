@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import ALGORITHMS, BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
@@ -153,7 +153,7 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, ba
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(data=st.data(), script=steps)
 def test_one_limit_answers_as_its_reference(algorithm: str, data: Any, script: Any) -> None:
@@ -162,13 +162,13 @@ def test_one_limit_answers_as_its_reference(algorithm: str, data: Any, script: A
 
 
 @EXAMPLES
-@given(data=st.data(), algorithms=st.lists(st.sampled_from(list(ALGORITHMS)), min_size=2, max_size=4), script=steps)
+@given(data=st.data(), algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=4), script=steps)
 def test_many_limits_answer_as_their_references(data: Any, algorithms: list[str], script: Any) -> None:
     """Any mix of algorithms in one call, enforced and in shadow, is all or nothing."""
     compare(data, algorithms, script, plain=False)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "offend", "ban", "unban"]))
 def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) -> None:
@@ -180,7 +180,7 @@ def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) 
 @EXAMPLES
 @given(
     data=st.data(),
-    algorithms=st.lists(st.sampled_from(list(ALGORITHMS)), min_size=2, max_size=3),
+    algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=3),
     script=scripts([*ACTIONS, "offend", "unban"]),
 )
 def test_several_limits_that_ban_answer_as_their_references(data: Any, algorithms: list[str], script: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.algorithms.leaky_bucket import LeakyBucket
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules, Subject
 from django_ratelimit_lua.limits.limit import Limit
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.engine
 
 START = 1_750_000_000_000_000
 TOKEN = b"\r\n\x00token"
-STRAIGHT = [name for name in ALGORITHMS if name != "leaky_bucket"]
+STRAIGHT = [name for name in BY_RATE if name != "leaky_bucket"]
 SHAPES = [shape for count in range(1, MOST_LIMITS + 1) for shape in itertools.product(STRAIGHT, repeat=count)]
 LATER = [0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000, -61_000_000]
 RATES: list[Any] = ["1/s", "3/s", "7/11s", "10/m", "13/m", "100/h", "300007/s", "1000003/d", (5, 0.00001), "0/s"]

@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 import redis
 
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
@@ -137,7 +137,7 @@ def test_calendar_windows_begin_where_the_calendar_says(align: str, zone: str, r
     assert ask(now + seconds * 1_000_000)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
     """A blocked client does not lengthen its own block; the other limits of the call lose nothing."""
     ask = Asker(Limit("tight", "1/h", algorithm=algorithm, **({"queue": 0} if algorithm == "leaky_bucket" else {})))
@@ -151,7 +151,7 @@ def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
     assert direct.exists(*both.keys()) == 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_expiry_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
     """A state expires when it is as good as none: not before, and within a second of it."""
     ask = Asker(Limit("ttl", "3/m", algorithm=algorithm))
@@ -161,7 +161,7 @@ def test_expiry_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
     assert decision.limits[0].reset_after - 1 < left <= decision.limits[0].reset_after + 0.002
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_the_longest_period_expires_when_it_should(algorithm: str, direct: redis.Redis) -> None:
     """Ten years are a number of twelve digits in milliseconds, and arrive as such."""
     ask = Asker(Limit("long", "2/3650d", algorithm=algorithm))
@@ -170,11 +170,11 @@ def test_the_longest_period_expires_when_it_should(algorithm: str, direct: redis
     assert reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= reset + 0.002
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_changing_the_algorithm_starts_afresh(algorithm: str) -> None:
     """Each algorithm keeps its own state."""
     prefix = Asker(Limit("x", "1/h")).prefix
-    for other in ALGORITHMS:
+    for other in BY_RATE:
         ask = Asker(Limit("x", "1/h", algorithm=other))
         ask.prefix = prefix
         assert ask(START)
@@ -190,14 +190,14 @@ def test_partial_takes_what_there_is() -> None:
 
 def test_a_cost_that_never_fits_is_told_so() -> None:
     """More than a limit could ever hold is refused without a time to come back."""
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         decision = Asker(Limit("never", "5/h", algorithm=algorithm))(START, 6)
         assert (decision.allowed, decision.retry_after) == (False, None)
 
 
 def test_zero_always_refuses() -> None:
     """A rate of 0 refuses every hit, for good."""
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         decision = Asker(Limit("closed", "0/s", algorithm=algorithm))(None)
         assert (decision.allowed, decision.retry_after, decision.remaining) == (False, None, 0)
 
@@ -249,7 +249,7 @@ def test_a_stale_caller_decides_nothing(direct: redis.Redis) -> None:
     assert ask(START, revision=current, fence=b"fence").limits[0].used == 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_key_of_a_foreign_type_is_cleared(
     algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,7 +260,7 @@ def test_a_key_of_a_foreign_type_is_cleared(
     assert "foreign type" in caplog.text
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing(algorithm: str) -> None:
     """What was used stays used, and no unit is back before its time. Clocks that differ by less than a minute wait for
     each other; one that was set back by an hour goes on from there."""
@@ -277,7 +277,7 @@ def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing(algorithm: 
     assert ask(back + round(first * 1e6))
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+@pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_a_refund_of_a_hit_gives_back_that_hit(algorithm: str) -> None:
     """Not a later one: what others have used since still counts for its whole period."""
     ask = Asker(Limit("back", "3/m", algorithm=algorithm))
@@ -296,7 +296,7 @@ def test_a_refund_of_a_hit_gives_back_that_hit(algorithm: str) -> None:
         assert not ask(START + 66_000_001, 1), "the later units still count"
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+@pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_a_refund_too_late_gives_back_nothing(algorithm: str) -> None:
     """When the limit has forgotten the hit, there is nothing to give back."""
     ask = Asker(Limit("late", "3/m", algorithm=algorithm))

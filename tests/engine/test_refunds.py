@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
@@ -107,7 +107,7 @@ def is_kept(algorithm: str, limit: Limit, hits: list[Taken]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), wait=waits, burst=st.sampled_from([None, 1, 4]), script=scripts)
 def test_what_is_kept_keeps_the_promise(algorithm: str, rate: str, wait: Any, burst: Any, script: Any) -> None:
@@ -117,7 +117,7 @@ def test_what_is_kept_keeps_the_promise(algorithm: str, rate: str, wait: Any, bu
     assert is_kept(algorithm, limit, taken)
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+@pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
 def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
@@ -146,7 +146,7 @@ def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
     assert (state.used, state.reset_after) == (0, 0.0)
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
+@pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "fixed_window"])
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
 def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, script: Any) -> None:
@@ -196,7 +196,7 @@ def test_the_latest_are_given_back_exactly_however_many_came_before(rate: str) -
     assert (state.remaining, round(state.reset_after * 1e6)) == (ideal.remaining(now), ideal.idle(now) - now)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("order", ["first", "last", "middle"])
 def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
     """Of many who wait one gives its turn back: the others keep theirs, and whoever comes next gets none of them."""
@@ -213,7 +213,7 @@ def test_turns_given_back_are_nobody_elses(algorithm: str, order: str) -> None:
         assert gone.moment in [one.moment for one in turns[-3:]], "it is free again"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_when_all_who_wait_give_up_nobody_waits(algorithm: str) -> None:
     """In the order they came, or any other: then it is as if none of them had come."""
     for order in (1, -1):
@@ -257,7 +257,7 @@ def test_hits_of_one_moment_are_all_given_back() -> None:
 
 def test_a_hit_of_a_later_clock_is_found_again() -> None:
     """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and goes back by that."""
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_RATE:
         ask = Asker(Limit("skew", "4/m", algorithm=algorithm))
         assert ask(START + 5_000)
         decision = ask(START)
@@ -298,7 +298,7 @@ def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
     ]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @settings(EXAMPLES, max_examples=120)
 @given(seed=st.integers(0, 2**64))
 def test_when_all_is_given_back_nothing_is_left(algorithm: str, seed: int) -> None:

@@ -114,7 +114,15 @@ def test_the_program_run_is_the_program_read() -> None:
     }
     for name in pieces:
         assert program.source(name).strip() in program.GENERAL.source.decode()
-    others = {"publishing/publish", "engine/heartbeat", "limits/hit", "stats/join", "stats/note", "stats/write"}
+    others = {
+        "publishing/publish",
+        "engine/heartbeat",
+        "engine/renew",
+        "limits/hit",
+        "stats/join",
+        "stats/note",
+        "stats/write",
+    }
     assert {path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")} == pieces | others
 
 

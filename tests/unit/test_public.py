@@ -19,7 +19,7 @@ PUBLIC = {
     "client_address compile_rule explain finish health normalised open_reference publish reading refusal_counts",
     "stats.prometheus": "Collector register",
     "stats.urls": "urlpatterns",
-    "signals": "limit_exceeded rules_changed store_down store_up",
+    "signals": "limit_exceeded rules_changed slot_lost store_down store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",
     "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..rate import LimitError
 from .algorithm import Algorithm
+from .concurrency import Concurrency
 from .fixed_window import FixedWindow
 from .leaky_bucket import LeakyBucket
 from .sliding_log import SlidingLog
@@ -14,8 +15,10 @@ from .token_bucket import TokenBucket
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     algorithm.name: algorithm
-    for algorithm in (TokenBucket(), LeakyBucket(), FixedWindow(), SlidingWindow(), SlidingLog())
+    for algorithm in (TokenBucket(), LeakyBucket(), FixedWindow(), SlidingWindow(), SlidingLog(), Concurrency())
 }
+BY_RATE = tuple([name for name, algorithm in ALGORITHMS.items() if not algorithm.holds])
+"""Those that keep so many per time."""
 SYNONYMS = {"gcra": "token_bucket"}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from ..rate import SECOND
@@ -21,7 +22,9 @@ class Algorithm:
     """An algorithm, whose Lua stands beside it in a file of its name.
 
     `label`: its name in the admin; `suffix`: the letters that end its keys; `options`: those that it takes, beside the
-    general ones; `waits_anyway`: hits are held until their turn, also where no `max_wait` is named.
+    general ones; `waits_anyway`: hits are held until their turn, also where no `max_wait` is named; `holds`: what a hit
+    takes is held until it is released, and its rate is a number of slots; `refuses`: options that one may think it
+    takes, and why it does not.
     """
 
     name: ClassVar[str]
@@ -29,6 +32,8 @@ class Algorithm:
     suffix: ClassVar[bytes]
     options: ClassVar[frozenset[str]]
     waits_anyway: ClassVar[bool] = False
+    holds: ClassVar[bool] = False
+    refuses: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep, and

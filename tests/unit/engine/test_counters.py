@@ -16,7 +16,7 @@ from django_ratelimit_lua.engine.counter import FULL_SECONDS, Bucket, Moments, O
 from django_ratelimit_lua.engine.counters import CROWDS_OF_A_LIMIT, MOST, Counters, counters
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.algorithms import ALGORITHMS
+from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
@@ -49,7 +49,7 @@ def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:
     return sum(here.decide(call).allowed for _ in range(times))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("split", ["equal", None])
 def test_nobody_gets_more_by_sending_others(algorithm: str, split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 14,000 other identities in between, one still gets its hundred, and not one more; in parts and in shares."""
@@ -271,7 +271,7 @@ HISTORY = st.lists(
 )
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 @given(history=HISTORY, size=st.integers(1, 8))
 def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[Any], size: int) -> None:
     """Of a limit that is split, units go back by the moment they count from: what is counted afterwards is what only
@@ -322,7 +322,7 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
             assert ask(here, "peek", 0).used == 0
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_RATE)
 def test_steady_traffic_below_the_limit_is_never_refused(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three a minute under ten a minute, for an hour: whatever begins a window, hits do not put off its end."""
     clock = Clock(monkeypatch)

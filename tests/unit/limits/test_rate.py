@@ -40,7 +40,7 @@ def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "5/", "/m", "5/x", "5/month", "5/M", "ten/m", "5/m junk", " 5/m", "5 /m", "5/ m", "5/m\n", "-5/m", "+5/m",
+    ["", "5/", "/m", "5/x", "5/month", "5/M", "ten/m", "5/m junk", " 5/m", "5 /m", "5/ m", "5/m\n", "-5/m", "+5/m",
      "5/-1m", "5.5/m", "5/1.5m", "5/0m", "٥/m", "5/m/h", "1e3/m",
      "5/99999999999999999999s", "1000000000001/s", "5/11000d"],
 )  # fmt: skip

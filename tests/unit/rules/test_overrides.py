@@ -50,7 +50,7 @@ def test_a_record_says_what_was_written() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        {"effect": "slow"}, {"rate": [5]}, {"rate": "5/m"}, {"rate": [5, 0]}, {"rate": [5.0, 60]}, {"burst": 0},
+        {"effect": "slow"}, {"rate": [5]}, {"rate": "5/m"}, {"rate": [5, -1]}, {"rate": [5.0, 60]}, {"burst": 0},
         {"starts": "now"}, {"id": None}, {"rule": True}, {"weekday": 5}, {"kind": "exact"}, {"kind": ["user"]},
     ],
 )  # fmt: skip

@@ -1,0 +1,168 @@
+"""Holding slots of concurrency limits: from the decision that gives them until they are released.
+
+Whoever got an outcome with slots makes a `Held` of it at once, and releases that when the work is done: for a request,
+when its response is closed. Meanwhile they are renewed.
+
+Who waits for a slot stands in a queue in Redis, in the order of arrival, and asks again some ten times a second, less
+often far behind. Whoever is interrupted meanwhile leaves the queue, and whatever was given in the same moment, by the
+slot that was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Protocol
+
+from ..conf import conf
+from ..limits.algorithms.concurrency import new_slot
+from ..limits.call import Charge
+from ..process.forks import chance
+from ..stats.names import shown
+from ..stats.recorder import recorder
+from ..stats.telemetry import telemetry
+from .decide import Outcome, Planner, adecide, decide, refunding, releasing
+from .run import Wait, Waiting, arun, run
+from .slots import HeldSlot, held_slots
+from .waiting import in_thread, to_the_end, unmasked
+
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.09, 0.5
+"""Seconds until who waits asks again: the first time, as a rule, and far behind in the queue; well below the two
+seconds after which a place in the queue is lost."""
+
+
+class Held:
+    """The slots of one outcome, which this process renews until they are released.
+
+    `what`: what they are held for, for operators: a path, or any text. One that is forgotten without being released is
+    released by the background; a child process has none of its parent's.
+    """
+
+    def __init__(self, outcome: Outcome, what: str = "") -> None:
+        self.decision = outcome.decision
+        self._charges = outcome.held
+        self._slots = [
+            HeldSlot(
+                conf.CACHE_PREFIX, decided.charge, decided.slot, shown(decided.planned.identity), what,
+                outcome.decision.source == "fallback",
+            )
+            for decided in self._charges
+        ]  # fmt: skip
+        if self._slots:
+            held_slots.add(self._slots)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether any of them has ended while it was held: others may have got it."""
+        return any(slot.is_lost for slot in self._slots)
+
+    def release(self) -> None:
+        """Release them; does nothing where they are not held any more."""
+        run(self._releasing())
+
+    async def arelease(self) -> None:
+        """`release`, for coroutines: also for one that is cancelled meanwhile, or closed."""
+        if self._slots:
+            await to_the_end(arun(self._releasing()))
+
+    def release_in_thread(self) -> None:
+        """`release`, where nothing can be awaited any more: a coroutine is closed."""
+        if self._slots:
+            in_thread(self.release)
+
+    def _releasing(self) -> Waiting[None]:
+        slots, self._slots = self._slots, []
+        mine = {(slot.key, slot.slot) for slot in held_slots.drop(slots)}
+        yield from refunding(
+            [one for one, slot in zip(self._charges, slots, strict=False) if (slot.key, slot.slot) in mine]
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_slots", None):
+            held_slots.abandon(self._slots)
+
+
+class SlotPlanner(Planner, Protocol):
+    """Plans one attempt. `charges`: what it planned, as far as it came."""
+
+    charges: list[Charge]
+
+
+class Asks(Protocol):
+    """Plans to take a slot: that one, and whether it is waited for. A planner that waits leaves it to us to count."""
+
+    def __call__(self, slot: bytes, *, waits: bool) -> SlotPlanner: ...
+
+
+class Seeking:
+    """One who wants a slot, and waits for it for so many seconds at most (None: for as long as it takes)."""
+
+    def __init__(self, ask: Asks, timeout: float | None) -> None:
+        self._ask = ask
+        self._slot = new_slot(conf.SLOT_SECONDS)
+        self._waits = timeout is None or timeout > 0
+        self._until = float("inf") if timeout is None else time.monotonic() + timeout
+        self._planner: SlotPlanner | None = None
+
+    def take(self) -> Outcome:
+        """Take it, or be refused."""
+        try:
+            return run(self._steps())
+        except BaseException as error:
+            with unmasked(error):
+                run(self._leaving())
+            raise
+
+    async def atake(self) -> Outcome:
+        """`take`, for coroutines."""
+        try:
+            return await arun(self._steps())
+        except GeneratorExit as error:
+            with unmasked(error):
+                in_thread(lambda: run(self._leaving()))
+            raise
+        except BaseException as error:
+            with unmasked(error):
+                await to_the_end(arun(self._leaving()))
+            raise
+
+    def _steps(self) -> Waiting[Outcome]:
+        began, pause = time.perf_counter(), FIRST_PAUSE
+        while True:
+            self._planner = planner = self._ask(self._slot, waits=self._waits)
+            outcome: Outcome = yield Wait(partial(decide, planner), partial(adecide, planner))
+            place = _place(outcome) if self._waits and not outcome.decision else None
+            left = self._until - time.monotonic()
+            if place is None or left <= 0:
+                break
+            longest = min(PAUSE * max(1.0, place / 10), LONGEST_PAUSE)
+            pause = min(pause, longest)
+            seconds = min(pause * chance.uniform(0.9, 1.1), left)
+            yield Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))
+            pause = min(pause * 2, longest)
+        if self._waits:
+            seconds = time.perf_counter() - began
+            recorder.add(outcome.planned, outcome.decision, seconds, ())
+            if conf.OPENTELEMETRY:
+                telemetry.record(outcome.planned, outcome.decision, seconds, ())
+            if not outcome.decision:
+                yield from self._leaving()
+        return outcome
+
+    def _leaving(self) -> Waiting[None]:
+        """Leave the queue, and what was given in the moment of an interruption."""
+        charges = [] if self._planner is None else [one for one in self._planner.charges if one.limit.holds]
+        yield from releasing(charges, self._slot)
+
+
+def _place(outcome: Outcome) -> int | None:
+    """The place in the queue of one who is refused, as far as is known: 1 is the next; None: nothing to wait for."""
+    places = []
+    for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
+        if state.refuses:
+            # Where Redis cannot be asked there is no queue, but slots are released all the same.
+            if not planned.charge.limit.holds or (state.counted_at >= 0 and outcome.decision.source != "fallback"):
+                return None
+            places.append(max(1, -state.counted_at))
+    return max(places, default=None)

@@ -1,0 +1,389 @@
+"""The slots of concurrency limits that this process holds, for as long as it lives.
+
+A slot lasts for `RATELIMIT_SLOT_SECONDS` from when it is taken or renewed. All that a process holds are renewed in one
+call, four times while they last: so those of a process that is killed, stopped or cut off end by themselves. Who
+releases one says which: twice, or for a slot that is gone, frees nothing.
+
+Where a renewal finds that a slot has ended although it is held here (the process was stopped, Redis has lost it, an
+operator has ended it), that is told once, by the signal `slot_lost` and in the log. Unless an operator ended it, it is
+taken again where there is room, as what runs should count; never beyond the limit.
+
+With the renewals a process tells which slots it has held for longer than that, for operators: `holders` lists them, and
+`end_slot` ends one, whichever process holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from struct import Struct
+
+from ..conf import conf
+from ..exceptions import StoreError
+from ..limits.algorithms.concurrency import lasts_us
+from ..limits.call import Charge
+from ..limits.program import Program, source
+from ..limits.rate import SECOND
+from ..process.forks import renew_after_fork
+from ..process.tasks import Task
+from ..signals import slot_lost
+from ..stats.names import Name
+from ..store import PATIENCE, Patience, get_store, last_patience
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+RENEWALS = 4
+"""How often a slot is renewed while it lasts."""
+SOON_SECONDS = 0.25
+"""Between two attempts where Redis could not be asked, or does not know yet of slots that were given without it."""
+LINGER_SECONDS = 30.0
+"""For how long the thread waits for the next slot when none is held any more: to start one is dear."""
+MOST_SHOWN = 1000
+"""Slots of one process that operators are shown: those that are held for longest."""
+MOST_LATE = 10_000
+"""Slots that are to be released when Redis can be asked again; others end by themselves."""
+SHOWN_LETTERS = 200
+_NUMBERS = Struct("<2d")
+_PROGRAM = Program.of(source("engine/renew"))
+Key = tuple[bytes, bytes, bytes]
+"""Prefix, identity and limit."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldSlot:
+    """What one call holds of one limit.
+
+    - `identity`: whose it is, by the parts that operators are shown; `what`: what it is held for, a path or any text;
+    - `since`: seconds since 1970; `ends_at`: by the monotonic clock, when it ends unless it is renewed;
+    - `is_local`: this process gave it while Redis could not be asked, which does not know of it yet;
+    - `is_late`: it may have ended in Redis, which could not be asked, and that was told;
+    - `is_lost`: it has ended while it was held.
+    """
+
+    prefix: bytes
+    charge: Charge
+    slot: bytes
+    identity: Name = field(default_factory=list)
+    what: str = ""
+    is_local: bool = False
+    since: float = field(default_factory=time.time)
+    held_at: float = field(default_factory=time.monotonic)
+    ends_at: float = field(init=False)
+    is_late: bool = False
+    is_lost: bool = False
+
+    def __post_init__(self) -> None:
+        self.renewed(self.held_at)
+
+    def renewed(self, asked_at: float) -> None:
+        """It lasts from that moment on again."""
+        self.ends_at = asked_at + lasts_us(self.slot) / SECOND
+
+    @property
+    def key(self) -> Key:
+        """What counts it."""
+        return self.prefix, self.charge.digest, self.charge.limit.key_part
+
+    @property
+    def redis_key(self) -> bytes:
+        """The key that it is in."""
+        return b"%b{%b}:%b" % self.key
+
+    @property
+    def id(self) -> str:
+        """By what operators name it."""
+        return hashlib.blake2b(self.slot + self.redis_key, digest_size=16).hexdigest()
+
+    def record(self) -> bytes:
+        """What the program is told of it."""
+        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a slot, for operators.
+
+    - `id`: by which `end_slot` ends it; `limit`: the limit's name; `units`: how many it holds, `of` so many;
+    - `identity`: whose it is, as `RATELIMIT_SHOW_IDENTITIES` lets the holder tell it: pairs of what identifies and a
+      value; `digest`: the same as keys in Redis have it;
+    - `since`: seconds since 1970, by the clock of its `host`; `pid`: the process there; `what`: what for.
+    """
+
+    id: str
+    limit: str
+    units: int
+    of: int
+    identity: tuple[tuple[str, str], ...]
+    digest: str
+    since: float
+    host: str
+    pid: int
+    what: str
+
+
+class HeldSlots:
+    """All of this process, by what counts them and by slot."""
+
+    time_of_calls: Callable[[], int | None] = staticmethod(lambda: None)
+    """The time by which calls are decided, in microseconds since 1970; None: by the server's clock."""
+
+    def __init__(self) -> None:
+        self._begin()
+        self.task = Task(
+            "slots", self._step, delay=lambda: self.interval, at_exit=self._release_all,
+            meanwhile="slots that are held end by themselves",
+        )  # fmt: skip
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        # What the parent holds, a child neither renews nor releases.
+        self._lock = threading.Lock()
+        self._held: dict[Key, dict[bytes, HeldSlot]] = {}
+        self._late: deque[HeldSlot] = deque(maxlen=MOST_LATE)
+        self._abandoned: deque[HeldSlot] = deque()
+        self._process = uuid.uuid4().hex.encode()
+        self._is_listed = False
+        self._used_at = self._due_at = time.monotonic()
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two renewals."""
+        return conf.SLOT_SECONDS / RENEWALS
+
+    def all(self) -> list[HeldSlot]:
+        """What this process holds."""
+        with self._lock:
+            return [held for slots in self._held.values() for held in slots.values()]
+
+    def of(self, key: Key) -> Mapping[bytes, HeldSlot]:
+        """What it holds of one identity's limit, by slot."""
+        return self._held.get(key, {})
+
+    def add(self, slots: Iterable[HeldSlot]) -> None:
+        """Hold these from now on: they are renewed until they are dropped."""
+        with self._lock:
+            if not self._held:
+                self._due_at = time.monotonic() + self.interval
+            for held in slots:
+                self._held.setdefault(held.key, {})[held.slot] = held
+        if not self.task.start():
+            self._step_without_thread()
+
+    def drop(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
+        """Hold these no more. Returns those that were held until now: they are the caller's to release."""
+        dropped = []
+        with self._lock:
+            self._used_at = time.monotonic()
+            for held in slots:
+                of_key = self._held.get(held.key, {})
+                if of_key.get(held.slot) is held:
+                    dropped.append(of_key.pop(held.slot))
+                    if not of_key:
+                        del self._held[held.key]
+        return dropped
+
+    def release_later(self, slots: Iterable[HeldSlot]) -> None:
+        """Release these as soon as Redis can be asked: they are not held any more."""
+        self._late.extend(slots)
+        self.task.start()
+
+    def abandon(self, slots: Iterable[HeldSlot]) -> None:
+        """Nobody is there any more who could release these. Takes no lock: garbage is collected anywhere."""
+        self._abandoned.extend(slots)
+
+    def _step_without_thread(self) -> None:
+        if time.monotonic() >= self._due_at:
+            self._due_at = time.monotonic() + self.interval
+            with suppress(StoreError):
+                self._step()
+
+    def _step(self) -> float | None:
+        while self._abandoned:
+            self._late.extend(self.drop([self._abandoned.popleft()]))
+        self._release_late()
+        held = self.all()
+        if held:
+            self._used_at = time.monotonic()
+            unasked = self.renew(held)
+            self._note_late(unasked)
+            if unasked or self._late or any(slot.is_local for slot in held):
+                return min(SOON_SECONDS, self.interval)
+        self._tell(held)
+        return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
+
+    def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
+        """Renew these once. Returns those of which Redis could not be asked."""
+        known = {slot for slot in held if not slot.is_local}
+        told = {slot for slot in held if slot.is_late}
+        gone, unasked = self._perform(b"renew", held)
+        if not gone:
+            return unasked
+        ended = self._ended_by_operators(gone)
+        wanted = [slot for slot in gone if slot.id not in ended and self._is_held(slot)]
+        again = set(wanted).difference(*self._perform(b"retake", wanted))
+        # Released meanwhile, it was taken again for nobody.
+        self.release_later(slot for slot in again if not self._is_held(slot))
+        for slot in known.intersection(gone):
+            slot.is_lost = slot not in again and bool(self.drop([slot]))
+            if slot not in told and (slot.is_lost or self._is_held(slot)):
+                _tell_lost(slot, retaken=not slot.is_lost)
+        return unasked
+
+    def _perform(
+        self, what: bytes, slots: Sequence[HeldSlot], patience: Patience | None = None
+    ) -> tuple[list[HeldSlot], list[HeldSlot]]:
+        """Have the program do something to slots. Returns those that are not held, as Redis knows it, and those of
+        which it could not be asked."""
+        now, asked_at = self.time_of_calls(), time.monotonic()
+        common = (b"" if now is None else b"%d" % now, what)
+        items = [(slot.redis_key, slot.record()) for slot in slots]
+        patience = patience or Patience(max(self.interval / 2, 0.25))
+        answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
+        gone: list[HeldSlot] = []
+        unasked: list[HeldSlot] = []
+        for slot, answer in zip(slots, answers, strict=True):
+            if answer:
+                slot.renewed(asked_at)
+                slot.is_local = slot.is_late = False
+            else:
+                (unasked if answer is None else gone).append(slot)
+        return gone, unasked
+
+    def _is_held(self, slot: HeldSlot) -> bool:
+        return self.of(slot.key).get(slot.slot) is slot
+
+    def _note_late(self, held: Sequence[HeldSlot]) -> None:
+        """Redis could not be asked: those whose time is over may have ended there."""
+        for slot in held:
+            if time.monotonic() >= slot.ends_at and not slot.is_local and not slot.is_late and self._is_held(slot):
+                slot.is_late = True
+                _tell_lost(slot, retaken=False)
+
+    def _release_late(self) -> None:
+        late = []
+        while self._late:
+            slot = self._late.popleft()
+            if time.monotonic() < slot.ends_at:  # Else it has ended by itself.
+                late.append(slot)
+        if late:
+            self._late.extend(self._perform(b"release", late)[1])
+
+    def _release_all(self) -> None:
+        """The process ends: what it holds is free."""
+        held = [*self.drop(self.all()), *self._late, *self._abandoned]
+        if held:
+            self._perform(b"release", held, last_patience())
+        if self._is_listed:
+            get_store(background=True).execute(b"DEL", _process_key(self._process), patience=last_patience())
+
+    def _tell(self, held: Sequence[HeldSlot]) -> None:
+        """Tell operators what is held for longer than from one renewal to the next."""
+        before = time.monotonic() - self.interval
+        old = sorted((slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at)[:MOST_SHOWN]
+        key = _process_key(self._process)
+        if old:
+            entries = [
+                [slot.id, slot.redis_key.hex(), slot.slot.hex(), slot.charge.limit.name, slot.charge.cost,
+                 slot.charge.limit.rate.limit, slot.identity, slot.charge.digest.decode(), slot.since,
+                 slot.what[:SHOWN_LETTERS]]
+                for slot in old
+            ]  # fmt: skip
+            told = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "slots": entries}).encode()
+            lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
+            now = int(time.time())
+            get_store(background=True).execute_all(
+                [
+                    (b"SET", key, told, b"PX", lasts),
+                    (b"ZADD", _processes_key(), b"%d" % now, self._process),
+                    (b"ZREMRANGEBYSCORE", _processes_key(), b"-inf", b"%d" % (now - 3600)),
+                    (b"EXPIRE", _processes_key(), b"7200"),
+                ]
+            )
+            self._is_listed = True
+        elif self._is_listed:
+            get_store(background=True).execute(b"DEL", key)
+            self._is_listed = False
+
+    def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
+        ids = [slot.id.encode() for slot in slots]
+        scores = get_store(background=True).execute(b"ZMSCORE", _ended_key(), *ids)
+        return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
+
+
+def _tell_lost(slot: HeldSlot, *, retaken: bool) -> None:
+    limit, seconds = slot.charge.limit.name, time.monotonic() - slot.held_at
+    logger.warning(
+        "A slot of %r ended after %.1f s while it was held%s, %s",
+        limit, seconds, f" for {slot.what}" if slot.what else "",
+        "and was taken again" if retaken else "and is not held any more: somebody else may get it",
+    )  # fmt: skip
+    slot_lost.send_robust(
+        HeldSlots, limit=limit, identity=slot.charge.digest.decode(), what=slot.what, seconds=seconds, retaken=retaken
+    )
+
+
+def _processes_key() -> bytes:
+    return conf.CACHE_PREFIX + b"{rules}:slots"
+
+
+def _process_key(process: bytes) -> bytes:
+    return conf.CACHE_PREFIX + b"{rules}:slots:" + process
+
+
+def _ended_key() -> bytes:
+    return conf.CACHE_PREFIX + b"{rules}:ended-slots"
+
+
+def _listed() -> list[tuple[Holder, bytes, bytes]]:
+    """Who holds slots, with the key and the slot of each."""
+    store = get_store(background=True)
+    found: list[tuple[Holder, bytes, bytes]] = []
+    for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
+        told = store.execute(b"GET", _process_key(process))
+        if told is None:
+            continue
+        with suppress(ValueError, KeyError, TypeError):  # Of another version.
+            entry = json.loads(told)
+            for name, key, slot, limit, units, of, identity, digest, since, what in entry["slots"]:
+                parts = tuple([(str(kind), str(value)) for kind, value in identity])
+                holder = Holder(name, limit, units, of, parts, digest, since, entry["host"], entry["pid"], what)
+                found.append((holder, bytes.fromhex(key), bytes.fromhex(slot)))
+    return sorted(found, key=lambda each: each[0].since)
+
+
+def holders() -> list[Holder]:
+    """Who holds slots of concurrency limits, in all processes: those that are held for longer than a quarter of
+    `RATELIMIT_SLOT_SECONDS`, the longest first. Raises `StoreError`."""
+    return [holder for holder, _, _ in _listed()]
+
+
+def end_slot(holder_id: str) -> Holder | None:
+    """End a slot, whichever process holds it: its place is free at once, and it is not taken again. Its process is told
+    with its next renewal, by `slot_lost`; what it does there goes on. Returns whose it was; None: nobody holds it any
+    more. Raises `StoreError`."""
+    for holder, key, slot in _listed():
+        if holder.id == holder_id:
+            store = get_store(background=True)
+            # First: whoever finds the slot gone has to find out why.
+            now = time.time()
+            store.execute(b"ZADD", _ended_key(), b"%d" % now, holder_id.encode())
+            store.execute(b"ZREMRANGEBYSCORE", _ended_key(), b"-inf", b"%d" % (now - 3600))
+            store.execute(b"EXPIRE", _ended_key(), b"7200")
+            record = _NUMBERS.pack(holder.of, holder.units) + slot
+            if store.run_each(_PROGRAM, (b"", b"release"), [(key, record)], Patience(PATIENCE)) == [None]:
+                raise StoreError("the slot could not be ended")
+            return holder
+    return None
+
+
+held_slots = HeldSlots()

@@ -1,0 +1,74 @@
+"""Concurrency: so many slots at once. Its promise is in the header of its Lua."""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ..rate import SECOND, LimitError
+from ..values import gettext_noop as _
+from .algorithm import Algorithm, Numbers
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+MOST_SLOTS = 100_000
+"""Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth of a second."""
+QUEUE_PER_SLOT = 10
+"""How many may wait for each slot, where nobody says how many may wait."""
+ID_SIZE, SLOT_SIZE = 16, 20
+_LASTS = Struct(">I")
+WAITS = b"w"
+"""Stands behind the slot of who waits for it."""
+
+
+class Concurrency(Algorithm):
+    """Slots that are held until they are released, and end by themselves where nobody renews them."""
+
+    name = "concurrency"
+    label = _("concurrency: so many at once")
+    suffix = b"cc"
+    options = frozenset({"queue"})
+    holds = True
+    refuses = MappingProxyType(
+        {
+            "max_wait": "nobody knows when a slot is released; wait for one by slot(timeout=...)",
+            "count_denied": "only what is held counts",
+            "lease": "a slot is held by one call, and cannot be taken ahead",
+            "split": "what is held anywhere counts everywhere",
+        }
+    )
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        """How many may wait."""
+        slots = limit.rate.limit
+        if slots > MOST_SLOTS:
+            raise LimitError(f"Limit {limit.name!r}: at most {MOST_SLOTS} slots", "rate")
+        queue = QUEUE_PER_SLOT * slots if limit.queue is None else limit.queue
+        return (slots, 0, queue, 0, 0, 0, 0, 0)
+
+    def wants_more(self, limit: Limit) -> bool:
+        """Which slot it is about, which the call says by itself."""
+        return True
+
+
+def new_slot(seconds: float) -> bytes:
+    """A slot that nobody can guess, which lasts for so many seconds unless it is renewed: 16 random bytes, and the
+    milliseconds.
+
+    >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
+    (20, False)
+    """
+    return os.urandom(ID_SIZE) + _LASTS.pack(round(seconds * 1000))
+
+
+def lasts_us(slot: bytes) -> int:
+    """For how many microseconds a slot lasts that is not renewed.
+
+    >>> lasts_us(new_slot(10.0))
+    10000000
+    """
+    milliseconds: int = _LASTS.unpack_from(slot, ID_SIZE)[0]
+    return milliseconds * (SECOND // 1000)

@@ -1,0 +1,187 @@
+"""Slots of concurrency limits, as `RateLimiter.slot` holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
+from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.engine.slots import held_slots
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.store import get_store
+
+
+def exports(rate: Any = "2", **options: Any) -> RateLimiter:
+    return RateLimiter("exports", rate, **{"algorithm": "concurrency", **options})
+
+
+def used(limiter: RateLimiter, identity: Any = "ada") -> int:
+    return limiter.peek(identity).limits[-1].used
+
+
+def test_never_more_than_so_many_at_once() -> None:
+    """The next is refused, says which limit refused and when to come back at the latest, and finds a slot as soon as
+    one is released."""
+    limiter = exports()
+    with limiter.slot("ada") as first, limiter.slot("ada"):
+        with pytest.raises(Ratelimited) as raised, limiter.slot("ada"):
+            pass
+        decision = raised.value.decision
+        assert decision.denied_by == ("exports",)
+        assert 9 < decision.retry_after <= 10
+        with limiter.slot("bob"):
+            assert used(limiter, "bob") == 1
+        first.release()
+        first.release()
+        assert used(limiter) == 1
+        with limiter.slot("ada"):
+            assert used(limiter) == 2
+    assert used(limiter) == 0
+    assert not held_slots.all()
+
+
+def test_a_slot_is_free_whatever_ends_its_work() -> None:
+    """An exception, a cancelled task, a coroutine that is closed, and one that was forgotten."""
+    limiter = exports("1")
+    with pytest.raises(ZeroDivisionError), limiter.slot("ada"):
+        _ = 1 / 0
+    assert used(limiter) == 0
+
+    async def hold(seconds: float) -> None:
+        async with limiter.slot("ada"):
+            await asyncio.sleep(seconds)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(hold(60))
+        while not held_slots.all():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert used(limiter) == 0
+
+
+def test_a_decorated_function_holds_a_slot_of_its_own() -> None:
+    """Plain or asynchronous; by what its arguments say, or one for all; and its name is what operators are shown."""
+    limiter = exports("1")
+
+    @limiter.slot(key=lambda user: user)
+    def export(user: str) -> tuple[int, str]:
+        return used(limiter, user), held_slots.all()[0].what
+
+    @limiter.slot
+    async def report() -> int:
+        return used(limiter, None)
+
+    assert export("ada") == (1, export.__qualname__)
+    assert asyncio.run(report()) == 1
+    with limiter.slot("ada"), pytest.raises(Ratelimited):
+        export("ada")
+
+
+def test_slots_and_rates_are_one_call() -> None:
+    """All or nothing: a refused slot costs no unit of the rate, and a refused rate leaves no slot behind."""
+    limiter = exports(["2/h", "1"], algorithm="token_bucket", burst=2)
+    rate, slots = limiter.limits
+    assert (rate.algorithm, rate.burst, slots.algorithm) == ("token_bucket", 2, "concurrency")
+    with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada"):
+        pass
+    assert [state.used for state in limiter.peek("ada").limits] == [1, 0]
+    with limiter.slot("ada"):
+        pass
+    with pytest.raises(Ratelimited) as raised, limiter.slot("ada"):
+        pass
+    assert raised.value.decision.denied_by == ("exports",)
+    assert used(limiter) == 0
+
+
+def test_what_takes_a_slot_that_nobody_could_release_is_an_error() -> None:
+    """It says what would be right."""
+    limiter = exports()
+    for call in (limiter.hit, limiter.acquire, limiter.charge, limiter.refund, limiter(lambda: None)):
+        with pytest.raises(LimitError, match=r"slot\(\)"):
+            call("ada") if call is not None else None
+    assert limiter.peek("ada")
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "says"),
+    [
+        ("5/m", {"algorithm": "concurrency"}, "a number of slots alone, such as '5'"),
+        ("5", {"algorithm": "sliding_window"}, "algorithm='concurrency'"),
+        ("5", {}, "algorithm='concurrency'"),
+        ("5", {"algorithm": "concurrency", "lease": 2}, "cannot be taken ahead"),
+        ("5", {"algorithm": "concurrency", "split": "equal"}, "counts everywhere"),
+        ("5", {"algorithm": "concurrency", "max_wait": 2}, "timeout"),
+        ("5", {"algorithm": "concurrency", "count_denied": True}, "only what is held"),
+        ("100001", {"algorithm": "concurrency"}, "at most 100000 slots"),
+    ],
+)
+def test_a_limit_of_slots_is_written_as_such(rate: str, options: Any, says: str) -> None:
+    """Whatever contradicts that is said when it is written."""
+    with pytest.raises(LimitError, match=says.replace("(", r"\(")):
+        RateLimiter("exports", rate, **options)
+
+
+def test_who_waits_is_served_in_the_order_of_arrival() -> None:
+    """Threads that came one after the other."""
+    limiter, order = exports("1"), []
+
+    def work(number: int) -> None:
+        with limiter.slot("ada", timeout=30):
+            order.append(number)
+
+    with limiter.slot("ada"):
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+        for count, thread in enumerate(threads, start=1):
+            thread.start()
+            while waiting(limiter) < count:
+                time.sleep(0.005)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(5))
+    assert (used(limiter), waiting(limiter)) == (0, 0)
+
+
+def test_who_does_not_wait_any_more_is_not_waited_for() -> None:
+    """A cancelled coroutine, and one whose time is over, leave the queue at once; what is refused says so."""
+    limiter = exports("1")
+
+    async def wait(timeout: float) -> None:
+        async with limiter.slot("ada", timeout=timeout):
+            pass
+
+    async def scenario() -> None:
+        task = asyncio.create_task(wait(60))
+        while waiting(limiter) < 1:
+            await asyncio.sleep(0.005)
+        with pytest.raises(Ratelimited):
+            await wait(0.05)
+        assert waiting(limiter) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert waiting(limiter) == 0
+
+    with limiter.slot("ada"):
+        asyncio.run(scenario())
+
+
+def test_a_full_queue_is_not_waited_in() -> None:
+    """Who comes then is refused at once, however long it would wait."""
+    limiter = exports("1", queue=0)
+    with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=None):
+        pass
+
+
+def waiting(limiter: RateLimiter) -> int:
+    """How many wait for a slot of Ada's."""
+    key = b"%b{%b}:%b:q" % (conf.CACHE_PREFIX, digest("ada"), limiter.limits[0].key_part)
+    return int(get_store().execute(b"ZCARD", key))
