@@ -36,6 +36,7 @@ faults: $(VENV)/test
 
 docs: $(VENV)/docs
 	$(RUN)/python -m docs.tables
+	$(RUN)/python -m docs.gateway_files
 	$(RUN)/python -m docs.plots
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 

@@ -17,13 +17,13 @@ from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.rate import LimitError, Rate
-from .models import RateLimitOverride, RateLimitRevision
+from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, published_at, values_by_key
 from .publishing.triggers import migration_problem
 from .rules import provider
 from .rules.callsite import group_of
 from .rules.methods import method_name
-from .rules.rule import Rule
+from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
 from .store import rules_key, why_unusable
@@ -70,6 +70,14 @@ LOST_VALUES = Problem(
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
 NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
+NO_GATEWAY = Problem(
+    Error,
+    "E019",
+    "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks from.",
+)
+NOT_FOR_PROXIES = Problem(
+    Info, "I020", "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say."
+)
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
@@ -122,6 +130,9 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
     is_applied_here = any(rule.group is None for rule in rules)  # Not by call sites.
+    with suppress(ImproperlyConfigured):  # `check_settings` says it.
+        if MIDDLEWARE not in settings.MIDDLEWARE and conf.GATEWAY_DIALECT is not None:
+            return  # The gateway applies them, see `check_gateway`.
     if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
         yield UNUSED_RULES.message("RATELIMIT_RULES has rules, but nothing applies them.")
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
@@ -150,6 +161,39 @@ def _no_session(what: str) -> Iterator[CheckMessage]:
 def _one_for_all(what: str, otherwise: str) -> CheckMessage:
     text = f"{what} counts all who are not logged in as one: its key goes by the user."
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
+
+
+@register(Tags.caches)
+def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
+    """A proxy that asks the gateway can be believed, and it is said which rules of the settings it is not told of."""
+    with suppress(ImproperlyConfigured):  # `check_settings` and `check_rules` say it.
+        if conf.GATEWAY_DIALECT is not None:
+            if conf.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES:
+                yield NO_GATEWAY.message("The gateway answers 403 to every proxy, as it can believe none.")
+            yield from _not_for_proxies(settings_rules())
+
+
+@register(Tags.database)
+def check_gateway_rules(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """The same of the rules of the admin, with `--database`."""
+    using = primary()
+    if using in (databases or ()):
+        with suppress(ImproperlyConfigured, DatabaseError):
+            if conf.GATEWAY_DIALECT is not None:
+                rules = []
+                for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
+                    with suppress(RuleError):  # Somebody has broken the row by hand.
+                        rules.append(row.compiled())
+                yield from _not_for_proxies(rules)
+
+
+def _not_for_proxies(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    is_user_known = conf.GATEWAY_USER_HEADER is not None
+    for rule in rules:
+        unknown = rule.unknown_to_proxies(is_user_known=is_user_known)
+        if unknown and rule.group is None and rule.mode != "off":
+            text = f"The rule {rule.name!r} does not apply to what a proxy asks about: it goes by {', '.join(unknown)}."
+            yield NOT_FOR_PROXIES.message(text)
 
 
 @register(Tags.urls)

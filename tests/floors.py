@@ -14,7 +14,7 @@ FLOORS = [
     ["rules", "stats"],
     ["engine", "models", "migrations"],
     ["limiter", "web", "publishing"],
-    ["decorators", "middleware", "core", "throttling", "testing", "checks", "operations"],
+    ["decorators", "middleware", "core", "throttling", "gateway", "testing", "checks", "operations"],
     ["admin", "management", "apps", "pytest_plugin", "__init__"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.

@@ -20,6 +20,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..conf import conf
 from ..exceptions import StoreError
 from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
@@ -28,7 +29,7 @@ from ..models.audit import acting
 from ..operations.call_sites import call_sites_of, meant_by, rule_words
 from ..operations.surprises import judged
 from ..publishing.publish import primary, publish
-from ..rules.describe import reading
+from ..rules.describe import reading, unknown_words
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
@@ -172,6 +173,8 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             obj.save(update_fields=[name for name in form.changed_data if name in form.now])
         else:
             super().save_model(request, obj, form, change)
+            if words := _unknown_to_proxies(obj):
+                messages.info(request, words)
 
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
@@ -279,6 +282,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         rule = kwargs.get("obj")
         if rule is not None and rule.mode == "shadow":
             context["judged"] = judged(rule)
+        context["unknown_to_proxies"] = "" if rule is None else _unknown_to_proxies(rule)
         context |= _in_place_of("" if rule is None else rule.name)
         context["show_preview"] = IS_POPUP_VAR not in request.GET
         return super().render_change_form(request, context, *args, **kwargs)
@@ -348,6 +352,18 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         self.log_change(request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision})
         messages.success(request, _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()})
         return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule.pk]))
+
+
+def _unknown_to_proxies(row: RateLimitRule) -> str:
+    """Why a rule does not apply to what a proxy asks about, in words; empty where it does, or none asks."""
+    if conf.GATEWAY_DIALECT is None or row.mode == "off":
+        return ""
+    try:
+        rule = row.compiled()
+    except RuleError:
+        return ""  # Somebody has broken the row by hand.
+    unknown = rule.unknown_to_proxies(is_user_known=conf.GATEWAY_USER_HEADER is not None)
+    return unknown_words(unknown) if unknown and rule.group is None else ""
 
 
 def _in_place_of(name: str) -> dict[str, Any]:

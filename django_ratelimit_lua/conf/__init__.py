@@ -29,6 +29,8 @@ _LONE = re.compile("[\ud800-\udfff]")
 """Half a character, which UTF-8 has no bytes for."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
 """As RFC 6750 has them; no shorter ones, which could be guessed."""
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+"""Without underscores, which servers drop or take for hyphens."""
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 _MAPPED = 96  # Leading bits of an IPv6 address that may say that the rest is an IPv4 address.
@@ -111,6 +113,17 @@ def _token(value: Any) -> str:
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
     raise ValueError("must be text of 16 or more letters, digits and -._~+/=, such as secrets.token_urlsafe() makes")
+
+
+def _tokens(value: Any) -> tuple[str, ...]:
+    given = value if isinstance(value, (list, tuple)) and value else [value]
+    return tuple([_token(token) for token in given])
+
+
+def _header(value: Any) -> str:
+    if isinstance(value, str) and _HEADER.fullmatch(value):
+        return value
+    raise ValueError("must be the name of a header, such as 'X-Remote-User'")
 
 
 def _function(value: Any) -> Callable[..., Any]:
@@ -267,6 +280,12 @@ class Conf:
         ":doc:`metrics`")
     REFERENCE = Setting(True, bool,
         "whether every 429 carries a reference, by which you find out what refused, see :doc:`refused`")
+    GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy")),
+        "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
+    GATEWAY_SECRET = Setting(None, or_none(_tokens),
+        "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)
+    GATEWAY_USER_HEADER = Setting(None, or_none(_header),
+        "the header in which that proxy names who is logged in, by primary key; not set: nobody is known to be")
     # fmt: on
 
     @cached_property

@@ -39,9 +39,9 @@ class Key:
     """A way to read an identity from a request.
 
     `read(group, request, user)` returns an identity or an awaitable of one; `user` is given where `needs_user` is true,
-    the session is loaded where `needs_session` is, and the request is resolved where `needs_route` is.
-    `lumps_strangers`: it has one identity for all who are not logged in; `functions`: the names of the project's
-    functions that it calls.
+    the session is loaded where `needs_session` is, and the request is resolved where `needs_route` is. `needs_body`: it
+    reads a field of the body. `lumps_strangers`: it has one identity for all who are not logged in; `functions`: the
+    names of the project's functions that it calls.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Key:
     needs_user: bool = False
     needs_session: bool = False
     needs_route: bool = False
+    needs_body: bool = False
     lumps_strangers: bool = False
     functions: tuple[str, ...] = ()
 
@@ -147,7 +148,8 @@ def _field(field: str, kind: str, name: str) -> Key:
         value = get(request, name)
         return _ip(group, request, user) if value is UNREAD else field_identity(field, value)
 
-    return Key(field, read, needs_route=kind == "kwarg", lumps_strangers=kind == "kwarg")
+    is_kwarg = kind == "kwarg"
+    return Key(field, read, needs_route=is_kwarg, needs_body=kind in _BODY_VALUES, lumps_strangers=is_kwarg)
 
 
 def read_fields(field: str, request: HttpRequest) -> list[tuple[str, str, str | None]]:
@@ -190,6 +192,7 @@ def _joined(keys: tuple[Key, ...]) -> Key:
         needs_user=any(key.needs_user for key in keys),
         needs_session=any(key.needs_session for key in keys),
         needs_route=any(key.needs_route for key in keys),
+        needs_body=any(key.needs_body for key in keys),
         lumps_strangers=all(key.lumps_strangers for key in keys),
         functions=tuple([name for key in keys for name in key.functions]),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -160,6 +160,20 @@ def where(given: Declared) -> str:
         ]
         parts.append(_("for %(audience)s") % {"audience": _(" and ").join(words)})
     return " ".join(parts)
+
+
+def unknown_words(unknown: Sequence[str]) -> str:
+    """What a proxy does not know of a request, in words; see `Rule.unknown_to_proxies`."""
+    words = {
+        "route": _("the route"),
+        "user": _("who is logged in"),
+        "session": _("the session"),
+        "body": _("fields of the body"),
+        "end": _("when the request is over"),
+    }
+    return _("Requests that a proxy asks about are not limited by this rule: the proxy does not know %(what)s.") % {
+        "what": ", ".join(words[what] for what in unknown)
+    }
 
 
 def difference(before: Declared | None, after: Declared | None) -> list[str]:

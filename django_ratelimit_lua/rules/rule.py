@@ -120,6 +120,20 @@ class Rule:
         """Whether whom it counts depends on the route."""
         return self.key is not None and self.key.needs_route
 
+    def unknown_to_proxies(self, *, is_user_known: bool) -> list[str]:
+        """What it goes by that a proxy cannot know of a request: "route", "user", "session", "body", and "end", where
+        slots are held until it is over. Where there is any, it does not apply to what a proxy asks about.
+        `is_user_known`: a header of the proxy's says who it is."""
+        key, rates = self.key, () if self.template is None else self.template.rates
+        needs = {
+            "route": self.route is not None or self.needs_route,
+            "user": self.needs_user and not is_user_known,
+            "session": self.needs_session,
+            "body": key is not None and key.needs_body,
+            "end": any(isinstance(rate, Rate) and rate.is_slots for rate in rates),
+        }
+        return [what for what, is_needed in needs.items() if is_needed]
+
     @property
     def lumps_strangers(self) -> bool:
         """Whether it meets people who are not logged in, and counts them as one."""

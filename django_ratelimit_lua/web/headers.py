@@ -13,8 +13,8 @@ from ..conf import conf
 from ..limits.decision import Decision, LimitState
 
 
-def add_headers(response: HttpResponseBase, decision: Decision) -> None:
-    """Add what `RATELIMIT_HEADERS` asks for. Adding again, with a later decision, replaces what was added.
+def add_headers(response: HttpResponseBase, decision: Decision, style: str | None = None) -> None:
+    """Add what `style`, or `RATELIMIT_HEADERS`, asks for. Adding again, with a later decision, replaces what was added.
 
     - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one item for each
       limit, as structured fields (RFC 9651);
@@ -23,7 +23,7 @@ def add_headers(response: HttpResponseBase, decision: Decision) -> None:
     Limits in shadow mode are not shown: they change nothing for the client. Nothing is, where a block forbids: when it
     ends is not told.
     """
-    style = conf.HEADERS
+    style = style or conf.HEADERS
     states = [state for state in decision.limits if state.mode != "shadow"]
     if style is None or not states or decision.source == "fallback":
         return

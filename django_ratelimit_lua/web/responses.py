@@ -152,6 +152,16 @@ async def atoo_many_requests(request: HttpRequest, decision: Decision) -> HttpRe
     return _finished(response, refusal)
 
 
+def brief_refusal(request: HttpRequest, decision: Decision, style: str | None = None) -> HttpResponse:
+    """The answer to a blocked request of another server: a problem document or plain text, by what the client accepts.
+
+    Nothing of the project's makes it, as its pages are not that server's. `style`: see `add_headers`.
+    """
+    refusal = refusal_of(request, decision)
+    response = _in_words(_problem if _asked_for(request) == "problem" else _plain, request, refusal)
+    return _finished(response, refusal, style)
+
+
 def _in_words(make: Callable[[Refusal], HttpResponse], request: HttpRequest, refusal: Refusal) -> HttpResponse:
     with language_of(request):
         return make(refusal)
@@ -177,7 +187,7 @@ async def _awaited(response: Any) -> Any:
     return await response
 
 
-def _finished(response: Any, refusal: Refusal) -> HttpResponse:
+def _finished(response: Any, refusal: Refusal, style: str | None = None) -> HttpResponse:
     if not isinstance(response, HttpResponseBase):
         raise TypeError(f"RATELIMIT_VIEW returned {response!r}: it must return an HttpResponse")
     response.headers.setdefault("Cache-Control", "no-store")
@@ -185,7 +195,7 @@ def _finished(response: Any, refusal: Refusal) -> HttpResponse:
         response.headers.setdefault("Retry-After", str(refusal.retry_after))
     if refusal.reference:
         response.headers.setdefault(REFERENCE_HEADER, refusal.reference)
-    add_headers(response, refusal.decision)
+    add_headers(response, refusal.decision, style)
     return cast(HttpResponse, response)
 
 

@@ -13,6 +13,8 @@ PUBLIC = {
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
     "decorators": "ALL UNSAFE ratelimit",
     "exceptions": "LimitError Ratelimited StoreError",
+    "gateway.asgi": "application",
+    "gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
     "models": "RateLimitChange RateLimitHour RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
     "operations": "BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit RuleError ahealth "

@@ -1,0 +1,119 @@
+"""`check`: whether a request of another server may go on, for the proxy in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import BadRequest, SuspiciousOperation
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+
+from ..conf import conf
+from ..engine.decide import adecide
+from ..engine.waiting import ahold
+from ..limits.decision import Decision
+from ..rules.exempt import ratelimit_exempt
+from ..rules.rule import EVERYONE, Rule
+from ..rules.ruleset import Ruleset
+from ..web.headers import add_headers
+from ..web.plan import Place, RequestPlanner
+from ..web.responses import brief_refusal
+from .vouched import DescribedRequest, Meta, described, is_believed, load_user
+
+BODY_HEADER = "X-RateLimit-Body"
+"""The body of a refusal once more, for nginx, which throws away that of a sub-request."""
+_OF_USER = (EVERYONE, "anonymous", "authenticated")
+"""Audiences of which nothing but the user's key is asked."""
+
+
+@ratelimit_exempt  # It is asked by proxies; whom they ask about is counted.
+@login_not_required
+@csrf_exempt  # Envoy asks by the method of the original request.
+async def check(request: HttpRequest, below: str = "") -> HttpResponse:
+    """`answer_check`, for Django. `below`: what Envoy adds to the path."""
+    response = await answer_check(request.META)
+    # Django would log every one, and of the gateway's path. `refusal_log` has said it.
+    response._has_been_logged = True  # type: ignore[attr-defined]
+    return response
+
+
+async def answer_check(meta: Meta) -> HttpResponse:
+    """200 to go on; 429 (or what a block says) with `Retry-After` and a body not to. Both say what is left.
+
+    403 for who is no trusted proxy with the secret, 400 for what is no request.
+    """
+    if conf.GATEWAY_DIALECT is None or not is_believed(meta):
+        return _text(403, "This is for the proxies of the site.")
+    try:
+        found = described(meta)
+        decision = await _decision(found)
+    except (BadRequest, SuspiciousOperation) as error:
+        return _text(400, str(error))
+    style = conf.HEADERS or "draft-10"
+    if decision:
+        response = HttpResponse()
+        add_headers(response, decision, style)
+        return response
+    response = brief_refusal(found, decision, style)
+    if conf.GATEWAY_DIALECT == "nginx":
+        # A header is one line of bytes, which are written as Latin-1 letters here.
+        body = b" ".join(response.content.splitlines())
+        response.headers[BODY_HEADER] = body.decode("latin-1")
+    return response
+
+
+async def _decision(found: DescribedRequest) -> Decision:
+    outcome = await adecide(_CheckPlanner(found))
+    if outcome.decision and outcome.decision.wait > 0:
+        await ahold(outcome)
+    return outcome.decision
+
+
+class _CheckPlanner(RequestPlanner):
+    """Plans what a described request is charged."""
+
+    def __init__(self, found: DescribedRequest) -> None:
+        super().__init__(found, partial(_places, found), has_blocks=True)
+        self._found = found
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        """See `Planner`."""
+        if hasattr(self._found, "user") and any(map(_goes_by_groups, _rules(self._found, ruleset) or ())):
+            await sync_to_async(load_user)(self._found)
+        await super().agather(ruleset)
+
+
+def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None:
+    rules = _rules(found, ruleset)
+    return None if rules is None else [Place(rules)]
+
+
+def _rules(found: DescribedRequest, ruleset: Ruleset) -> list[Rule] | None:
+    """The rules for a request, by what a proxy can know of it; None if it is exempt.
+
+    A server may take a path as it was sent, or normalised. So the rules of both hold, and it is exempt by both or not.
+    """
+    is_user_known = hasattr(found, "user")
+    readings: list[list[Rule]] = []
+    for path in found.readings:
+        at_path = ruleset.at_path(path)
+        rules = [rule for rule in at_path if not rule.unknown_to_proxies(is_user_known=is_user_known)]
+        if all(rule.template is not None for rule in rules):
+            readings.append(rules)
+    if len(readings) < 2:
+        return readings[0] if readings else None
+    chosen = {rule.name: rule for rules in readings for rule in rules}
+    return [rule for rule in ruleset.rules if rule.name in chosen]
+
+
+def _goes_by_groups(rule: Rule) -> bool:
+    """Whether it asks of a user what only the database knows."""
+    tiers = rule.template.tiers if rule.template is not None else ()
+    return bool(tiers) or not set(rule.audience) <= set(_OF_USER)
+
+
+def _text(status: int, text: str) -> HttpResponse:
+    return HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")

@@ -1,0 +1,68 @@
+"""What a proxy has to be told, so that it asks the gateway: its configuration, as text."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from django.template import Context, Engine, Template
+
+from ...conf import conf
+from ..vouched import SECRET_HEADER
+
+FILES = {"nginx": "nginx.conf", "traefik": "traefik.yaml", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
+LEFT: dict[str, tuple[str, ...]] = {
+    "draft-10": ("RateLimit", "RateLimit-Policy"),
+    "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
+}
+"""The headers of answers that say what is left, by `RATELIMIT_HEADERS`."""
+BESIDE = "127.0.0.1:8082"
+SPARE_SECONDS = 1
+"""For which a proxy waits longer than the gateway takes at most."""
+
+
+def configuration(
+    proxy: str, *, listen: str, upstream: str, gateway: str, path: str, fail: Literal["open", "closed"],
+    user: str = "", beside: str = BESIDE,
+) -> str:  # fmt: skip
+    """The configuration of a proxy, whole.
+
+    - `listen`: its own address; `upstream`: that of the service behind it; `gateway`, `path`: where `check` is;
+    - `fail`: what becomes of requests while the gateway does not answer;
+    - `beside`: where Traefik listens for itself, where `fail` is "open";
+    - `user`: what the proxy calls who is logged in, as one would write it there; empty: nobody is.
+
+    Addresses are `host:port`. Raises `ValueError` where no secret is set, or one of these is no address.
+    """
+    if conf.GATEWAY_SECRET is None:
+        raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
+    context = {
+        "listen": _address(listen), "upstream": _address(upstream), "gateway": _address(gateway), "path": path,
+        "is_open": fail == "open", "secret": conf.GATEWAY_SECRET[0], "secret_header": SECRET_HEADER,
+        "beside": _address(beside)["all"], "user": user, "user_header": conf.GATEWAY_USER_HEADER or "",
+        "left": [
+            {"header": header, "variable": header.lower().replace("-", "_"), "canonical": header.title()}
+            for header in LEFT[conf.HEADERS or "draft-10"]
+        ],
+        "seconds": math.ceil(conf.TIMEOUT + conf.MAX_WAIT) + SPARE_SECONDS,
+    }  # fmt: skip
+    return _template(proxy).render(Context(context, autoescape=False))
+
+
+def _address(text: str) -> dict[str, str]:
+    parts = urlsplit(f"//{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not port or parts.netloc != text:
+        raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:8000")
+    return {"all": text, "host": host or "0.0.0.0", "port": str(port)}
+
+
+@lru_cache(maxsize=8)
+def _template(proxy: str) -> Template:
+    return Engine().from_string((Path(__file__).parent / FILES[proxy]).read_text())

@@ -1,0 +1,232 @@
+"""The request that a proxy asks about, as it describes it: who is believed, and by which headers.
+
+A header can be written by anybody. So nothing is believed but of a proxy that is trusted (`RATELIMIT_TRUSTED_PROXIES`)
+and says the secret (`RATELIMIT_GATEWAY_SECRET`); and each proxy, set up as `manage.py ratelimit_proxy` prints it,
+writes the headers of its dialect anew, whatever the client has sent.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import BadRequest, ValidationError
+from django.core.handlers.wsgi import WSGIRequest
+from django.db import DatabaseError, close_old_connections
+from django.http import HttpHeaders
+from django.utils.crypto import constant_time_compare
+
+from ..conf import conf
+from ..identity.address import believed
+from ..identity.forwarded import parse_address
+from ..identity.request_state import request_state
+
+logger = logging.getLogger("django_ratelimit_lua")
+Meta = Mapping[str, Any]
+"""The headers of a question and who asks it, as `HttpRequest.META` has them."""
+SECRET_HEADER = "X-RateLimit-Secret"
+LONGEST_URI = 16 * 1024
+"""Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
+LONGEST_USER = 255
+_METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
+_ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_unheard = {"proxy": itertools.count(), "secret": itertools.count(), "database": itertools.count()}
+_REFUSED = {
+    "proxy": "it is no trusted proxy: RATELIMIT_TRUSTED_PROXIES has to name it",
+    "secret": f"{SECRET_HEADER} is not there, or is none of RATELIMIT_GATEWAY_SECRET",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The headers by which a proxy describes a request. `is_chain`: the address is the last of a list to which each
+    proxy adds one, `X-Forwarded-For`; else it is one that stands alone."""
+
+    method: str
+    uri: str
+    host: str
+    address: str
+    is_chain: bool = False
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.method, self.uri, self.host, self.address)
+
+
+_ORIGINAL = Dialect("X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address")
+_FORWARDED = Dialect("X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True)
+DIALECTS = {"nginx": _ORIGINAL, "envoy": _ORIGINAL, "traefik": _FORWARDED, "caddy": _FORWARDED}
+
+
+@lru_cache(maxsize=64)
+def _key(header: str) -> str:
+    """A header's key in `META`."""
+    return HttpHeaders.to_wsgi_name(header)
+
+
+_SECRET = _key(SECRET_HEADER)
+_HIDDEN = {
+    _key(name)
+    for name in (*_ORIGINAL.headers, *_FORWARDED.headers, "Forwarded", SECRET_HEADER, "Host", "Content-Length")
+}
+"""What the described request has not: what proxies say, and what their own question has."""
+
+
+class DescribedRequest(WSGIRequest):
+    """A request of another server. `readings`: its path, normalised, and as it was sent where that is another."""
+
+    readings: tuple[str, ...] = ()
+    user: Any
+
+
+def is_believed(meta: Meta) -> bool:
+    """Whether a question comes from a trusted proxy, with the secret. Why not, is said in the log, once."""
+    missing = "" if _is_trusted(meta.get("REMOTE_ADDR")) else "proxy"
+    # All secrets are compared, whichever it is.
+    given, secrets = meta.get(_SECRET, ""), conf.GATEWAY_SECRET or ()
+    if not sum([constant_time_compare(given, secret) for secret in secrets]):
+        missing = missing or "secret"
+    if missing and next(_unheard[missing]) == 0:
+        text = "The gateway answered 403 to %s: %s. (Said once in each process.)"
+        logger.warning(text, meta.get("REMOTE_ADDR"), _REFUSED[missing])
+    return not missing
+
+
+def _is_trusted(peer: str | None) -> bool:
+    trusted = conf.TRUSTED_PROXIES
+    if not isinstance(trusted, tuple):
+        return bool(trusted)  # So many proxies: whoever asks is the nearest of them.
+    if not peer:
+        return conf.TRUSTS_SOCKET
+    address = parse_address(peer)
+    return address is not None and any(address.version == of.version and address in of for of in trusted)
+
+
+def described(asked: Meta) -> DescribedRequest:
+    """The request that a believed proxy asks about, by the `META` of its question.
+
+    Raises `BadRequest` where the proxy does not say what it is.
+    """
+    dialect = DIALECTS[conf.GATEWAY_DIALECT or "nginx"]
+    method, uri = _said(asked, dialect.method), _said(asked, dialect.uri)
+    uri = uri[absolute.end() :] or "/" if (absolute := _ABSOLUTE.match(uri)) else uri
+    if not _METHOD.fullmatch(method) or not uri.startswith(("/", "?", "*")) or len(uri) > LONGEST_URI:
+        raise BadRequest(f"{dialect.method} or {dialect.uri} is no method or URI")
+    path, _mark, query = uri.partition("?")
+    raw = unquote_to_bytes(path.partition("#")[0].encode("latin-1", "replace")).decode("latin-1")
+    normal = normalised_path(raw)
+    meta: dict[str, Any] = {
+        name: value for name, value in asked.items() if name.startswith("HTTP_") and name not in _HIDDEN
+    }
+    meta |= {
+        "REQUEST_METHOD": method,
+        "PATH_INFO": normal,
+        "QUERY_STRING": query,
+        "SCRIPT_NAME": "",
+        "HTTP_HOST": _said(asked, dialect.host),
+        "REMOTE_ADDR": _address(asked, dialect),
+        "CONTENT_TYPE": asked.get("CONTENT_TYPE", ""),
+        "wsgi.input": io.BytesIO(),
+        "wsgi.url_scheme": "http",
+    }
+    if isinstance(conf.IP_META_KEY, str):
+        meta[conf.IP_META_KEY] = meta["REMOTE_ADDR"]
+    found = DescribedRequest(meta)
+    other = raw.encode("latin-1").decode(errors="replace")
+    found.readings = (found.path_info,) if raw == normal else (found.path_info, other)
+    request_state(found).looked_ahead = True  # The URLs of this site are not that server's.
+    if conf.GATEWAY_USER_HEADER is not None:
+        _log_in(found, asked.get(_key(conf.GATEWAY_USER_HEADER), ""))
+    return found
+
+
+def _said(asked: Meta, header: str) -> str:
+    value: str | None = asked.get(_key(header))
+    if value is None:
+        raise BadRequest(f"{header} is missing, by which {conf.GATEWAY_DIALECT} describes a request")
+    return value
+
+
+def _address(asked: Meta, dialect: Dialect) -> str:
+    """The client's address, in full: it is masked where it is counted."""
+    said, trusted = _said(asked, dialect.address), conf.TRUSTED_PROXIES
+    if not dialect.is_chain or trusted is None:
+        return said
+    found = believed(asked.get("REMOTE_ADDR"), said, dialect.address, trusted)
+    return str(found.address or found.network or "")
+
+
+def normalised_path(path: str) -> str:
+    """A path without empty and dot segments, as most servers take it (RFC 3986, 5.2.4).
+
+    >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
+    ('/api/v1/', '/', '/')
+    """
+    if "//" not in path and "/." not in path and path.startswith("/"):
+        return path
+    segments: list[str] = []
+    parts = path.split("/")
+    for part in parts:
+        if part == "..":
+            del segments[-1:]
+        elif part not in ("", "."):
+            segments.append(part)
+    ends = "/" if segments and parts[-1] in ("", ".", "..") else ""
+    return "/" + "/".join(segments) + ends
+
+
+class VouchedUser:
+    """Who a proxy says is logged in, of whom nothing else is known."""
+
+    is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
+
+    def __init__(self, pk: Any) -> None:
+        self.pk = pk
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+def _log_in(found: DescribedRequest, said: str) -> None:
+    said = said.strip()
+    user: Any = VouchedUser(_pk(said)) if said else AnonymousUser()
+    found.user = user
+
+    async def auser() -> Any:
+        return found.user
+
+    found.auser = auser
+
+
+def _pk(said: str) -> object:
+    """A primary key as the database has it, so that a user is counted as one by Django's views; else the text."""
+    try:
+        return get_user_model()._meta.pk.to_python(said[:LONGEST_USER])
+    except (ValidationError, ValueError):
+        return said[:LONGEST_USER]
+
+
+def load_user(found: DescribedRequest) -> None:
+    """Read the vouched user, whose groups a rule goes by, from the database; a user that it does not have is in none,
+    and nobody is while it is away. Blocks."""
+    if isinstance(found.user, VouchedUser):
+        close_old_connections()  # The gateway's own server sends no signal with a request, by which Django does so.
+        model = get_user_model()
+        try:
+            found.user = model._default_manager.get(pk=found.user.pk)
+        except (model.DoesNotExist, ValueError, OverflowError):
+            pass
+        except DatabaseError as error:
+            if next(_unheard["database"]) == 0:
+                text = "Groups of users that a proxy names are not known: %s. (Said once in each process.)"
+                logger.error(text, error)

