@@ -249,7 +249,8 @@ def _bad_throttle_rates() -> Iterator[tuple[Any, str]]:
         for method, rate in declared.items() if isinstance(declared, dict) else (("*", declared),):
             try:
                 _ = method == "*" or method_name(method)
-                _ = rate is None or Rate.parse(rate)
+                if rate is not None and Rate.parse(rate).is_slots:
+                    raise LimitError(f"Rate {rate!r} is a number of slots; throttles go by rates, such as '{rate}/m'")
             except LimitError as error:
                 yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
 

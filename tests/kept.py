@@ -14,7 +14,7 @@ from django_ratelimit_lua import signals
 NAME = "django_ratelimit_lua"
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.MappingProxyType)
 _WRAPPERS = ("functools", "collections", "weakref", "_weakrefset")
-_SIGNALS = (signals.limit_exceeded, signals.rules_changed, signals.store_down, signals.store_up)
+_SIGNALS = (signals.limit_exceeded, signals.rules_changed, signals.slot_lost, signals.store_down, signals.store_up)
 
 
 def _is_ours(module: object) -> bool:

@@ -81,7 +81,9 @@ def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
         if isinstance(rate, Rate):
             same = by_period.setdefault(rate.period_us, rate)
             by_period[rate.period_us] = min(rate, same, key=lambda rate: rate.limit)
-    rates = [str(rate) for rate in by_period.values()]
+    # A rule has one kind of limit; the form says what it would drop.
+    alike = [rate for rate in by_period.values() if rate.is_slots == next(iter(by_period.values())).is_slots]
+    rates = [str(rate) for rate in alike]
     if beside:
         values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
         rates = rates[:1]
@@ -91,6 +93,8 @@ def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
         row = RateLimitRule()
         row.rate = rates
         values |= {name: value for name, value in row.numbers().items() if name != "burst"}
+        if alike[0].is_slots:
+            values["algorithm"] = "concurrency"
     return values
 
 

@@ -48,6 +48,10 @@ def previewed(posted: Any) -> dict[str, Any]:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
         limits = template.limits("preview")
+        if any(limit.holds for limit in limits):
+            return {
+                "hint": _("There is no preview of so many at once: what it does depends on how long requests take.")
+            }
         first = limits[0].rate
         burst = sent.cleaned_data["preview_burst"]
         flow = sent.cleaned_data["preview_flow"]

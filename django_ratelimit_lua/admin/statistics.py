@@ -235,6 +235,7 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
                  "words": changed_words(change)}
                 for number, change in enumerate(changes, start=1)
             ],
+            "has_slots": any(limit["period_seconds"] == 0.0 for limit in told["limits"]),
             "curves": [
                 _shown_curve(
                     place, curve, told, asked.get(f"limit{place}", ""),

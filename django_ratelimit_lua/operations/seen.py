@@ -292,16 +292,18 @@ def one(name: str, period: str, now: float | None = None) -> dict[str, Any]:
 
 
 def curves(what: Named, span: Span, histograms: Detail, whole: Total) -> list[Curve]:
-    """The refusal curves of a name: one for each period that was counted, the shortest first. `whole`: what was counted
+    """The refusal curves of a name: one for each period that was counted, the shortest first; slots are of none, as
+    with others of them requests would have met others. `whole`: what was counted
     since the histograms begin."""
     by_period: dict[int, Limit] = {}
     for limit in what.limits:
         by_period.setdefault(limit.rate.period_us, limit)
     others = _other_limits(what, Span(histograms.since, span.end, 3600))
     refused = whole.refused + whole.would_be_refused
+    periods = sorted(period_us for period_us in histograms.used if period_us)
     is_alone = len(histograms.used) == 1
     found = []
-    for period_us in sorted(histograms.used):
+    for period_us in periods:
         curve = Curve(period_us, by_period.get(period_us), histograms, marks(what.name, period_us, span))
         known = set() if curve.today is None else {curve.today}
         why = set()

@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import conf, proxies
 from ...exceptions import StoreError
-from ...limits.algorithms import ALGORITHMS, SYNONYMS
+from ...limits.algorithms import BY_RATE, SYNONYMS
 from ...operations.replay import Log, Progress, Replayed, ReplayTooSlowError, UnreadableLogError, replay
 from ...operations.replay.formats import FORMATS
 from ...operations.replay.report import as_json, as_text, drawing, page
@@ -48,7 +48,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--key", metavar="ip", help="whom --rate counts: ip (the default), user, header:User-Agent …"
         )
-        parser.add_argument("--algorithm", choices=[*ALGORITHMS, *SYNONYMS], help="that of --rate")
+        parser.add_argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate")
         parser.add_argument("--burst", type=int, help="that of --rate, for a token bucket")
         parser.add_argument(
             "--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"

@@ -193,6 +193,8 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
         }
     if template is None:
         return ""
+    if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
+        return _("it limits how many run at once; how long requests took, a log does not tell")
     if template.key is not None:
         for part in template.key.name.split("+"):
             reason = _why_unknown(part, knows)

@@ -1,0 +1,297 @@
+"""Slots, whatever dies: never more than N by what Redis knows, and none that stays for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua import Ratelimited, RateLimiter
+from django_ratelimit_lua.engine.slots import Holder, end_slot, held_slots, holders
+from django_ratelimit_lua.signals import slot_lost
+from django_ratelimit_lua.testing.server import Server
+from tests import clusters
+from tests.acceptance.test_slots import waiting
+from tests.clusters import until
+from tests.faults import LIBFAKETIME, Wire, alias, stepped
+from tests.worker import Worker
+
+SLOT_SECONDS = 1.0
+BUSY = 20.0
+"""Seconds that a busy machine may take for anything."""
+HOLD = "held = exports.slot('ada', what='/exports/') ;; held.__enter__() ;; None"
+BEGIN = (
+    "exports = RateLimiter('exports', '2', algorithm='concurrency')"
+    " ;; from django_ratelimit_lua.signals import slot_lost"
+    " ;; lost = [] ;; slot_lost.connect(lambda retaken, **more: lost.append(retaken), weak=False) ;; None"
+)
+
+
+@pytest.fixture(autouse=True)
+def short(settings: Any) -> None:
+    """Slots last for a second."""
+    settings.RATELIMIT_SLOT_SECONDS = SLOT_SECONDS
+
+
+@pytest.fixture
+def limiter() -> RateLimiter:
+    """Two slots for each."""
+    return RateLimiter("exports", "2", algorithm="concurrency")
+
+
+@pytest.fixture
+def lost() -> Iterator[list[dict[str, Any]]]:
+    """What `slot_lost` tells in this process."""
+    told: list[dict[str, Any]] = []
+
+    def hear(**arguments: Any) -> None:
+        told.append(arguments)
+
+    slot_lost.connect(hear)
+    yield told
+    slot_lost.disconnect(hear)
+
+
+@contextlib.contextmanager
+def worker(prefix: str, at: str = "") -> Iterator[Worker]:
+    """A process that holds a slot of Ada's."""
+    with Worker(prefix, {}, at=at, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
+        process(BEGIN)
+        process(HOLD)
+        yield process
+
+
+def used(limiter: RateLimiter, identity: str = "ada") -> int:
+    return limiter.peek(identity).limits[0].used
+
+
+def ends(ready: Callable[[], Any], what: str) -> None:
+    until(lambda: bool(ready()), what, BUSY)
+
+
+def test_a_slot_outlives_the_time_that_one_lasts(limiter: RateLimiter, lost: list[Any]) -> None:
+    """As long as its process does: it is renewed."""
+    with limiter.slot("ada"):
+        end = time.monotonic() + 2.5 * SLOT_SECONDS
+        while time.monotonic() < end:
+            assert used(limiter) == 1
+            time.sleep(0.05)
+    assert used(limiter) == 0
+    assert lost == []
+
+
+def test_the_slots_of_a_killed_process_end(prefix: str, limiter: RateLimiter) -> None:
+    """Within `RATELIMIT_SLOT_SECONDS`, and not before another would have to go."""
+    with worker(prefix) as process:
+        assert used(limiter) == 1
+        os.kill(process._process.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        ends(lambda: used(limiter) == 0, "the slot of a killed process ends")
+        assert time.monotonic() - killed < SLOT_SECONDS + 1.0
+
+
+def test_a_process_that_ends_has_released_its_slots(prefix: str, limiter: RateLimiter, settings: Any) -> None:
+    """At once, and not when they would have ended."""
+    settings.RATELIMIT_SLOT_SECONDS = 3600
+    with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=3600) as process:
+        process(BEGIN)
+        process(HOLD)
+        assert used(limiter) == 1
+    assert used(limiter) == 0
+
+
+def test_a_process_that_was_stopped_is_told_what_it_has_lost(prefix: str, limiter: RateLimiter) -> None:
+    """Others have its slot meanwhile; it does not come back where there is no room, and does where there is."""
+    with worker(prefix) as process:
+        pid = process._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            ends(lambda: used(limiter) == 0, "the slot of a stopped process ends")
+            with limiter.slot("ada"), limiter.slot("ada"):
+                os.kill(pid, signal.SIGCONT)
+                ends(lambda: process("lost") == [False], "it is told")
+                assert used(limiter) == 2
+                assert process("[line for line in said if 'ended' in line][0][:28]") == "A slot of 'exports' ended af"
+            process("held.__exit__()")
+            assert used(limiter) == 0
+            process(HOLD)
+            os.kill(pid, signal.SIGSTOP)
+            ends(lambda: used(limiter) == 0, "the slot of a stopped process ends")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        ends(lambda: process("lost") == [False, True], "it is told")
+        assert used(limiter) == 1
+        process("held.__exit__()")
+        assert used(limiter) == 0
+
+
+def test_a_child_holds_nothing_of_its_parent(limiter: RateLimiter) -> None:
+    """It neither renews nor releases what the parent holds, and its own slots are its own."""
+    slot = limiter.slot("ada")
+    with slot as held:
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                assert held_slots.all() == []
+                held.release()
+                slot.__exit__()
+                assert used(limiter) == 1
+                with limiter.slot("ada"):
+                    assert used(limiter) == 2
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert used(limiter) == 1
+    assert used(limiter) == 0
+
+
+def test_who_is_cut_off_loses_the_slot_and_is_told(limiter: RateLimiter, settings: Any, prefix: str) -> None:
+    """Without an answer from Redis: by the time its slot lasts. What it comes back to is decided by the room there
+    is."""
+    with Server() as server:
+        wire = Wire(server.port)
+        own = alias(server.url)
+        settings.CACHES = own
+        with worker(prefix, at=f"redis://127.0.0.1:{wire.port}/0") as process:
+            assert used(limiter) == 1
+            wire.delay = 3600.0
+            ends(lambda: used(limiter) == 0, "the slot of one that is cut off ends")
+            with limiter.slot("ada"), limiter.slot("ada"):
+                ends(lambda: process("lost") == [False], "it is told while it is cut off")
+                wire.delay = 0.0
+                ends(lambda: process("held._held.is_lost"), "it knows that nobody keeps its place")
+                assert used(limiter) == 2
+            assert process("lost") == [False]
+
+
+def test_what_redis_has_lost_is_taken_again_where_there_is_room(
+    limiter: RateLimiter, lost: list[dict[str, Any]], settings: Any
+) -> None:
+    """What runs counts again within a renewal, and never beyond the limit."""
+    with Server() as server, redis.Redis(port=server.port) as direct:
+        settings.CACHES = alias(server.url)
+        first, second = limiter.slot("ada", what="first"), limiter.slot("ada", what="second")
+        with first as one, second as two:
+            direct.flushall()
+            with limiter.slot("ada"):
+                ends(lambda: len(lost) == 2, "both are told")
+                assert used(limiter) == 2
+                assert [told["retaken"] for told in lost].count(True) == 1
+                assert one.is_lost != two.is_lost
+                assert {told["what"] for told in lost} == {"first", "second"}
+        assert used(limiter) == 0
+
+
+def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLimiter) -> None:
+    """All processes' that are held for longer than a renewal; one that was ended is free at once and is not taken
+    again, and whoever held it is told."""
+    with worker(prefix) as process:
+        ends(holders, "the slot is shown")
+        (holder,) = holders()
+        assert isinstance(holder, Holder)
+        assert (holder.limit, holder.units, holder.of, holder.what) == ("exports", 1, 2, "/exports/")
+        assert (holder.pid, holder.host) == (process._process.pid, socket.gethostname())
+        assert holder.identity == (("", "ad…"),)
+        assert abs(holder.since - time.time()) < BUSY
+        assert end_slot(holder.id) == holder
+        assert used(limiter) == 0
+        ends(lambda: process("lost") == [False], "its process is told")
+        assert used(limiter) == 0
+        assert end_slot("nobody") is None
+        ends(lambda: not holders(), "it is not shown any more")
+
+
+def test_a_queue_goes_on_where_a_waiter_dies(prefix: str) -> None:
+    """Who comes next is served when the one before has not asked for two seconds."""
+    limiter = RateLimiter("exports", "1", algorithm="concurrency")
+    with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process, limiter.slot("ada"):
+        process("exports = RateLimiter('exports', '1', algorithm='concurrency') ;; None")
+        process.send("exports.slot('ada', timeout=None).__enter__()")
+        ends(lambda: waiting(limiter) == 1, "it waits")
+        os.kill(process._process.pid, signal.SIGKILL)
+        served = threading.Event()
+
+        def wait() -> None:
+            with limiter.slot("ada", timeout=BUSY):
+                served.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.1)
+    waiter.join()
+    assert served.is_set()
+
+
+@pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_jumps_keeps_no_slot_for_good(hours: int, limiter: RateLimiter, settings: Any) -> None:
+    """Those of a process that goes on are held after a renewal, where there is room; those of one that is gone end as
+    they would have."""
+    with stepped(hours) as hurt:
+        settings.CACHES = hurt.caches
+        with Worker("rl:", {}, at=hurt.caches["default"]["LOCATION"], RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
+            settings.RATELIMIT_CACHE_PREFIX = "rl:"
+            process(BEGIN)
+            process(HOLD)
+            with limiter.slot("ada"):
+                os.kill(process._process.pid, signal.SIGKILL)
+                hurt.inject()
+                ends(lambda: used(limiter) == 1, "only the one that lives holds a slot")
+                end = time.monotonic() + SLOT_SECONDS
+                while time.monotonic() < end:
+                    time.sleep(0.1)
+                assert used(limiter) == 1
+            assert used(limiter) == 0
+
+
+def test_after_a_failover_no_more_is_lost_than_the_replica_had_not_heard(limiter: RateLimiter, settings: Any) -> None:
+    """Slots that it had heard of are held on; what is held and was not heard of is taken again where there is room."""
+    with clusters.watched() as found:
+        settings.RATELIMIT_TIMEOUT = 2
+        settings.RATELIMIT_SLOT_SECONDS = 30
+        settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        settings.CACHES = found.cache()
+        with limiter.slot("ada"), limiter.slot("ada"):
+            with clusters.client(found.master().port) as master:
+                master.set("last", "written")
+                master.wait(2, 5000)
+            clusters.kill(found.master())
+
+            def decided() -> bool:
+                return limiter.peek("ada").source == "redis"
+
+            until(decided, "another is the master", 60)
+            assert used(limiter) == 2
+            with pytest.raises(Ratelimited), limiter.slot("ada"):
+                pass
+        assert used(limiter) == 0
+
+
+def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
+    limiter: RateLimiter, settings: Any, lost: list[Any]
+) -> None:
+    """Each by whoever has its keys; and released there."""
+    names = [f"user {number}" for number in range(12)]
+    with clusters.cluster(replicas=False) as found:
+        settings.RATELIMIT_TIMEOUT = 5
+        settings.CACHES = found.cache()
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                stack.enter_context(limiter.slot(name))
+            ends(lambda: len(holders()) == len(names), "all are shown")
+            end = time.monotonic() + 2 * SLOT_SECONDS
+            while time.monotonic() < end:
+                time.sleep(0.1)
+            assert [used(limiter, name) for name in names] == [1] * len(names)
+            assert {holder.digest for holder in holders()} == {slot.charge.digest.decode() for slot in held_slots.all()}
+            assert end_slot(holders()[0].id)
+            ends(lambda: len(lost) == 1, "its holder is told")
+        assert [used(limiter, name) for name in names] == [0] * len(names)
