@@ -1,7 +1,8 @@
 """Exact, atomic rate limits for Django, decided by one Lua call in Redis."""
 
-from .decorators import ratelimit
-from .exceptions import LimitError, Ratelimited
+from .breaker import CircuitBreaker, LastGood
+from .decorators import circuit, ratelimit
+from .exceptions import CircuitOpen, LimitError, Ratelimited
 from .limiter import RateLimiter
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
@@ -13,13 +14,17 @@ from .version import __version__ as __version__
 __all__ = [
     "ALL",
     "UNSAFE",
+    "CircuitBreaker",
+    "CircuitOpen",
     "Decision",
+    "LastGood",
     "Limit",
     "LimitError",
     "LimitState",
     "Rate",
     "RateLimiter",
     "Ratelimited",
+    "circuit",
     "ratelimit",
     "ratelimit_exempt",
 ]

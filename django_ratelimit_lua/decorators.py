@@ -1,27 +1,34 @@
-"""`@ratelimit`, for function views, methods of class-based views (`method_decorator`) and `async def` views."""
+"""`@ratelimit` and `@circuit`, for function views, methods of class-based views (`method_decorator`) and `async`
+views."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, Unpack, cast
 
-from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
+from .breaker import NOTHING, CircuitBreaker, LastGood
 from .engine.decide import adecide, decide
-from .engine.run import arun, run
+from .engine.run import Waiting, arun, run
 from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
-from .identity.keys import KeyLike
+from .exceptions import CircuitOpen
+from .identity import Identity, digest
+from .identity.keys import KeyLike, compile_key
+from .identity.request_state import plain
 from .limits.options import Options
 from .limits.rate import LimitError
+from .rules.breakers import BreakerError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.stacks import Stack
 from .rules.template import CostLike, RateLike
-from .web.plan import RequestPlanner
+from .web.plan import RequestPlanner, identifying
+from .web.reduced import areduced_capacity, reduced_capacity
 from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
 from .web.settlement import settle
 
@@ -182,3 +189,106 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     wrapper: Any = achecker if _is_async(checked) else checker
     wrapper._ratelimits = Stack(wrapper, checked, rules, group)
     return cast(Callable[..., Any], wrapper)
+
+
+def circuit(
+    breaker: str | CircuitBreaker, *, fallback: Any = NOTHING, key: KeyLike = "user_or_ip", **options: Any
+) -> Callable[[View], View]:
+    """Answer 503 in the place of a view while its breaker is open, or whatever `fallback` says.
+
+    >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
+    ... def report(request):
+    ...     return HttpResponse("today's report")
+
+    For function views, methods of class-based views (`method_decorator`) and `async def` views.
+
+    - `breaker`: its name, or a `CircuitBreaker`;
+    - `fallback`: a view, or a `LastGood`; else the answer is 503 with `Retry-After`, a problem document of the type
+      *temporary-reduced-capacity* for clients that ask for JSON;
+    - `key`: who is served in a brown-out, as `@ratelimit` has it; who is logged in by user, others by address;
+    - `options`: those of `CircuitBreaker`.
+
+    Raises `LimitError` for what cannot be understood.
+    """
+    if isinstance(breaker, CircuitBreaker):
+        if options:
+            raise BreakerError(breaker.name, "", f"has its options already: {', '.join(options)} cannot be said here")
+        found = breaker
+    else:
+        found = CircuitBreaker(breaker, **options)
+    of_view = found.fallback if fallback is NOTHING else fallback
+    if of_view is not NOTHING and not isinstance(of_view, LastGood) and not callable(of_view):
+        raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view, or a LastGood")
+    compiled, by_address = compile_key(key), compile_key("ip")
+
+    def identify(request: HttpRequest, *args: Any, **kwargs: Any) -> Waiting[Identity]:
+        # Where no middleware knows users, all are told apart by address.
+        chosen = by_address if key == "user_or_ip" and not hasattr(request, "user") else compiled
+        identity: Identity = yield from identifying(plain(request), chosen, found.name)
+        return identity
+
+    def decorate(view: View) -> View:
+        if isinstance(view, type):
+            right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
+            raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
+        instead = _Instead(of_view, identify)
+        if _is_async(view):
+            akeep = instead.akeep if isinstance(of_view, LastGood) else None
+            return cast(View, found.aguarded(view, identify, instead.aanswer, akeep))
+        keep = instead.keep if isinstance(of_view, LastGood) else None
+        return cast(View, found.guarded(view, identify, instead.answer, keep))
+
+    return decorate
+
+
+class _Instead:
+    """What answers in the place of a view whose breaker is open: another view, its last good answer, or 503."""
+
+    def __init__(self, fallback: Any, identify: Callable[..., Waiting[Identity]]) -> None:
+        self._fallback, self._identify = fallback, identify
+
+    def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is NOTHING:
+            return reduced_capacity(plain(request), error)
+        if not isinstance(self._fallback, LastGood):
+            return self._fallback(request, *args, **kwargs)
+        kept = self._fallback.find(_label(request, run(self._identify(request))))
+        return reduced_capacity(plain(request), error) if kept is None else _copied(kept[0])
+
+    async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is NOTHING:
+            return await areduced_capacity(plain(request), error)
+        if not isinstance(self._fallback, LastGood):
+            called = self._fallback if _is_async(self._fallback) else sync_to_async(self._fallback)
+            return await called(request, *args, **kwargs)
+        kept = self._fallback.find(_label(request, await arun(self._identify(request))))
+        return await areduced_capacity(plain(request), error) if kept is None else _copied(kept[0])
+
+    def keep(self, answer: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        if _may_be_kept(request, answer):
+            self._keep(answer, _label(request, run(self._identify(request))))
+
+    async def akeep(self, answer: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        if _may_be_kept(request, answer):
+            self._keep(answer, _label(request, await arun(self._identify(request))))
+
+    def _keep(self, answer: Any, label: Hashable) -> None:
+        if getattr(answer, "is_rendered", True):
+            self._fallback.keep(label, _copied(answer))
+        else:
+            answer.add_post_render_callback(lambda response: self._fallback.keep(label, _copied(response)))
+
+
+def _may_be_kept(request: HttpRequest, answer: Any) -> bool:
+    """Whether the same answer may be given again to the same client."""
+    is_whole = isinstance(answer, HttpResponseBase) and answer.status_code == 200 and not answer.streaming
+    return is_whole and request.method in ("GET", "HEAD") and not answer.cookies
+
+
+def _label(request: HttpRequest, identity: Identity) -> Hashable:
+    asked = plain(request)
+    return asked.method, asked.get_host(), asked.get_full_path(), asked.META.get("HTTP_ACCEPT", ""), digest(identity)
+
+
+def _copied(response: Any) -> HttpResponse:
+    return HttpResponse(response.content, status=response.status_code, headers=dict(response.items()))

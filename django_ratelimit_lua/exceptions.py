@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 from .limits.decision import Decision
 from .limits.rate import LimitError
 
-__all__ = ["LimitError", "Ratelimited", "StoreError"]
+__all__ = ["CircuitOpen", "LimitError", "Ratelimited", "StoreError"]
 
 
 class Ratelimited(PermissionDenied):
@@ -49,6 +49,25 @@ def _said(decision: Decision) -> str:
         return "Rate limit exceeded"
     limits, retry = ", ".join(decision.denied_by) or "the limit", decision.retry_after
     return f"{limits}: " + ("never" if retry is None else f"retry in {retry:.6g} s")
+
+
+class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went wrong
+    """A breaker does not let a call through: `breaker` is its name, `retry_after` the seconds until it may (None: an
+    operator has switched it off without an end), `reason` is "open", "half-open", "ramp", "forced" or "brown-out".
+
+    >>> raise CircuitOpen("payments", 2.5)
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.exceptions.CircuitOpen: payments is not asked: open, retry in 2.5 s
+    """
+
+    def __init__(self, breaker: str, retry_after: float | None = None, reason: str = "open") -> None:
+        self.breaker, self.retry_after, self.reason = breaker, retry_after, reason
+        when = "no end is known" if retry_after is None else f"retry in {retry_after:.6g} s"
+        super().__init__(f"{breaker} is not asked: {reason}, {when}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.breaker, self.retry_after, self.reason)
 
 
 class StoreError(Exception):

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponseBase
 from .conf import conf
 from .engine.decide import adecide, decide
 from .engine.waiting import ahold, hold
-from .exceptions import Ratelimited
+from .exceptions import CircuitOpen, Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen
 from .limits.decision import Decision
@@ -19,6 +19,7 @@ from .rules.exempt import is_exempt
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
 from .web.plan import Place, RequestPlanner
+from .web.reduced import reduced_capacity
 from .web.responses import (
     add_ratelimit_headers,
     arefused_response,
@@ -75,9 +76,11 @@ class RateLimitMiddleware:
         return await self._arefused(request, _later) if _waits(request) else None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
-        """A `Ratelimited` raised in a view, however deep, becomes the 429."""
+        """A `Ratelimited` raised in a view, however deep, becomes the 429; a `CircuitOpen` becomes the 503."""
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
+        if isinstance(exception, CircuitOpen):
+            return reduced_capacity(request, exception)
         return None
 
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -22,7 +22,7 @@ from ..exceptions import StoreError
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..store import RESET, RULES, Patience, Subscription, get_store
+from ..store import CIRCUIT, RESET, RULES, Patience, Subscription, get_store
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -47,6 +47,9 @@ class Listener:
     """The one of this process."""
 
     def __init__(self) -> None:
+        self._heard_of: Callable[[Collection[bytes]], None] = lambda tags: None
+        self._doubt_circuits: Callable[[], None] = lambda: None
+        self._has_circuits: Callable[[], bool] = lambda: False
         self._begin()
         self.task = Task(
             "listener", self._step, wake=self._hang_up, at_stop=self._end,
@@ -69,6 +72,17 @@ class Listener:
     def is_listening(self) -> bool:
         """Whether changes are heard of as soon as they are made."""
         return self._subscription is not None
+
+    def heard_since(self, moment: float) -> bool:
+        """Whether it has listened without a break since that moment (monotonic)."""
+        return self._subscription is not None and self._connected_at <= moment
+
+    def hear_circuits(
+        self, heard: Callable[[Collection[bytes]], None], doubt: Callable[[], None], in_use: Callable[[], bool]
+    ) -> None:
+        """Tell of breakers whose state has changed, and when something may have been missed. While breakers are
+        `in_use`, new rules are loaded at once: an operator may have forced one."""
+        self._heard_of, self._doubt_circuits, self._has_circuits = heard, doubt, in_use
 
     def start(self) -> None:
         """Start listening, unless that has begun."""
@@ -139,6 +153,7 @@ class Listener:
             return
         self._connected_at, self.error, self._has_news = time.monotonic(), "", False
         deny_cache.clear()  # Nobody knows what was sent until now.
+        self._doubt_circuits()
         self._ask_at = float("-inf")
 
     def _lost(self, error: StoreError) -> None:
@@ -168,17 +183,20 @@ class Listener:
         else:
             leases.renew()
             if not now < self._load_at < NEVER:
-                self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
+                self._load_at = now + (0.0 if self._has_circuits() else chance.uniform(0.0, SPREAD_SECONDS))
         self._ask_at = min(self._ask_at, self._load_at)
 
     def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
         reset: set[bytes] = set()
+        circuits: set[bytes] = set()
         ruleset = provider.in_force()
         current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
             kind, *digests = message.split(b" ")
             if kind == RESET:
                 reset.update(digests)
+            elif kind == CIRCUIT:
+                circuits.update(digests)
             elif message != current:  # Other rules; or what only another version understands.
                 if not self._is_told:  # Before it is asked, which takes a while where this thread waits for others.
                     provider.doubt()
@@ -190,6 +208,8 @@ class Listener:
         if reset:
             leases.drop(reset)
             deny_cache.forget(reset)
+        if circuits:
+            self._heard_of(circuits)
         self._has_news = False
         if not self._is_told:  # What was heard is done.
             deny_cache.heard_at = subscription.heard_at

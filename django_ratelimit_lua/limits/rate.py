@@ -22,6 +22,7 @@ _FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
 _SLOTS = re.compile(r"[0-9]{1,15}")
 _DURATION = re.compile(r"([0-9]+)([a-z]+)")
 _UNITS_THERE_ARE = "units: s, sec, second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)"
+_TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
 ACCEPTED = (
     f"write 'N/unit' or 'N/k unit' without spaces, such as '100/m', '10/15m' or '5/second'; {_UNITS_THERE_ARE}; "
     "or a number of slots alone, such as '5', for the algorithm concurrency"
@@ -183,3 +184,46 @@ def duration_us(text: str) -> int:
     600000000
     """
     return int(text[:-1]) * _UNITS[text[-1]]
+
+
+def time_us(value: str | float | timedelta) -> int:
+    """A length of time in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
+    Raises `LimitError` for what is none, or not from one microsecond to ten years.
+
+    >>> time_us("2s"), time_us("1.5m"), time_us(0.25), time_us("500ms")
+    (2000000, 90000000, 250000, 500000)
+    >>> time_us("soon")
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: 'soon' is no time: write '30s', '10m', '500ms', or seconds as a number
+    """
+    microseconds: int | Fraction | None = None
+    if isinstance(value, timedelta):
+        microseconds = value // timedelta(microseconds=1)
+    elif isinstance(value, str):
+        match = _TIME.fullmatch(value)
+        unit = {"ms": SECOND // 1000, **_UNITS}.get(match[2]) if match else None
+        if match and unit:
+            microseconds = Fraction(match[1]) * unit
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf"):
+        microseconds = Fraction(value) * SECOND
+    if microseconds is None:
+        raise LimitError(f"{value!r} is no time: write '30s', '10m', '500ms', or seconds as a number")
+    if not 1 <= round(microseconds) <= Rate.LONGEST_US:
+        raise LimitError(f"{value!r}: a time must be above 0, and at most ten years")
+    return round(microseconds)
+
+
+def time_text(microseconds: int) -> str:
+    """A length of time as `time_us` reads it.
+
+    >>> time_text(90_000_000), time_text(3_600_000_000), time_text(1_500_000), time_text(250_000)
+    ('90s', '1h', '1.5s', '250ms')
+    """
+    for letter in "wdhms":
+        times, rest = divmod(microseconds, _UNITS[letter])
+        if times and not rest:
+            return f"{times}{letter}"
+    if microseconds < SECOND and microseconds % 1000 == 0:
+        return f"{microseconds // 1000}ms"
+    return f"{microseconds / SECOND:f}".rstrip("0") + "s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.utils.functional import cached_property
 from ..conf import conf
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
+from .breakers import BreakerError, BreakerRow, read_row
 from .overrides import is_kind
 from .paths import PathIndex
 from .rule import Rule, compile_rule
@@ -67,6 +68,7 @@ class Ruleset:
       `rules.snapshot`, and the log;
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is;
+    - `breakers`: what rows say of breakers, as declared;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
       `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
 
@@ -109,6 +111,7 @@ class Ruleset:
             self.problems += read.problems
             if read.rule is not None:
                 by_name[read.rule.name] = read.rule
+        self.breakers: Mapping[str, BreakerRow] = dict(self._read_breakers(before))
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         self._index = PathIndex([rule for rule in self.rules if rule.group is None and rule.mode != "off"])
@@ -121,6 +124,20 @@ class Ruleset:
 
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
+
+    def _read_breakers(self, before: Ruleset | None) -> Iterator[tuple[str, BreakerRow]]:
+        """What the rows say of breakers; of one that is not understood, what was understood before goes on."""
+        for given in self.snapshot.get("breakers", ()):
+            try:
+                row = read_row(given, strict=False)
+            except BreakerError as error:
+                self.problems.append(str(error))
+                name = given.get("name") if isinstance(given, dict) else None
+                earlier = None if before is None or not isinstance(name, str) else before.breakers.get(name)
+                if earlier is None:
+                    continue
+                row = earlier
+            yield row.name, row
 
     def secrets(self, kind: str) -> Sequence[str | bytes]:
         """The secrets with which a subject of that kind has to be digested to be found: mostly the one in force."""

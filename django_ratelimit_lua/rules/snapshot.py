@@ -41,6 +41,7 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
     "blocks": (list, True),
     "keys": (list, True),
     "field_keys": (dict, True),
+    "breakers": (list, False),
     "database": (str, False),
 }
 """The parts of a snapshot: of which type, and whether its values, or itself, are lists of texts."""

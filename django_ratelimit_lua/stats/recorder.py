@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import Lock, RLock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..conf import conf
 from ..exceptions import StoreError
@@ -116,6 +116,16 @@ class _Alone:
         self.hits: dict[tuple[bool, int, bool, str, int], _Hits] = {}
 
 
+class Companion(Protocol):
+    """What is done with each flush, beside it."""
+
+    def step(self) -> bool:
+        """Do it; whether to come again. Raises `StoreError`."""
+
+    def say_last(self, patience: Patience) -> None:
+        """Do it as the process ends."""
+
+
 class Recorder:
     """Counts decisions until they are written.
 
@@ -125,6 +135,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._writer = Writer()
+        self._companions: list[Companion] = []
         self._is_full_said = False
         meanwhile = "limits are decided all the same, and what was counted is kept, up to a bound"
         self._task = Task("statistics", self._step, meanwhile=meanwhile, delay=FLUSH_SECONDS, at_exit=self._say_last)
@@ -146,6 +157,17 @@ class Recorder:
         self._seconds: dict[str, float] = {}  # Of decisions that are not plain, by source.
         self._people: dict[tuple[str, int, bytes], Person] = {}  # By name, id of the limit and digest.
         self._full: deque[dict[tuple[str, int, bytes], Person]] = deque(maxlen=MOST_FULL)
+
+    @property
+    def is_riding(self) -> bool:
+        """Whether a thread flushes, once a second."""
+        return self._task.is_running
+
+    def ride(self, companion: Companion) -> bool:
+        """Have that done with each flush, too, also where no decision is counted; whether a thread does."""
+        if companion not in self._companions:
+            self._companions.append(companion)
+        return self._task.is_running or self._task.start()
 
     def add(
         self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted] = ()
@@ -314,7 +336,10 @@ class Recorder:
             self._writer.begin()
 
     def _say_last(self) -> None:
-        patience, began = last_patience(), time.monotonic()
+        patience = last_patience()
+        for companion in self._companions:
+            companion.say_last(patience)
+        began = time.monotonic()
         most = max(0.0, patience.left)
         is_free = self._flushing.acquire(timeout=most)  # Another thread may wait for Redis, for longer than that.
         patience.spend(began, most)
@@ -334,10 +359,17 @@ class Recorder:
         return self._writer.error
 
     def _step(self) -> float | None:
+        error, comes_again = None, False
+        for companion in self._companions:  # First: to write statistics may take seconds.
+            try:
+                comes_again = companion.step() or comes_again
+            except StoreError as raised:
+                error = raised
         pause = self.flush()
-        if self.error is not None:
-            raise self.error.with_traceback(None)  # The log says so once, and the list of tasks.
-        return pause
+        error = self.error or error
+        if error is not None:
+            raise error.with_traceback(None)  # The log says so once, and the list of tasks.
+        return FLUSH_SECONDS if comes_again and pause is None else pause
 
     def flush(self, patience: Patience | None = None) -> float | None:
         """Write what was counted; where that cannot be done now, it is tried again a second later."""

@@ -264,7 +264,7 @@ class Question(NamedTuple):
         return replies
 
 
-RULES, RESET = b"rules", b"reset"
+RULES, RESET, CIRCUIT = b"rules", b"reset", b"circuit"
 # Whoever may not publish deletes all the same.
 _DELETE = b"""local count = redis.call('DEL', unpack(KEYS))
 redis.pcall('PUBLISH', ARGV[1], ARGV[2])
@@ -387,6 +387,18 @@ def to_run(program: Program, keys: Sequence[bytes], args: Sequence[bytes]) -> Qu
         return reply
 
     return Question(command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *args), read, program)
+
+
+def to_ask(program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Question:
+    """Run a program that answers with an array; it is loaded where it is not known."""
+
+    def read(reply: Any) -> Any:
+        if not isinstance(reply, list):
+            raise InvalidResponse(f"no reply of a program: {reply!r:.80}")
+        return reply
+
+    sent = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *arguments)
+    return Question(sent, read, program)
 
 
 def to_find_master(service: str) -> Question:

@@ -20,7 +20,7 @@ from .asynchronous import AsyncConnections
 from .blocking import Connections
 from .breaker import Breaker
 from .connection_params import ConnectionParams
-from .exchange import Address, Pipeline, Question, to_decide, to_delete, to_execute, to_ping, to_run
+from .exchange import Address, Pipeline, Question, to_ask, to_decide, to_delete, to_execute, to_ping, to_run
 from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
 
@@ -167,7 +167,8 @@ class Store:
 
     def channel(self, prefix: bytes) -> bytes:
         """The channel on which processes that share a database and a prefix tell each other of changes: of the rules,
-        by publishing (`RULES <revision>`), and of what was reset (`RESET <digest> <digest> ...`)."""
+        by publishing (`RULES <revision>`), of what was reset (`RESET <digest> <digest> ...`), and of a breaker whose
+        state has changed (`CIRCUIT <name>`)."""
         return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
 
     def delete(self, call: Call) -> None:
@@ -181,6 +182,20 @@ class Store:
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""
         return self._exchange(to_execute(*parts), patience)
+
+    def run(
+        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
+    ) -> list[Any]:
+        """The reply to a program whose keys are in one slot. Raises `StoreError`."""
+        reply: list[Any] = self._exchange(to_ask(program, keys, arguments), patience)
+        return reply
+
+    async def arun(
+        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
+    ) -> list[Any]:
+        """`run`, without blocking the event loop."""
+        reply: list[Any] = await self._aexchange(to_ask(program, keys, arguments), patience)
+        return reply
 
     def execute_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
         """The replies to several other commands, which are sent together. Raises `StoreError` where one is an error."""

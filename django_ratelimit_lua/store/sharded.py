@@ -25,7 +25,7 @@ from ..limits.limit import Limit
 from ..limits.program import Program
 from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
-from .exchange import Address, Question, to_decide, to_delete, to_execute, to_run
+from .exchange import Address, Question, to_ask, to_decide, to_delete, to_execute, to_run
 from .patience import Patience
 from .server import RUN_AT_ONCE, Store
 
@@ -69,6 +69,20 @@ class ShardedStore(Store):
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         key = parts[3] if parts[0] == b"EVAL" else parts[1]
         return self._drive(self._ask(slot_of(key), to_execute(*parts), self._patience(patience)))
+
+    def run(
+        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
+    ) -> list[Any]:
+        question = to_ask(program, keys, arguments)
+        reply: list[Any] = self._drive(self._ask(slot_of(keys[0]), question, self._patience(patience)))
+        return reply
+
+    async def arun(
+        self, program: Program, keys: Sequence[bytes], arguments: Sequence[bytes], patience: Patience | None = None
+    ) -> list[Any]:
+        question = to_ask(program, keys, arguments)
+        reply: list[Any] = await self._adrive(self._ask(slot_of(keys[0]), question, self._patience(patience)))
+        return reply
 
     def execute_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
         return [self.execute(*parts) for parts in commands]  # Each of the node that has its key.

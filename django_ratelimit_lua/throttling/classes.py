@@ -19,7 +19,7 @@ from rest_framework.throttling import BaseThrottle
 
 from ..conf import conf
 from ..engine.decide import PlannedCharge
-from ..exceptions import Ratelimited
+from ..exceptions import CircuitOpen, Ratelimited
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
@@ -38,6 +38,7 @@ from ..rules.template import LimitTemplate
 from ..stats.names import own
 from ..web.headers import add_headers
 from ..web.plan import Place
+from ..web.reduced import members, retry_seconds, when
 from ..web.refusal import Refusal, refusal_of
 from ..web.responses import REFERENCE_HEADER
 from .batch import decision_for
@@ -350,7 +351,7 @@ def _throttled(request: Any) -> Refusal | None:
 
 
 def exception_handler(exc: Exception, context: Any) -> Any:
-    """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403.
+    """DRF's `EXCEPTION_HANDLER`, to which a `Ratelimited` is DRF's 429 instead of its 403, and a `CircuitOpen` a 503.
 
     The body is DRF's own, its `detail` begins with the message of the rule that refuses, and `type`,
     `violated-policies` and `reference` stand beside it, as in a problem document.
@@ -364,6 +365,8 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     request = plain(context.get("request"))
     error: Any = exc
     refusal: Refusal | None = None
+    if isinstance(exc, CircuitOpen):
+        return _unavailable(exc, context)
     if isinstance(exc, Ratelimited):
         refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
         error = Throttled(exc.decision.retry_after, _detail(refusal))
@@ -383,6 +386,21 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     if refusal.reference:
         response.headers[REFERENCE_HEADER] = refusal.reference
     add_headers(response, refusal.decision)
+    return response
+
+
+def _unavailable(exc: CircuitOpen, context: Any) -> Any:
+    from rest_framework.exceptions import APIException
+    from rest_framework.views import exception_handler as of_drf
+
+    error = APIException(when(exc))
+    error.status_code = 503
+    response = of_drf(error, context)
+    assert response is not None
+    response.data |= {name: value for name, value in members(exc).items() if name not in ("title", "status")}
+    response.headers["Cache-Control"] = "no-store"
+    if (seconds := retry_seconds(exc)) is not None:
+        response.headers["Retry-After"] = str(seconds)
     return response
 
 

@@ -16,9 +16,9 @@ from django.http import HttpRequest
 
 from ..conf import conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
-from ..engine.run import Wait
-from ..identity import digest
-from ..identity.keys import user_missing
+from ..engine.run import Wait, Waiting
+from ..identity import Identity, digest
+from ..identity.keys import Key, user_missing
 from ..identity.request_state import request_state
 from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
@@ -372,6 +372,27 @@ async def _auser_or_error(request: HttpRequest) -> Callable[[], Any]:
 
 def _nobody() -> None:
     return None
+
+
+def identifying(request: HttpRequest, key: Key, group: str) -> Waiting[Identity]:
+    """Whom a key says that a request is of, where no limit is charged."""
+    identity: Identity = yield Wait(
+        partial(_identity_of, request, key, group), partial(_aidentity_of, request, key, group)
+    )
+    return identity
+
+
+def _identity_of(request: HttpRequest, key: Key, group: str) -> Identity:
+    identity: Identity = _now(key.read(group, request, _user(request) if key.needs_user else None))
+    return identity
+
+
+async def _aidentity_of(request: HttpRequest, key: Key, group: str) -> Identity:
+    user = await _auser(request) if key.needs_user else None
+    if key.needs_session:
+        await aload(request)
+    identity: Identity = await _later(key.read(group, request, user))
+    return identity
 
 
 def awaited(value: Any) -> Wait:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,8 +32,8 @@ LONGEST_ACCEPT = 1024
 MOST_TYPES = 32
 """Types in an `Accept` header that are looked at; one with more is answered with plain text."""
 REFERENCE_HEADER = "RateLimit-Reference"
-_PROJECTS_PAGE = "429.html"
-_OUR_PAGE = "django_ratelimit_lua/429.html"
+_PAGE = "429.html"
+_OURS = "django_ratelimit_lua"
 
 
 def _problem(refusal: Refusal) -> HttpResponse:
@@ -47,29 +47,35 @@ def _problem(refusal: Refusal) -> HttpResponse:
     return HttpResponse(json.dumps(body), status=refusal.status, content_type=PROBLEM)
 
 
-def _projects_page() -> Any:
-    """The project's page for the refused, or None."""
+def projects_page(name: str) -> Any:
+    """The project's page of that name, or None."""
     try:
-        return loader.get_template(_PROJECTS_PAGE)
+        return loader.get_template(name)
     except TemplateDoesNotExist as error:
-        if error.args[0] != _PROJECTS_PAGE:
+        if error.args[0] != name:
             raise
     return None
 
 
-@lru_cache(maxsize=1)
-def _our_page() -> Any:
+@lru_cache(maxsize=2)
+def our_page(name: str) -> Any:
     """The page of this package, whatever the project's templates are made with, and whether or not it is an installed
     app."""
     folder = Path(__file__).parents[1] / "templates"
     engine = DjangoTemplates({"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}})
-    return engine.get_template(_OUR_PAGE)
+    return engine.get_template(f"{_OURS}/{name}")
+
+
+def rendered(template: Any, request: HttpRequest, context: Mapping[str, Any]) -> str:
+    """A page, with what every page needs."""
+    nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
+    nonce = getattr(request, "_csp_nonce", None) if nonce is None else nonce
+    text: str = template.render({**context, "csp_nonce": "" if nonce is None else str(nonce)}, request)
+    return text
 
 
 def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResponse:
     with language_of(request):
-        nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
-        nonce = getattr(request, "_csp_nonce", None) if nonce is None else nonce
         context = {
             "decision": refusal.decision,
             "reason": refusal.reason,
@@ -78,9 +84,8 @@ def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResp
             "retry_after": refusal.retry_after,
             "reference": refusal.reference,
             "remedy": refusal.remedy,
-            "csp_nonce": "" if nonce is None else str(nonce),
         }
-        return HttpResponse(template.render(context, request), status=refusal.status)
+        return HttpResponse(rendered(template, request, context), status=refusal.status)
 
 
 def _plain(refusal: Refusal) -> HttpResponse:
@@ -94,7 +99,8 @@ def _plain(refusal: Refusal) -> HttpResponse:
     return HttpResponse(text, status=refusal.status, content_type=f"{_TEXT}; charset=utf-8")
 
 
-def _asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
+def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
+    """The form of the answer, by what the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
     # Nobody needs more; and a refusal must not cost more than the request it refuses.
     return _preferred(accept) if len(accept) <= LONGEST_ACCEPT and accept.count(",") < MOST_TYPES else "text"
@@ -125,9 +131,9 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
         response = view(request, _told(request, refusal))
         if inspect.isawaitable(response):
             response = async_to_sync(_awaited)(response)
-    elif _asked_for(request) == "problem":
+    elif asked_for(request) == "problem":
         response = _in_words(_problem, request, refusal)
-    elif (template := _projects_page()) is not None:
+    elif (template := projects_page(_PAGE)) is not None:
         response = _rendered(template, request, refusal)
     else:
         response = _own(request, refusal)
@@ -143,9 +149,9 @@ async def atoo_many_requests(request: HttpRequest, decision: Decision) -> HttpRe
         response = await called(request, _told(request, refusal))
         if inspect.isawaitable(response):
             response = await response
-    elif _asked_for(request) == "problem":
+    elif asked_for(request) == "problem":
         response = _in_words(_problem, request, refusal)
-    elif (template := _projects_page()) is not None:
+    elif (template := projects_page(_PAGE)) is not None:
         response = await sync_to_async(_rendered)(template, request, refusal)
     else:
         response = _own(request, refusal)
@@ -169,8 +175,8 @@ def _in_words(make: Callable[[Refusal], HttpResponse], request: HttpRequest, ref
 
 def _own(request: HttpRequest, refusal: Refusal) -> HttpResponse:
     """Of this package's making, which asks nobody."""
-    if _asked_for(request) == "page":
-        return _rendered(_our_page(), request, refusal)
+    if asked_for(request) == "page":
+        return _rendered(our_page(_PAGE), request, refusal)
     return _in_words(_plain, request, refusal)
 
 

@@ -116,6 +116,7 @@ def test_the_program_run_is_the_program_read() -> None:
         assert program.source(name).strip() in program.GENERAL.source.decode()
     others = {
         "publishing/publish",
+        "engine/circuit",
         "engine/heartbeat",
         "engine/renew",
         "limits/hit",

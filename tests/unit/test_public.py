@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 PUBLIC = {
-    "": "ALL Decision Limit LimitError LimitState Rate RateLimiter Ratelimited UNSAFE ratelimit ratelimit_exempt",
+    "": "ALL CircuitBreaker CircuitOpen Decision LastGood Limit LimitError LimitState Rate RateLimiter Ratelimited "
+    "UNSAFE circuit ratelimit ratelimit_exempt",
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
-    "decorators": "ALL UNSAFE ratelimit",
-    "exceptions": "LimitError Ratelimited StoreError",
+    "decorators": "ALL UNSAFE circuit ratelimit",
+    "exceptions": "CircuitOpen LimitError Ratelimited StoreError",
     "gateway.asgi": "application",
     "gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
@@ -21,7 +22,8 @@ PUBLIC = {
     "client_address compile_rule explain finish health normalised open_reference publish reading refusal_counts",
     "stats.prometheus": "Collector register",
     "stats.urls": "urlpatterns",
-    "signals": "limit_exceeded rules_changed slot_lost store_down store_up",
+    "signals": "circuit_closed circuit_half_open circuit_opened limit_exceeded rules_changed slot_lost store_down "
+    "store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",
     "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle "

@@ -1,0 +1,445 @@
+"""`CircuitBreaker`: leaves a sick resource alone, for use anywhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import time
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Generator, Hashable
+from contextvars import ContextVar
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404
+
+from .engine.circuits import WORDS, Circuit, Ticket, circuits
+from .engine.run import arun, run
+from .engine.waiting import to_the_end
+from .exceptions import CircuitOpen
+from .identity import Identity
+from .limits.rate import time_us
+from .process.bounded_map import BoundedMap
+from .rules.breakers import BreakerError, breaker_name, thresholds
+
+logger = logging.getLogger("django_ratelimit_lua")
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Time = str | float | timedelta
+Failure = Any
+"""Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a tuple of these."""
+NOTHING: Any = object()
+"""There is no fallback."""
+ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+"""Exceptions of Django that are an answer to a client, below 500: the resource did what it should."""
+CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+MOST_KEPT, MOST_KEPT_BYTES = 1000, 16 * 2**20
+
+
+class CircuitBreaker:
+    """Calls a resource while it is well, and leaves it alone while it is not: the state is that of all processes.
+
+    >>> payments = CircuitBreaker("payments", failure_ratio=0.5, slow="2s", minimum=20, fallback="later")
+    >>> @payments
+    ... def pay(amount):
+    ...     return f"paid {amount}"
+    >>> pay(5), payments.state
+    ('paid 5', 'closed')
+
+    Closed, all calls are made. It opens when, of at least `minimum` calls in the last `window`, `failure_ratio` failed,
+    or `slow_ratio` took `slow` or longer; or when `failures` of them failed, however many there were. Open, none is
+    made for `open_for`; then `probes` at a time are, each in a slot that ends by itself. Where all of them succeed, a
+    tenth of the calls is let through, then a quarter, half, and all; where one fails, or is slow, it opens for twice as
+    long as before, at most `open_max`. A tenth more or less of each pause is left to chance.
+
+    - `name`: by which all processes share the state, and a row of the admin retunes it;
+    - `failure`: what is a failure: classes of exceptions, statuses (`503`, `range(500, 600)`), a callable
+      (answer or exception), or a tuple of these. By default any exception but those that answer a client (Http404,
+      PermissionDenied, and others with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
+      call that is cancelled is neither a failure nor a success;
+    - `fallback`: what a call returns that is not made: a value, a callable with the same arguments, or a `LastGood`;
+      else `CircuitOpen` is raised;
+    - `key`: a callable with the call's arguments that says who is served, for brown-outs: the same people throughout.
+
+    Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        failure_ratio: float | None = 0.5,
+        failures: int | None = None,
+        slow: Time | None = None,
+        slow_ratio: float | None = 0.8,
+        minimum: int = 20,
+        window: Time = "30s",
+        open_for: Time = "10s",
+        open_max: Time | None = None,
+        probes: int = 3,
+        failure: Failure = None,
+        fallback: Any = NOTHING,
+        key: Callable[..., Identity] | None = None,
+    ) -> None:
+        self.name = breaker_name(name)
+        given: dict[str, Any] = {
+            "failure_ratio": failure_ratio, "failures": failures, "slow": slow, "minimum": minimum, "window": window,
+            "open_for": open_for, "probes": probes,
+        }  # fmt: skip
+        if slow is not None or slow_ratio != 0.8:
+            given["slow_ratio"] = slow_ratio
+        if open_max is not None:
+            given["open_max"] = open_max
+        if key is not None and not callable(key):
+            raise BreakerError(name, "key", f"is {key!r}: must be callable with the arguments of the call")
+        self.fallback = fallback
+        self.key = key
+        self.is_failure = _judge(name, failure)
+        place = "unknown"
+        for depth in (1, 2, 3):
+            caller = sys._getframe(depth)
+            if caller.f_globals.get("__name__") != f"{__package__}.decorators":
+                place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
+                break
+        self._circuit = circuits.get(name, thresholds(name, given), place)
+        self._calls: ContextVar[tuple[Call, ...]] = ContextVar(f"breaker {name}", default=())
+
+    def __repr__(self) -> str:
+        return f"<CircuitBreaker {self.name!r}: {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """closed, open, half-open or ramp, as far as this process knows."""
+        return WORDS[self._circuit.state]
+
+    def call(self, identity: Identity = None) -> Call:
+        """One call, as a context manager, `with` or `async with`. Raises `CircuitOpen` where it is not to be made.
+        `identity`: who is served, for brown-outs.
+
+        >>> with CircuitBreaker("mail").call("ada@example.org") as call:
+        ...     call.judge(200)
+        """
+        return Call(self, identity)
+
+    def __enter__(self) -> Call:
+        call = self.call().__enter__()
+        self._calls.set((*self._calls.get(), call))
+        return call
+
+    def __exit__(self, *exception: Any) -> None:
+        *calls, call = self._calls.get()
+        self._calls.set(tuple(calls))
+        call.__exit__(*exception)
+
+    async def __aenter__(self) -> Call:
+        call = await self.call().__aenter__()
+        self._calls.set((*self._calls.get(), call))
+        return call
+
+    async def __aexit__(self, *exception: Any) -> None:
+        *calls, call = self._calls.get()
+        self._calls.set(tuple(calls))
+        await call.__aexit__(*exception)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function, plain or `async def`."""
+        if isinstance(function, type) or not callable(function):
+            raise BreakerError(self.name, "", f"decorates functions, and {function!r} is none")
+        inner = inspect.unwrap(function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            problem = f"cannot judge {inner.__qualname__}, which is a generator: decorate what it calls, or use `with`"
+            raise BreakerError(self.name, "", problem)
+        key = self.key
+
+        def identify(*args: Any, **kwargs: Any) -> Generator[Any, Any, Identity]:
+            yield from ()
+            return None if key is None else key(*args, **kwargs)
+
+        def instead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
+            return fall_back(self.fallback, error, *args, **kwargs)
+
+        async def ainstead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
+            answer = fall_back(self.fallback, error, *args, **kwargs)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        kept = self.fallback if isinstance(self.fallback, LastGood) else None
+
+        def keep(answer: Any, *args: Any, **kwargs: Any) -> None:
+            assert kept is not None
+            kept.keep(_arguments(*args, **kwargs), answer)
+
+        async def akeep(answer: Any, *args: Any, **kwargs: Any) -> None:
+            keep(answer, *args, **kwargs)
+
+        if inspect.iscoroutinefunction(function):
+            return cast(F, self.aguarded(function, identify, ainstead, akeep if kept else None))
+        return cast(F, self.guarded(function, identify, instead, keep if kept else None))
+
+    def guarded(
+        self,
+        function: Callable[..., Any],
+        identify: Callable[..., Generator[Any, Any, Identity]],
+        instead: Callable[..., Any],
+        keep: Callable[..., None] | None = None,
+    ) -> Callable[..., Any]:
+        """The function, called through the breaker. `identify` tells who is served; `instead` answers a call that is
+        not made; `keep` is told of each good answer, with the arguments of the call."""
+        circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
+
+        @functools.wraps(function)
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            began = monotonic()
+            if began < circuit.calm_until:
+                ticket = circuit.calm
+            else:
+                try:
+                    ticket = run(circuit.admitting(functools.partial(identify, *args, **kwargs)))
+                except CircuitOpen as error:
+                    return instead(error, *args, **kwargs)
+                began = monotonic()
+            try:
+                answer = function(*args, **kwargs)
+            except BaseException as error:
+                _failed(circuit, ticket, is_failure(error), monotonic() - began)
+                raise
+            failed, slow_seconds = is_failure(answer), circuit.slow_seconds
+            slow = slow_seconds is not None and monotonic() - began >= slow_seconds
+            if failed or slow or ticket.probe:
+                run(circuit.settling(ticket, failed=bool(failed), slow=slow))
+            else:
+                ticket.passed(None)
+            if keep is not None and not failed:
+                keep(answer, *args, **kwargs)
+            return answer
+
+        return guard
+
+    def aguarded(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        identify: Callable[..., Generator[Any, Any, Identity]],
+        instead: Callable[..., Awaitable[Any]],
+        keep: Callable[..., Awaitable[None]] | None = None,
+    ) -> Callable[..., Awaitable[Any]]:
+        """`guarded`, for coroutine functions."""
+        circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
+
+        @functools.wraps(function)
+        async def guard(*args: Any, **kwargs: Any) -> Any:
+            began = monotonic()
+            if began < circuit.calm_until:
+                ticket = circuit.calm
+            else:
+                try:
+                    ticket = await arun(circuit.admitting(functools.partial(identify, *args, **kwargs)))
+                except CircuitOpen as error:
+                    return await instead(error, *args, **kwargs)
+                began = monotonic()
+            try:
+                answer = await function(*args, **kwargs)
+            except BaseException as error:
+                await _afailed(circuit, ticket, is_failure(error), monotonic() - began)
+                raise
+            failed, slow_seconds = is_failure(answer), circuit.slow_seconds
+            slow = slow_seconds is not None and monotonic() - began >= slow_seconds
+            if failed or slow or ticket.probe:
+                await to_the_end(arun(circuit.settling(ticket, failed=bool(failed), slow=slow)))
+            else:
+                ticket.passed(None)
+            if keep is not None and not failed:
+                await keep(answer, *args, **kwargs)
+            return answer
+
+        return guard
+
+
+class Call:
+    """One call of a resource: what happens inside `with` is judged when it ends."""
+
+    def __init__(self, breaker: CircuitBreaker, identity: Identity = None) -> None:
+        self._breaker, self._circuit, self._identity = breaker, breaker._circuit, identity
+        self._ticket: Ticket | None = None
+        self._failed: bool | None = False
+        self._began = 0.0
+
+    def judge(self, answer: Any) -> None:
+        """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
+        self._failed = self._breaker.is_failure(answer)
+
+    def fail(self) -> None:
+        """It has failed, whatever comes of the rest."""
+        self._failed = True
+
+    def _identify(self) -> Generator[Any, Any, Identity]:
+        yield from ()
+        return self._identity
+
+    def _begin(self, ticket: Ticket) -> Call:
+        self._ticket, self._began = ticket, time.monotonic()
+        return self
+
+    def __enter__(self) -> Call:
+        circuit = self._circuit
+        is_calm = time.monotonic() < circuit.calm_until
+        return self._begin(circuit.calm if is_calm else run(circuit.admitting(self._identify)))
+
+    async def __aenter__(self) -> Call:
+        circuit = self._circuit
+        is_calm = time.monotonic() < circuit.calm_until
+        return self._begin(circuit.calm if is_calm else await arun(circuit.admitting(self._identify)))
+
+    def _verdict(self, error: BaseException | None) -> tuple[Ticket, bool | None, float]:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None, "this call has ended"
+        failed = self._failed if error is None or self._failed else self._breaker.is_failure(error)
+        return ticket, failed, time.monotonic() - self._began
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _failed(self._circuit, *self._verdict(error))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await _afailed(self._circuit, *self._verdict(error))
+
+
+def _failed(circuit: Circuit, ticket: Ticket, failed: bool | None, seconds: float) -> None:
+    """Count what came of a call; None: nothing that says something of the resource."""
+    if failed is None:
+        circuit.drop(ticket)
+        return
+    slow = circuit.slow_seconds is not None and seconds >= circuit.slow_seconds
+    if failed or slow or ticket.probe:
+        run(circuit.settling(ticket, failed=failed, slow=slow))
+    else:
+        ticket.passed(None)
+
+
+async def _afailed(circuit: Circuit, ticket: Ticket, failed: bool | None, seconds: float) -> None:
+    if failed is None:
+        circuit.drop(ticket)
+        return
+    slow = circuit.slow_seconds is not None and seconds >= circuit.slow_seconds
+    if failed or slow or ticket.probe:
+        await to_the_end(arun(circuit.settling(ticket, failed=failed, slow=slow)))
+    else:
+        ticket.passed(None)
+
+
+class LastGood(Generic[T]):
+    """A fallback: the last good answer of this process to the same call, for so long.
+
+    >>> rates = CircuitBreaker("exchange rates", fallback=LastGood("10m"))
+
+    Of a function, calls are the same with the same arguments, which have to be hashable; of a view, requests by GET
+    with the same address, from the same identity (`key`). Answers that stream, that set cookies, or are not 200 are not
+    kept. What is not known raises `CircuitOpen`, or answers 503."""
+
+    def __init__(self, seconds: Time) -> None:
+        self.seconds = time_us(seconds) / 1_000_000
+        self._kept: BoundedMap[Hashable, tuple[float, Any]] = BoundedMap(MOST_KEPT, MOST_KEPT_BYTES, _weigh)
+
+    def keep(self, label: Hashable, answer: T) -> None:
+        """Keep an answer under a label (None: under none)."""
+        if label is not None:
+            self._kept.put(label, (time.monotonic() + self.seconds, answer))
+
+    def find(self, label: Hashable) -> tuple[T] | None:
+        """The answer that is kept, in a tuple; None where there is none."""
+        found = self._kept.get(label) if label is not None else None
+        return None if found is None or found[0] < time.monotonic() else (found[1],)
+
+
+def _weigh(label: Hashable, kept: tuple[float, Any]) -> int:
+    content = getattr(kept[1], "content", kept[1])
+    return len(content) if isinstance(content, (bytes, str)) else 1000
+
+
+def _arguments(*args: Any, **kwargs: Any) -> Hashable:
+    """What calls of a function are the same by; None where that cannot be told."""
+    label = (args, tuple(sorted(kwargs.items())))
+    try:
+        hash(label)
+    except TypeError:
+        return None
+    return label
+
+
+def fall_back(fallback: Any, error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
+    """What a call of a function answers that is not made. Raises the error where there is nothing."""
+    if fallback is NOTHING:
+        raise error
+    if isinstance(fallback, LastGood):
+        found = fallback.find(_arguments(*args, **kwargs))
+        if found is None:
+            raise error
+        return found[0]
+    return fallback(*args, **kwargs) if callable(fallback) else fallback
+
+
+def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:
+    """What tells whether an answer, or an exception, is a failure; None: it says nothing of the resource."""
+    if failure is None:
+        return _by_default
+    parts = failure if isinstance(failure, (tuple, list, set, frozenset)) else (failure,)
+    kinds: list[type[BaseException]] = []
+    statuses: list[int | range] = []
+    functions: list[Callable[[Any], Any]] = []
+    for part in parts:
+        if isinstance(part, type) and issubclass(part, BaseException):
+            kinds.append(part)
+        elif isinstance(part, range) or (isinstance(part, int) and not isinstance(part, bool) and 100 <= part <= 599):
+            statuses.append(part)
+        elif callable(part) and not isinstance(part, type):
+            functions.append(part)
+        else:
+            right = "classes of exceptions, statuses from 100 to 599, ranges of these, or a callable"
+            raise BreakerError(name, "failure", f"is {part!r}: must be {right}")
+    if not parts:
+        raise BreakerError(name, "failure", "is empty: nothing would be a failure")
+    exceptions = tuple(kinds)
+
+    def judge(answer: Any) -> bool | None:
+        if isinstance(answer, BaseException):
+            if exceptions and isinstance(answer, exceptions):
+                return True
+            if isinstance(answer, (*CANCELLED, CircuitOpen)):
+                return None
+        else:
+            status = getattr(answer, "status_code", answer)
+            if statuses and type(status) is int and any(_is_in(status, one) for one in statuses):
+                return True
+        for function in functions:
+            try:
+                if function(answer):
+                    return True
+            except Exception:
+                logger.exception(
+                    "The breaker %r: its `failure` cannot judge %.200r, which counts as none", name, answer
+                )
+        return False
+
+    return judge
+
+
+def _is_in(status: int, which: int | range) -> bool:
+    return status in which if isinstance(which, range) else status == which
+
+
+def _by_default(answer: Any) -> bool | None:
+    status = getattr(answer, "status_code", None)
+    if status is None and not isinstance(answer, BaseException):
+        return False
+    if isinstance(answer, BaseException):
+        if not isinstance(answer, Exception) or isinstance(answer, CircuitOpen):
+            return None
+        if isinstance(answer, ANSWERED):
+            return False
+        return not isinstance(status, int) or status >= 500
+    return isinstance(status, int) and status >= 500

@@ -1,0 +1,215 @@
+--[[
+One breaker of all processes: counts what came of calls, judges it, and is the only place where its state changes. So
+each change happens once, by the server's clock.
+
+KEYS[1]         the state, a hash (below)
+KEYS[2]         probes that are on their way, a sorted set: unguessable id, by the moment at which it ends by itself
+KEYS[3]         what this very call has changed, for a process that has not heard the answer and sends it again
+ARGV[1]         the moment, in microseconds; empty: by the server's clock
+ARGV[2]         what to do: `tell` (count, and answer), `ask` (for a probe), `done` (a probe has ended)
+ARGV[3..11]     the thresholds: window, width of a bucket, pause, longest pause, life of a probe, step of the ramp (all in
+                microseconds), probes, least number of calls, failures (0: not by their number)
+ARGV[12..13]    ratio of failures and of slow calls, in parts of a million (0: not by that)
+ARGV[14]        a random number from 0 to 999, so that not all pauses end at once: up to a tenth longer
+ARGV[15..16]    the channel on which changes are told, and what is told there
+ARGV[17..18]    of `ask`: the id of the probe; of `done`: that id, and what came of it: `ok`, `failed` or `none`
+ARGV[19]        how often the breaker had opened when these calls were let through; what was before does not count
+ARGV[20..]      outcomes, four numbers each: how long ago, calls, failures, slow ones
+keeps           `state` (closed, open, half, ramp), `era` (how often it has opened), `version` (changes), `since`, `until`,
+                `pause`, `step`, `successes`, `seen` and `shift` (a clock that steps backwards goes on from where it was),
+                `why` and `opened` (reason and numbers of the last opening), and buckets: `b<start>:<width>` = its last
+                moment, calls, failures, slow ones
+returns         state, era, version, microseconds until it changes or a probe may be asked for, percent of calls that are
+                let through, calls, failures and slow ones in the window, 1 if the probe was granted; then, for each change
+                made by this call, five: opened, half_open, ramp or closed; calls, failures, slow ones; the reason
+]]
+
+local window, width, pause_first, pause_most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local probe_life, step_time, probes = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local minimum, most_failures = tonumber(ARGV[10]), tonumber(ARGV[11])
+local failure_ppm, slow_ppm, chance = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
+local SHARES = {10, 25, 50}
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local kept, buckets = {}, {}
+local pairs_of = redis.call('HGETALL', KEYS[1])
+for i = 1, #pairs_of, 2 do
+  local name, value = pairs_of[i], pairs_of[i + 1]
+  if string.sub(name, 1, 1) == 'b' then
+    local last, calls, failures, slow = string.match(value, '^(%d+) (%d+) (%d+) (%d+)$')
+    if last then buckets[name] = {tonumber(last), tonumber(calls), tonumber(failures), tonumber(slow)} end
+  else
+    kept[name] = value
+  end
+end
+local function number(name) return tonumber(kept[name] or '0') or 0 end
+local state, era, version, since, ends = kept.state or 'closed', number('era'), number('version'), number('since'),
+  number('until')
+local pause, step, successes, seen, shift = number('pause'), number('step'), number('successes'), number('seen'),
+  number('shift')
+local why, opened = kept.why or '', kept.opened or ''
+now = now + shift
+if now < seen then
+  shift = shift + seen - now
+  now = seen
+end
+seen = now
+
+local changed, gone, events = {}, {}, {}
+local told = redis.call('GET', KEYS[3])
+local function whole(value) return string.format('%.0f', value) end
+local function later(time) return now + time + math.floor(time * chance / 10000) end
+
+local function sums()
+  local calls, failures, slow = 0, 0, 0
+  for name, bucket in pairs(buckets) do
+    if bucket[1] > now - window then
+      calls, failures, slow = calls + bucket[2], failures + bucket[3], slow + bucket[4]
+    else
+      gone[#gone + 1] = name
+      buckets[name] = nil
+    end
+  end
+  return calls, failures, slow
+end
+
+local function forget()
+  for name in pairs(buckets) do gone[#gone + 1] = name end
+  buckets, changed = {}, {}
+end
+
+local function event(name, calls, failures, slow, reason)
+  for _, value in ipairs({name, whole(calls), whole(failures), whole(slow), reason}) do events[#events + 1] = value end
+  version = version + 1
+end
+
+local function open(reason, calls, failures, slow)
+  if state == 'closed' then
+    pause = pause_first
+  else
+    pause = math.max(pause_first, math.min(pause * 2, pause_most))
+  end
+  state, era, since, ends, step, successes = 'open', era + 1, now, later(pause), 0, 0
+  why, opened = reason, whole(calls) .. ' ' .. whole(failures) .. ' ' .. whole(slow)
+  redis.call('DEL', KEYS[2])
+  forget()
+  event('opened', calls, failures, slow, reason)
+end
+
+local function reason_of(calls, failures, slow)
+  local least, most = minimum, most_failures
+  if state == 'ramp' then
+    least = math.min(least, math.max(probes, math.ceil(least * SHARES[step] / 100)))
+    most = math.ceil(most * SHARES[step] / 100)
+  end
+  if most > 0 and failures >= most then return 'failures' end
+  if calls < least then return nil end
+  if failure_ppm > 0 and failures * 1000000 >= failure_ppm * calls then return 'failure_ratio' end
+  if slow_ppm > 0 and slow * 1000000 >= slow_ppm * calls then return 'slow_ratio' end
+end
+
+-- Settings that are shorter now hold for a pause that has begun under others.
+if state == 'open' then ends = math.min(ends, since + math.floor(pause_most * 11 / 10)) end
+while state == 'ramp' and now >= ends do
+  step, since = step + 1, ends
+  if step > #SHARES then
+    state, step, pause, ends = 'closed', 0, 0, 0
+    local calls, failures, slow = sums()
+    event('closed', calls, failures, slow, '')
+  else
+    ends = ends + step_time + math.floor(step_time * chance / 10000)
+    version = version + 1
+  end
+end
+
+if not told and tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ramp') then
+  for i = 20, #ARGV, 4 do
+    local moment = now - tonumber(ARGV[i])
+    if moment > now - window then
+      local start = math.floor(moment / width) * width
+      local name = 'b' .. whole(start) .. ':' .. whole(width)
+      local bucket = buckets[name] or {0, 0, 0, 0}
+      bucket[1] = math.max(bucket[1], moment)
+      for field = 1, 3 do bucket[field + 1] = bucket[field + 1] + tonumber(ARGV[i + field]) end
+      buckets[name], changed[name] = bucket, true
+    end
+  end
+  local calls, failures, slow = sums()
+  local reason = reason_of(calls, failures, slow)
+  if reason then open(reason, calls, failures, slow) end
+end
+
+local granted = 0
+if ARGV[2] == 'done' and not told then
+  redis.call('ZREM', KEYS[2], ARGV[17])
+  if state == 'half' and tonumber(ARGV[19]) == era then
+    if ARGV[18] == 'failed' then
+      open('probe', successes + 1, 1, 0)
+    elseif ARGV[18] == 'ok' then
+      successes = successes + 1
+      if successes >= probes then
+        state, step, since, ends = 'ramp', 1, now, later(step_time)
+        redis.call('DEL', KEYS[2])
+        forget()
+        event('ramp', successes, 0, 0, '')
+      end
+    end
+  end
+elseif ARGV[2] == 'ask' and not told then
+  if state == 'open' and now >= ends then
+    state, since, ends, successes = 'half', now, 0, 0
+    event('half_open', 0, 0, 0, '')
+  end
+  if state == 'half' then
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', whole(now))
+    if redis.call('ZCARD', KEYS[2]) + successes < probes then
+      redis.call('ZADD', KEYS[2], whole(now + probe_life), ARGV[17])
+      redis.call('PEXPIRE', KEYS[2], math.ceil(probe_life / 500))
+      granted = 1
+    end
+  end
+end
+
+local wait, share = 0, 100
+if state == 'open' then
+  wait, share = ends - now, 0
+elseif state == 'half' then
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
+  wait, share = first and tonumber(first) - now or 0, 0
+elseif state == 'ramp' then
+  wait, share = ends - now, SHARES[step]
+end
+
+local calls, failures, slow = sums()
+local written = {'state', state, 'era', whole(era), 'version', whole(version), 'since', whole(since), 'until', whole(ends),
+  'pause', whole(pause), 'step', whole(step), 'successes', whole(successes), 'seen', whole(seen), 'shift', whole(shift),
+  'why', why, 'opened', opened}
+for name in pairs(changed) do
+  local bucket = buckets[name]
+  if bucket then
+    written[#written + 1] = name
+    written[#written + 1] = whole(bucket[1]) .. ' ' .. whole(bucket[2]) .. ' ' .. whole(bucket[3]) .. ' ' .. whole(bucket[4])
+  end
+end
+redis.call('HSET', KEYS[1], unpack(written))
+if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
+-- Closed, and nothing counted in the window, is what is said of no key at all; every other state stays until it ends.
+if state == 'closed' then
+  redis.call('PEXPIRE', KEYS[1], math.ceil(window / 500) + 86400000)
+else
+  redis.call('PERSIST', KEYS[1])
+end
+if told then
+  events = {}
+  for value in string.gmatch(told, '([^\n]*)\n') do events[#events + 1] = value end
+else
+  if version ~= number('version') then redis.pcall('PUBLISH', ARGV[15], ARGV[16]) end
+  if #events > 0 or #ARGV > 19 or ARGV[2] == 'done' then
+    redis.call('SET', KEYS[3], #events > 0 and table.concat(events, '\n') .. '\n' or '', 'EX', 20)
+  end
+end
+return {state, era, version, math.max(0, wait), share, calls, failures, slow, granted, unpack(events)}

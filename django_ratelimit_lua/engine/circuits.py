@@ -1,0 +1,647 @@
+"""The breakers of this process: what each knows of its state, what it has counted and not told yet.
+
+A closed breaker is decided here, by what was heard last. Outcomes are told once a second, with the statistics; the
+failure that opens it, by what this process knows, is told in the call that failed. The answer of `circuit.lua` is the
+state for all; a change is pushed to every process, and where that is not heard, each asks once a second. While Redis is
+away, each process judges by what it sees itself (`circuit.py`), and then goes by the shared state again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from asgiref.sync import sync_to_async
+
+from ..conf import conf
+from ..conf.changes import on_change
+from ..exceptions import CircuitOpen, StoreError
+from ..identity import Identity, digest
+from ..limits import program
+from ..limits.program import Program
+from ..limits.rate import SECOND
+from ..process.forks import chance, renew_after_fork
+from ..rules import provider
+from ..rules.breakers import BreakerError, BreakerRow, Force, Thresholds
+from ..signals import circuit_closed, circuit_half_open, circuit_opened
+from ..stats.recorder import recorder
+from ..store import CIRCUIT, Patience, circuit_key, circuits_key, get_store
+from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
+from .decide import now_us
+from .listener import listener
+from .run import Wait, Waiting
+
+logger = logging.getLogger("django_ratelimit_lua")
+
+PROGRAM = Program.of(program.source("engine/circuit"))
+TRUSTED_SECONDS = 5.0
+"""For how long a state is gone by that nobody has confirmed. While there are calls, the background does every
+second."""
+USED_SECONDS = 10.0
+"""For so long after the last call the background asks what the state is."""
+AGAIN_SECONDS = 0.005
+"""Between two calls of one process that tell at once."""
+PROBE_PAUSE = 0.05
+"""Seconds until a process asks again for a probe, where all are on their way."""
+RESENT_SECONDS = 10.0
+"""For which what was not answered is sent again; it counts once."""
+MOST_OWED, MOST_FRESH = 50, 20
+ASK_SECONDS = 1.0
+"""For how long the background waits for an answer about one breaker."""
+NOTED_SECONDS = 3600.0
+"""How often a process notes in Redis which breakers it has."""
+NOTES_KEPT = 7 * 86_400
+MOST_PASSED = 10_000_000
+"""Calls between two flushes."""
+NEVER = float("-inf")
+SIGNALS = {"opened": circuit_opened, "half_open": circuit_half_open, "closed": circuit_closed}
+WORDS: Mapping[State, str] = {"closed": "closed", "open": "open", "half": "half-open", "ramp": "ramp"}
+
+
+class Ticket:
+    """A call that was let through: how often the breaker had opened by then, and the id of its slot if it is a probe.
+
+    All calls of an era that are no probes share one. `passed` counts one that succeeded, and costs what appending to a
+    queue costs: it is counted when outcomes are told."""
+
+    __slots__ = ("era", "passed", "probe", "queue")
+
+    def __init__(self, era: int, probe: str = "") -> None:
+        self.era, self.probe = era, probe
+        self.queue: deque[None] = deque(maxlen=MOST_PASSED)
+        self.passed = self.queue.append
+
+
+@dataclass(slots=True)
+class _Owed:
+    """A call of the script that was not answered: when it was made (monotonic), its token and its arguments."""
+
+    at: float
+    token: str
+    operation: Operation
+    probe: str = ""
+    result: Result = ""
+    era: int = -1
+    outcomes: Sequence[tuple[float, int, int, int]] = ()
+    """When the last one of these ended (monotonic), calls, failures, slow ones."""
+
+
+class Circuit:
+    """One breaker of this process. `declared`: what the code says, `by`: what holds; `calm_until`: until when
+    (monotonic) calls are let through without another look, with the ticket `calm`; `slow_seconds`: from which on a call
+    is slow."""
+
+    def __init__(self, name: str, declared: Thresholds) -> None:
+        self.name, self.declared, self.by = name, declared, declared
+        self.row: BreakerRow | None = None
+        self.places: list[str] = []
+        """Where in the code it is declared."""
+        self.conflicts: list[str] = []
+        """Where it is declared otherwise than it was before."""
+        self.noted_at = NEVER
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()  # Reentrant: what is garbage may end a call while another one is counted.
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing, as another process; the settings hold."""
+        self.answer = Answer("closed", -1, 0, 0, 100, 0, 0, 0, False)
+        self.calm = Ticket(-1)
+        self.calm_until = self.known_at = self.used_at = self._told_at = self._sent_at = NEVER
+        self._changes_at = NEVER
+        self._fresh: list[list[float]] = []
+        """Outcomes that were not told yet, by part of the window: when it begins, when the last one ended, how many."""
+        self._own: list[list[float]] = []
+        """Those of this process that were told, for as long as the window is."""
+        self._owed: list[_Owed] = []
+        self._on_the_way: tuple[_Owed, ...] = ()
+        """What was told and is not answered yet."""
+        self._has_more = False
+        self.lone: LoneCircuit | None = None
+        self.slow_seconds = None if self.by.slow_us is None else self.by.slow_us / SECOND
+
+    @property
+    def state(self) -> State:
+        """As far as this process knows."""
+        return self.answer.state
+
+    # Settings
+
+    def retune(self, row: BreakerRow | None) -> None:
+        """Go by what a row says (None: there is none). The state and the counts stay."""
+        by = self.declared
+        if row is not None:
+            try:
+                by = row.over(self.declared)
+            except BreakerError as error:
+                logger.error("The breaker of the admin is left out: %s", error)
+        with self._lock:
+            self.row, self.by = row, by
+            self.slow_seconds = None if by.slow_us is None else by.slow_us / SECOND
+            self.calm_until = NEVER
+
+    def force(self) -> Force | None:
+        """What an operator has forced, as long as it lasts."""
+        force = None if self.row is None else self.row.force
+        return None if force is None or (force.until_us is not None and now_us() >= force.until_us) else force
+
+    # Before a call
+
+    def admitting(self, identify: Callable[[], Waiting[Identity]]) -> Waiting[Ticket]:
+        """Let a call through, or raise `CircuitOpen`. `identify` is asked in a brown-out alone."""
+        now = time.monotonic()
+        self.used_at = now
+        if not conf.ENABLE:
+            return Ticket(-1)
+        if not listener.task.is_running:
+            listener.start()
+        is_alone = not recorder.ride(circuits)
+        if not self._is_known(now):
+            yield from self._learning()
+        elif is_alone and now >= self._sent_at + 1.0:
+            yield from self.telling()
+        force = self.force()
+        if force is not None:
+            if force.how == "open":
+                raise CircuitOpen(self.name, _until(force.until_us), "forced")
+            if force.how == "closed":
+                return self.calm
+            if not self._is_served((yield from identify()), force.share):
+                raise CircuitOpen(self.name, _until(_next_hour(force.until_us)), "brown-out")
+        if self.answer.state == "ramp" and time.monotonic() >= self._changes_at:
+            yield from self._exchanging(self._asked("tell"))  # It climbs.
+        state = self.answer.state
+        if state == "closed":
+            if force is None:
+                self._trust()
+            return self.calm
+        if state == "ramp":
+            if chance.random() * 100 < self.answer.share:
+                return self.calm
+            raise CircuitOpen(self.name, max(0.0, self._changes_at - time.monotonic()), "ramp")
+        return (yield from self._probing())
+
+    def _probing(self) -> Waiting[Ticket]:
+        now = time.monotonic()
+        if now < self._changes_at:
+            raise CircuitOpen(self.name, self._changes_at - now, WORDS[self.answer.state])
+        self._changes_at = now + PROBE_PAUSE  # Others of this process wait for what comes of it.
+        probe = secrets.token_hex(16)
+        answer = yield from self._exchanging(self._asked("ask", probe=probe))
+        if answer is not None and answer.granted:
+            self._changes_at = time.monotonic()  # There may be another.
+            return Ticket(answer.era, probe)
+        if self.answer.state == "closed":
+            return self.calm
+        seconds = max(self.answer.wait / SECOND, PROBE_PAUSE)
+        raise CircuitOpen(self.name, seconds, WORDS[self.answer.state])
+
+    def _is_served(self, identity: Identity, share: float) -> bool:
+        """Whether a brown-out lets somebody through: the same people throughout an hour, and as many percent as it
+        says. Who has no identity is drawn by lot."""
+        if identity is None:
+            return chance.random() * 100 < share
+        drawn = int(digest(("brown-out", self.name, now_us() // (3600 * SECOND), identity))[:13], 16) / 16**13
+        return drawn * 100 < share
+
+    def _is_known(self, now: float) -> bool:
+        if provider.in_force() is None:
+            return False
+        if self.lone is not None:
+            return now < self.known_at + 1.0 or recorder.is_riding
+        if now < self.known_at + TRUSTED_SECONDS:
+            return True
+        # Nothing was pushed since: so nothing has changed.
+        return self.known_at > NEVER and listener.heard_since(self.known_at)
+
+    def _trust(self) -> None:
+        """Let calls through without another look, for a while."""
+        now = time.monotonic()
+        until = max(self.known_at, now - 1.0) + TRUSTED_SECONDS
+        # Each second without a thread that asks, a call has to.
+        self.calm_until = until if recorder.is_riding else now + min(1.0, TRUSTED_SECONDS)
+        if self.lone is not None:
+            self.calm_until = now + 1.0
+
+    def _learning(self) -> Waiting[None]:
+        if provider.current() is None:
+            patience = Patience(conf.TIMEOUT)
+            load = partial(provider.load, None, patience)
+            yield Wait(load, sync_to_async(load))
+            circuits.retune()
+        elif not listener.task.is_running:  # There is no thread that would hear of other settings.
+            compare = partial(provider.compare_with_published, loads=True)
+            with suppress(StoreError):
+                yield Wait(compare, sync_to_async(compare))
+        yield from self._exchanging(self._asked("tell"))
+
+    # After a call
+
+    def note(self, ticket: Ticket, *, failed: bool, slow: bool) -> bool:
+        """Count a call; whether that may open the breaker, so that it has to be told at once."""
+        now = time.monotonic()
+        with self._lock:
+            if ticket.era != self.answer.era:
+                return False  # It was let through before the breaker opened last.
+            self.used_at = now
+            self._count(now, 1, failed, slow)
+            is_left_alone = not recorder.is_riding and self._is_left_alone(now)
+            if not (failed or slow) or now < self._told_at + AGAIN_SECONDS or not self._may_open(now):
+                return is_left_alone
+            if any(now - asked.at < conf.TIMEOUT for asked in self._on_the_way):
+                self._has_more = True  # What was counted before has to be there first; whoever told that goes on.
+                return is_left_alone
+            self._told_at = now
+            return True
+
+    def _may_open(self, now: float) -> bool:
+        """Whether it opens by what this process knows: the window as it was heard last, and what was counted since."""
+        self._count_passed(now)
+        counts = [self.answer[5:8], *(bucket[2:] for bucket in self._fresh)]
+        counts += [numbers[1:] for asked in self._on_the_way for numbers in asked.outcomes]
+        calls, failures, slow = (int(sum(column)) for column in zip(*counts, strict=True))
+        return self.by.reason(calls, failures, slow, self.answer.share or 100) != ""
+
+    def _count(self, now: float, calls: int, failures: int, slow: int) -> None:
+        fresh = self._fresh
+        if not fresh or now >= fresh[-1][0] + self.by.width_us / SECOND:
+            if len(fresh) > MOST_FRESH:
+                del fresh[0]
+            fresh.append([now, now, 0, 0, 0])
+        bucket = fresh[-1]
+        bucket[1] = now
+        bucket[2] += calls
+        bucket[3] += failures
+        bucket[4] += slow
+
+    def _count_passed(self, now: float) -> None:
+        queue = self.calm.queue
+        passed = len(queue)
+        if passed:
+            self.used_at = now
+            self._count(now, passed, 0, 0)
+            for _ in range(passed):
+                queue.popleft()
+
+    def _is_left_alone(self, now: float) -> bool:
+        """Whether there is no thread that tells, so that this call has to."""
+        return not recorder.ride(circuits) and now >= self._sent_at + 1.0
+
+    def settling(self, ticket: Ticket, *, failed: bool, slow: bool) -> Waiting[None]:
+        """Count what came of a call that was let through, and tell it at once where that changes something."""
+        if ticket.era < 0:
+            return
+        if ticket.probe:
+            result: Result = "failed" if failed or slow else "ok"
+            yield from self._exchanging(self._asked("done", probe=ticket.probe, result=result, era=ticket.era))
+        elif self.note(ticket, failed=failed, slow=slow):
+            yield from self.telling()
+
+    def drop(self, ticket: Ticket) -> None:
+        """A call was cancelled: it says nothing of the resource. Its slot is free again at once, or soon."""
+        if ticket.probe:
+            with self._lock:
+                self._owed.append(self._asked("done", probe=ticket.probe, result="none", era=ticket.era))
+            circuits.hurry()
+
+    def telling(self) -> Waiting[None]:
+        """Tell what was counted, and hear what the state is."""
+        yield from self._exchanging(self._taken())
+
+    def _taken(self) -> _Owed:
+        with self._lock:
+            now = time.monotonic()
+            self._count_passed(now)
+            fresh, self._fresh = self._fresh, []
+            span = self.by.window_us / SECOND
+            self._own = [bucket for bucket in (*self._own, *fresh) if bucket[1] > now - span]
+            outcomes = [(last, int(calls), int(failures), int(slow)) for _, last, calls, failures, slow in fresh]
+            asked = self._asked("tell", era=self.answer.era)
+            asked.outcomes = outcomes
+            return asked
+
+    def _asked(self, operation: Operation, *, probe: str = "", result: Result = "", era: int = -1) -> _Owed:
+        return _Owed(time.monotonic(), secrets.token_hex(8), operation, probe, result, era)
+
+    # With Redis
+
+    def _exchanging(self, asked: _Owed) -> Waiting[Answer | None]:
+        if self.lone is not None and recorder.is_riding:  # The background finds out when Redis is back.
+            if asked.outcomes:
+                self._owe(asked)
+            return (yield from self._alone(asked))
+        self._sent_at = asked.at
+        keys, arguments = self._command(asked)
+        store, patience = get_store(), Patience(conf.TIMEOUT)
+        answer: Answer | None = None
+        self._send(asked)
+        try:
+            reply = yield Wait(
+                partial(store.run, PROGRAM, keys, arguments, patience),
+                partial(store.arun, PROGRAM, keys, arguments, patience),
+            )
+            answer = Answer.read(reply)
+        except (StoreError, ValueError, IndexError) as error:
+            logger.debug("The breaker %r is judged by this process alone: %s", self.name, error)
+            self._owe(asked)
+            return (yield from self._alone(asked))
+        except BaseException:
+            self._owe(asked)
+            raise
+        finally:
+            self._receive(asked)
+        self._adopt(answer, asked.at)
+        yield from _signalled(self.name, answer.events, answer, shared=True)
+        if self._has_to_go_on():
+            yield from self.telling()
+        return answer
+
+    def exchange(self, asked: _Owed, patience: Patience | None = None) -> None:
+        """The same for the background. Raises `StoreError`."""
+        keys, arguments = self._command(asked)
+        self._send(asked)
+        try:
+            reply = get_store(background=True).run(PROGRAM, keys, arguments, patience)
+            answer = Answer.read(reply)
+        except BaseException as error:
+            self._owe(asked)
+            if isinstance(error, (ValueError, IndexError)):
+                raise StoreError(f"no answer about a breaker: {error}") from error
+            raise
+        finally:
+            self._receive(asked)
+        self._adopt(answer, asked.at)
+        for wait in _signalled(self.name, answer.events, answer, shared=True):
+            wait.blocking()  # type: ignore[union-attr]
+        if self._has_to_go_on():
+            self.exchange(self._taken(), patience)
+
+    def _has_to_go_on(self) -> bool:
+        """Whether there was a failure meanwhile that may open it."""
+        with self._lock:
+            has_more, self._has_more = self._has_more, False
+            return has_more and self._may_open(time.monotonic())
+
+    def tell(self, patience: Patience | None = None) -> None:
+        """Tell what was counted, and what was not answered before, and hear the state. For the background. Raises
+        `StoreError`."""
+        with self._lock:
+            owed, self._owed = self._owed, []
+        now = time.monotonic()
+        for place, asked in enumerate(owed):
+            if now - asked.at >= RESENT_SECONDS and asked.operation != "tell":
+                continue
+            try:
+                self.exchange(asked, patience)
+            except StoreError:
+                with self._lock:
+                    self._owed += owed[place + 1 :]
+                raise
+        self.exchange(self._taken(), patience)
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether something is to be told."""
+        return bool(self._fresh or self._owed or self.calm.queue)
+
+    def _send(self, asked: _Owed) -> None:
+        with self._lock:
+            self._on_the_way = (*self._on_the_way, asked)
+
+    def _receive(self, asked: _Owed) -> None:
+        with self._lock:
+            self._on_the_way = tuple([other for other in self._on_the_way if other is not asked])
+
+    def _owe(self, asked: _Owed) -> None:
+        if asked.operation == "ask":  # Nobody waits for the probe any more, but its change of state is to be signalled.
+            asked = _Owed(asked.at, asked.token, "tell")
+        with self._lock:
+            self._owed = [*self._owed, asked][-MOST_OWED:]
+
+    def _command(self, asked: _Owed) -> tuple[list[bytes], list[bytes]]:
+        key, by, now = circuit_key(self.name), self.by, time.monotonic()
+        numbers = [
+            by.window_us, by.width_us, by.open_us, by.open_max_us, by.probe_us, by.step_us, by.probes, by.minimum,
+            by.failures or 0, by.failure_ppm or 0, (by.slow_ppm or 0) if by.slow_us else 0,
+            chance.randrange(MOST_JITTER),
+        ]  # fmt: skip
+        outcomes = [
+            part for last, *counts in asked.outcomes for part in (max(0, round((now - last) * SECOND)), *counts)
+        ]
+        moment = b"%d" % now_us() if conf.CLOCK == "client" else b""
+        arguments = [
+            moment, asked.operation.encode(), *(b"%d" % number for number in numbers),
+            get_store().channel(conf.CACHE_PREFIX), CIRCUIT + b" " + tag_of(self.name),
+            asked.probe.encode(), asked.result.encode(), b"%d" % asked.era, *(b"%d" % number for number in outcomes),
+        ]  # fmt: skip
+        return [key, key + b":probes", b"%b:told:%b" % (key, asked.token.encode())], arguments
+
+    def _adopt(self, answer: Answer, asked_at: float) -> None:
+        """Go by an answer, unless a later question was answered before."""
+        with self._lock:
+            if asked_at < self.known_at:
+                return
+            before, self.lone = self.answer, None
+            self._hold(answer, asked_at)
+            if answer.era != before.era:
+                self._fresh, self._own = [], []
+
+    def _hold(self, answer: Answer, asked_at: float) -> None:
+        self.calm_until = NEVER  # First: whoever sees the new state is not let through by the old one.
+        if answer.era != self.calm.era:
+            self.calm = Ticket(answer.era)
+        self.answer, self.known_at = answer, asked_at
+        now = time.monotonic()
+        self._changes_at = now + answer.wait / SECOND
+        if answer.state == "half":
+            self._changes_at = min(self._changes_at, now + PROBE_PAUSE)
+        if answer.state == "closed" and self.force() is None and provider.in_force() is not None:
+            self._trust()
+
+    # While Redis is away
+
+    def _alone(self, asked: _Owed) -> Waiting[Answer]:
+        with self._lock:
+            now = time.monotonic()
+            if self.lone is None:
+                known = self.answer
+                left = max(0, round((self._changes_at - now) * SECOND)) if self._changes_at > NEVER else 0
+                self.lone = LoneCircuit(known.state, max(0, known.era), known.version, _us(now) + left, known.share)
+                self.lone.pause = self.by.open_us if known.state != "closed" else 0
+                self.lone.since = _us(now)
+                if known.era < 0:
+                    asked.era = 0
+                outcomes = [Outcomes(_us(now) - _us(bucket[1]), *map(int, bucket[2:])) for bucket in self._own]
+            else:
+                outcomes = [Outcomes(_us(now) - _us(last), *counts) for last, *counts in asked.outcomes]
+            answer = self.lone.call(
+                _us(now), self.by, asked.operation, chance=chance.randrange(MOST_JITTER), probe=asked.probe,
+                result=asked.result, era=None if asked.era < 0 else asked.era, outcomes=outcomes,
+            )  # fmt: skip
+            if answer.era != self.answer.era:
+                self._fresh, self._own = [], []
+            if any(event.name == "closed" for event in answer.events):
+                self._owed = []  # What made it open is over.
+            self._hold(answer, now)
+        yield from _signalled(self.name, answer.events, answer, shared=False)
+        return answer
+
+
+def tag_of(name: str) -> bytes:
+    """What stands for a name in messages."""
+    return circuit_key(name).rpartition(b":")[2][:-1]
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * SECOND)
+
+
+def _until(moment_us: int | None) -> float | None:
+    return None if moment_us is None else max(0.0, (moment_us - now_us()) / SECOND)
+
+
+def _next_hour(until_us: int | None) -> int:
+    hour = (now_us() // (3600 * SECOND) + 1) * 3600 * SECOND
+    return hour if until_us is None else min(hour, until_us)
+
+
+def _signalled(name: str, events: Iterable[Event], answer: Answer, *, shared: bool) -> Waiting[None]:
+    for event in events:
+        signal = SIGNALS.get(event.name)
+        if signal is None:
+            continue
+        told: dict[str, Any] = {
+            "breaker": name, "calls": event.calls, "failures": event.failures, "slow": event.slow,
+            "reason": event.reason, "seconds": answer.wait / SECOND, "shared": shared,
+        }  # fmt: skip
+        level = logging.WARNING if event.name == "opened" else logging.INFO
+        logger.log(
+            level, "The breaker %r %s: %d calls, %d failures, %d slow%s", name, event.name.replace("_", "-"),
+            event.calls, event.failures, event.slow, f" ({event.reason})" if event.reason else "",
+        )  # fmt: skip
+        yield Wait(partial(signal.send_robust, Circuit, **told), partial(signal.asend_robust, Circuit, **told))
+
+
+class Circuits:
+    """All of this process, by name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Circuit] = {}
+        self._rows: tuple[ref[Any], Mapping[str, BreakerRow]] | None = None
+        self._begin()
+        renew_after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+
+    def get(self, name: str, declared: Thresholds, place: str) -> Circuit:
+        """The one of that name: several places in the code may be about one resource. The thresholds are those that
+        were declared last."""
+        with self._lock:
+            circuit = self.by_name.get(name)
+            if circuit is None:
+                circuit = self.by_name[name] = Circuit(name, declared)
+            elif circuit.declared != declared:
+                circuit.conflicts.append(place)
+                circuit.declared = declared
+                circuit.retune(circuit.row)
+            if place not in circuit.places:
+                circuit.places.append(place)
+            return circuit
+
+    def in_use(self) -> bool:
+        """Whether there was a call lately."""
+        now = time.monotonic()
+        return any(now - circuit.used_at < USED_SECONDS for circuit in list(self.by_name.values()))
+
+    def retune(self) -> None:
+        """Go by the rows that are in force."""
+        ruleset = provider.in_force()
+        if ruleset is None or (self._rows is not None and self._rows[0]() is ruleset):
+            return
+        self._rows = (ref(ruleset), ruleset.breakers)
+        for circuit in list(self.by_name.values()):
+            row = ruleset.breakers.get(circuit.name)
+            if row != circuit.row or circuit.known_at == NEVER:
+                circuit.retune(row)
+
+    def heard(self, tags: Collection[bytes]) -> None:
+        """The state of these has changed, as another process says: ask for it, unless nobody calls them here."""
+        now = time.monotonic()
+        for circuit in list(self.by_name.values()):
+            if tag_of(circuit.name) not in tags:
+                continue
+            if now - circuit.used_at < USED_SECONDS:
+                with suppress(StoreError):
+                    circuit.tell(Patience(ASK_SECONDS))
+                    continue
+            circuit.known_at = circuit.calm_until = NEVER
+
+    def doubt(self) -> None:
+        """Something may have been told that was not heard: whoever comes next asks."""
+        for circuit in list(self.by_name.values()):
+            circuit.known_at = circuit.calm_until = NEVER
+
+    def hurry(self) -> None:
+        """Something is owed: it is told with the next flush, if there is a thread."""
+        recorder.ride(circuits)
+
+    def forget(self) -> None:
+        """Know nothing: other settings name another server, or other keys."""
+        self._rows = None
+        for circuit in list(self.by_name.values()):
+            circuit.forget()
+            circuit.noted_at = NEVER
+
+    # What the recorder has done with each flush.
+
+    def step(self, patience: Patience | None = None) -> bool:
+        """Tell what was counted, and hear the states; whether to come again. Raises `StoreError`."""
+        now, failed = time.monotonic(), None
+        for circuit in list(self.by_name.values()):
+            if now - circuit.used_at >= USED_SECONDS and not circuit.is_owing:
+                continue
+            try:
+                circuit.tell(patience or Patience(ASK_SECONDS))
+                self._note(circuit, now, patience)
+            except StoreError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return self.in_use()
+
+    def say_last(self, patience: Patience) -> None:
+        """Tell what was counted, as the process ends."""
+        for circuit in list(self.by_name.values()):
+            if circuit.is_owing:
+                with suppress(StoreError):
+                    circuit.tell(patience)
+
+    def _note(self, circuit: Circuit, now: float, patience: Patience | None) -> None:
+        """Note in Redis that there is such a breaker, for operators and metrics of all processes."""
+        if now - circuit.noted_at < NOTED_SECONDS:
+            return
+        noted = {"at": int(time.time()), "declared": circuit.declared.declared(), "places": circuit.places[:10]}
+        store, key = get_store(background=True), circuits_key()
+        store.execute(b"HSET", key, circuit.name.encode(), json.dumps(noted).encode(), patience=patience)
+        store.execute(b"EXPIRE", key, b"%d" % NOTES_KEPT, patience=patience)
+        circuit.noted_at = now
+
+
+circuits = Circuits()
+provider.on_new_rules.append(circuits.retune)
+listener.hear_circuits(circuits.heard, circuits.doubt, circuits.in_use)
+on_change(("RATELIMIT_*", "CACHES"), circuits.forget)

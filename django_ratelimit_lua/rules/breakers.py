@@ -1,0 +1,218 @@
+"""Breakers as they are declared: in the code, and as rows of the admin, which say otherwise.
+
+What a breaker needs to be judged is its `Thresholds`; what an operator has forced is its `Force`. A row may say only
+some of the thresholds: the others are those of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from ..limits.rate import SECOND, LimitError, time_text, time_us
+
+Forced = Literal["open", "closed", "brownout"]
+FORCED: tuple[Forced, ...] = get_args(Forced)
+LONGEST_NAME = 200
+BUCKETS = 10
+"""Parts of a window: the oldest, partly expired one counts whole."""
+PPM = 1_000_000
+"""Ratios are compared as whole parts of a million."""
+SHORTEST_WINDOW_US, LONGEST_WINDOW_US = SECOND, 86_400 * SECOND
+SHORTEST_OPEN_US, LONGEST_OPEN_US = SECOND // 10, 86_400 * SECOND
+LONGEST_PROBE_US = 3600 * SECOND
+SHORTEST_PROBE_US = 10 * SECOND
+MOST_PROBES = 1000
+RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum", "probes"), (
+    "slow", "window", "open_for", "open_max",
+)  # fmt: skip
+TUNED = ("failure_ratio", "failures", "slow", "slow_ratio", "minimum", "window", "open_for", "open_max", "probes")
+"""What can be said of a breaker, in the order in which it is written."""
+BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "share", "until", "why")
+
+
+class BreakerError(LimitError):
+    """A breaker that cannot be understood or kept; `field` says what is wrong, `problem` why."""
+
+    def __init__(self, name: str, field: str, problem: str) -> None:
+        super().__init__(f"Breaker {name!r}: {field} {problem}" if field else f"Breaker {name!r}: {problem}", field)
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When a breaker opens, and how it comes back. Times are in microseconds, ratios in parts of a million; None: it
+    does not open by that."""
+
+    failure_ppm: int | None = 500_000
+    failures: int | None = None
+    slow_us: int | None = None
+    slow_ppm: int | None = 800_000
+    minimum: int = 20
+    window_us: int = 30 * SECOND
+    open_us: int = 10 * SECOND
+    open_max_us: int = 300 * SECOND
+    probes: int = 3
+
+    @property
+    def width_us(self) -> int:
+        """How long one part of the window is."""
+        return self.window_us // BUCKETS
+
+    @property
+    def probe_us(self) -> int:
+        """For how long a probe holds its slot at most: one whose process was killed ends by itself."""
+        return min(max(2 * (self.slow_us or 0), self.open_us, SHORTEST_PROBE_US), LONGEST_PROBE_US)
+
+    @property
+    def step_us(self) -> int:
+        """How long a step of the ramp lasts: all together as long as it was open first."""
+        return self.open_us // 3
+
+    def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
+        """Why so many outcomes open it; empty: they do not. `share`: percent of the calls that are let through.
+
+        >>> Thresholds().reason(20, 10, 0), Thresholds().reason(19, 19, 0), Thresholds(failures=5).reason(6, 5, 0)
+        ('failure_ratio', '', 'failures')
+        """
+        minimum, most = self.minimum, self.failures
+        if share < 100:
+            minimum = min(minimum, max(self.probes, -(-minimum * share // 100)))
+            most = None if most is None else max(1, -(-most * share // 100))
+        if most is not None and failures >= most:
+            return "failures"
+        if total < minimum:
+            return ""
+        if self.failure_ppm is not None and failures * PPM >= self.failure_ppm * total:
+            return "failure_ratio"
+        if self.slow_us is not None and self.slow_ppm is not None and slow * PPM >= self.slow_ppm * total:
+            return "slow_ratio"
+        return ""
+
+    def declared(self) -> dict[str, Any]:
+        """In the words that rules are written in, as JSON and YAML have them.
+
+        >>> Thresholds(slow_us=2_000_000, failure_ppm=None).declared()["slow"]
+        '2s'
+        """
+        return {
+            "failure_ratio": None if self.failure_ppm is None else self.failure_ppm / PPM,
+            "failures": self.failures,
+            "slow": None if self.slow_us is None else time_text(self.slow_us),
+            "slow_ratio": None if self.slow_ppm is None else self.slow_ppm / PPM,
+            "minimum": self.minimum,
+            "window": time_text(self.window_us),
+            "open_for": time_text(self.open_us),
+            "open_max": time_text(self.open_max_us),
+            "probes": self.probes,
+        }
+
+
+_OWN = dict(zip(TUNED, (field.name for field in fields(Thresholds)), strict=True))
+
+
+def thresholds(name: str, given: Mapping[str, Any], base: Thresholds | None = None) -> Thresholds:
+    """The thresholds that are said, over those of a base. Raises `BreakerError`.
+
+    >>> thresholds("x", {"slow": "2s", "failures": 5}).slow_us
+    2000000
+    """
+    if unknown := sorted(set(given) - set(TUNED)):
+        raise BreakerError(name, "", f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
+    found = replace(base or Thresholds(), **{_OWN[word]: _read(name, word, given[word]) for word in given})
+    if "open_max" not in given and found.open_max_us < found.open_us:
+        found = replace(found, open_max_us=found.open_us)
+    if found.open_max_us < found.open_us:
+        raise BreakerError(name, "open_max", "is the longest pause, and must not be shorter than open_for")
+    if found.failure_ppm is None and found.failures is None and (found.slow_us is None or found.slow_ppm is None):
+        raise BreakerError(name, "", "would never open: say failure_ratio, failures, or slow and slow_ratio")
+    if "slow_ratio" in given and given["slow_ratio"] is not None and found.slow_us is None:
+        raise BreakerError(name, "slow_ratio", "needs slow: the time from which on a call is slow, such as '2s'")
+    return found
+
+
+def _read(name: str, word: str, value: Any) -> Any:
+    if value is None and word in ("failure_ratio", "failures", "slow", "slow_ratio"):
+        return None
+    if word in RATIOS:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= 1:
+            raise BreakerError(name, word, f"is {value!r}: must be a number above 0 and at most 1, such as 0.5")
+        return max(1, round(value * PPM))
+    if word in COUNTS:
+        most = MOST_PROBES if word == "probes" else 10**9
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise BreakerError(name, word, f"is {value!r}: must be a whole number from 1 to {most}")
+        return value
+    try:
+        microseconds = time_us(value)
+    except LimitError as error:
+        raise BreakerError(name, word, str(error)) from None
+    least, longest = {
+        "window": (SHORTEST_WINDOW_US, LONGEST_WINDOW_US),
+        "open_for": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
+        "open_max": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
+    }.get(word, (1, LONGEST_PROBE_US))
+    if not least <= microseconds <= longest:
+        problem = f"is {value!r}: must be from {time_text(least)} to {time_text(longest)}"
+        raise BreakerError(name, word, problem if word != "slow" else f"is {value!r}: must be at most 1h")
+    return microseconds
+
+
+def breaker_name(name: Any) -> str:
+    """The name of a breaker. Raises `BreakerError`."""
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+        raise BreakerError(str(name)[:LONGEST_NAME], "name", f"must be text of 1 to {LONGEST_NAME} letters")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Force:
+    """What an operator has forced: how, until when (microseconds since 1970; None: until it is taken back), and of a
+    brown-out the percent of identities that are let through."""
+
+    how: Forced
+    until_us: int | None = None
+    share: float = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRow:
+    """What a row of the admin says of the breaker of its name: some of the thresholds, and what is forced."""
+
+    name: str
+    tuned: Mapping[str, Any]
+    force: Force | None = None
+
+    def over(self, base: Thresholds) -> Thresholds:
+        """The thresholds with what the row says. Raises `BreakerError` where they contradict."""
+        return thresholds(self.name, self.tuned, base)
+
+
+def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
+    """A row as it is declared. Raises `BreakerError`. Where it is not `strict`, as in what a newer version may have
+    published, words that are not known are left out.
+
+    >>> read_row({"name": "payments", "forced": "brownout", "share": 20, "until": 1_900_000_000_000_000}).force.share
+    20.0
+    """
+    if not isinstance(given, Mapping):
+        raise BreakerError(str(given)[:50], "", "is no mapping")
+    name = breaker_name(given.get("name"))
+    if strict and (unknown := sorted(set(given) - set(BREAKER_FIELDS))):
+        raise BreakerError(name, "", f"unknown {', '.join(map(str, unknown))}; there are {', '.join(BREAKER_FIELDS)}")
+    tuned = {word: given[word] for word in TUNED if given.get(word) is not None}
+    for word, value in tuned.items():
+        _read(name, word, value)
+    how, until, share = given.get("forced"), given.get("until"), given.get("share")
+    if not how:
+        return BreakerRow(name, tuned)
+    if how not in FORCED:
+        raise BreakerError(name, "forced", f"is {how!r}: choose one of {', '.join(FORCED)}")
+    if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 0):
+        raise BreakerError(name, "until", f"is {until!r}: must be microseconds since 1970")
+    if how == "brownout":
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 100:
+            raise BreakerError(name, "share", f"is {share!r}: must be percent, from 0 to 100")
+        return BreakerRow(name, tuned, Force(how, until, float(share)))
+    return BreakerRow(name, tuned, Force(how, until))

@@ -1,0 +1,468 @@
+"""Circuit breakers in one process: what counts, what is let through, and what answers in the place of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.template.response import TemplateResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LastGood, LimitError, circuit
+from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.signals import circuit_closed, circuit_half_open, circuit_opened
+from django_ratelimit_lua.stats.recorder import recorder
+
+PROBLEM = "application/problem+json"
+
+
+class Service:
+    """What is called: well, or sick in one way or another."""
+
+    def __init__(self) -> None:
+        self.called = 0
+        self.does: Callable[[], Any] = lambda: "paid"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called += 1
+        return self.does()
+
+
+def fail() -> Any:
+    raise ConnectionError("no route to the bank")
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    """The signals of breakers, by name."""
+    found: list[Any] = []
+    receivers = []
+    for name, signal in (("opened", circuit_opened), ("half_open", circuit_half_open), ("closed", circuit_closed)):
+
+        def hear(sender: Any, name: str = name, **told: Any) -> None:
+            found.append((name, told))
+
+        receivers.append((signal, hear))
+        signal.connect(hear)
+    yield found
+    for signal, hear in receivers:
+        signal.disconnect(hear)
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except CircuitOpen:
+        return "open"
+    except Exception as error:
+        return type(error).__name__
+
+
+def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_it_opens_by_the_failure_that_is_too_many(service: Service, told: list[Any]) -> None:
+    """In the call itself, not a second later; the resource is not asked any more, the caller is told when it is, and
+    the signal has the numbers."""
+    pay = CircuitBreaker("payments", minimum=6, open_for="30s")(service)
+    assert [pay() for _ in range(3)] == ["paid"] * 3
+    service.does = fail
+    assert [outcome(pay) for _ in range(5)] == ["ConnectionError"] * 3 + ["open"] * 2
+    assert service.called == 6
+    with pytest.raises(CircuitOpen) as caught:
+        pay()
+    assert (caught.value.breaker, caught.value.reason) == ("payments", "open")
+    assert 29 < caught.value.retry_after <= 33
+    ((name, numbers),) = told
+    assert (name, numbers["breaker"], numbers["calls"], numbers["failures"]) == ("opened", "payments", 6, 3)
+    assert (numbers["reason"], numbers["shared"]) == ("failure_ratio", True)
+
+
+def test_it_comes_back_by_probes_and_a_ramp(service: Service, told: list[Any]) -> None:
+    """Each change of state is signalled once; no call is made before the pause is over."""
+    breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=2)
+    pay = breaker(service)
+    service.does = fail
+    assert [outcome(pay), outcome(pay)] == ["ConnectionError", "open"]
+    service.does = lambda: "paid"
+    seen, began = [], time.monotonic()
+    while breaker.state != "closed":
+        assert time.monotonic() < began + 20
+        came = outcome(pay)
+        if came == "paid":
+            assert time.monotonic() - began > 0.28
+        if breaker.state not in seen:
+            seen.append(breaker.state)
+        time.sleep(0.002)
+    assert seen in (["open", "ramp", "closed"], ["open", "half-open", "ramp", "closed"])
+    assert [name for name, _ in told] == ["opened", "half_open", "closed"]
+
+
+def test_a_probe_that_fails_opens_it_again_for_longer(service: Service) -> None:
+    """Twice as long."""
+    pay = CircuitBreaker("payments", failures=1, open_for="0.2s")(service)
+    service.does = fail
+    outcome(pay)
+    until(lambda: outcome(pay) == "ConnectionError")
+    with pytest.raises(CircuitOpen) as caught:
+        pay()
+    assert 0.3 < caught.value.retry_after < 0.45
+
+
+def test_slow_calls_open_it_too(service: Service, told: list[Any]) -> None:
+    """Though they succeed."""
+    service.does = lambda: time.sleep(0.02)
+    pay = CircuitBreaker("reports", slow="15ms", slow_ratio=0.8, minimum=5, open_for="30s")(service)
+    assert [outcome(pay) for _ in range(6)] == [None] * 5 + ["open"]
+    assert (told[0][1]["slow"], told[0][1]["reason"]) == (5, "slow_ratio")
+
+
+@pytest.mark.parametrize(
+    "cancelled", [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__
+)
+def test_a_cancelled_call_is_neither_success_nor_failure(service: Service, cancelled: type[BaseException]) -> None:
+    """It is not counted, and as a probe it gives its slot back."""
+
+    def stop() -> Any:
+        raise cancelled
+
+    breaker = CircuitBreaker("payments", failures=1, open_for="0.2s", probes=1)
+    pay = breaker(service)
+    service.does = stop
+    for _ in range(3):
+        with pytest.raises(cancelled):
+            pay()
+    assert breaker.state == "closed"
+    service.does = fail
+    outcome(pay)
+    service.does = stop
+    until(lambda: breaker.state != "open" or _stopped(pay, cancelled))
+    service.does = lambda: "paid"
+    until(lambda: outcome(pay) == "paid")
+
+
+def _stopped(pay: Callable[[], Any], cancelled: type[BaseException]) -> bool:
+    try:
+        pay()
+    except CircuitOpen:
+        return False
+    except cancelled:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("failure", "does", "is_failure"),
+    [
+        (None, ValueError(), True),
+        (None, Http404(), False),
+        (None, PermissionDenied(), False),
+        (None, HttpResponse(status=502), True),
+        (None, HttpResponse(status=404), False),
+        (ConnectionError, ConnectionResetError(), True),
+        (ConnectionError, ValueError(), False),
+        ((TimeoutError, 429, range(500, 504)), HttpResponse(status=429), True),
+        ((TimeoutError, 429, range(500, 504)), HttpResponse(status=504), False),
+        ((TimeoutError, 429, range(500, 504)), TimeoutError(), True),
+        (lambda answer: answer == {"ok": False}, {"ok": False}, True),
+        (lambda answer: answer == {"ok": False}, ValueError(), False),
+        (lambda answer: answer.nothing, 5, False),
+    ],
+)
+def test_what_is_a_failure_is_said_by_type_status_or_callable(
+    service: Service, failure: Any, does: Any, is_failure: bool
+) -> None:
+    """By default exceptions, but none that answers a client, and answers of 500 or more."""
+
+    def act() -> Any:
+        if isinstance(does, Exception):
+            raise does
+        return does
+
+    service.does = act
+    breaker = CircuitBreaker("payments", failures=1, failure=failure, open_for="30s")
+    outcome(breaker(service))
+    assert breaker.state == ("open" if is_failure else "closed")
+
+
+def test_coroutines_have_the_same(service: Service) -> None:
+    """As decorator and as `async with`; where many wait at once, all are counted."""
+    breaker = CircuitBreaker("payments", minimum=20, open_for="30s")
+
+    @breaker
+    async def pay() -> Any:
+        await asyncio.sleep(0.001)
+        return service()
+
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(*[pay() for _ in range(20)], return_exceptions=True)
+
+    service.does = fail
+    assert {type(one) for one in async_to_sync(all_at_once)()} == {ConnectionError}
+
+    async def after() -> None:
+        with pytest.raises(CircuitOpen):
+            async with breaker:
+                raise AssertionError
+        with pytest.raises(CircuitOpen):
+            await pay()
+
+    async_to_sync(after)()
+
+
+def test_a_block_of_code_can_be_a_call() -> None:
+    """`with`: what it raises is judged, and so is an answer that is shown to it; calls inside calls are told apart."""
+    breaker = CircuitBreaker("payments", failures=3, open_for="30s")
+    with breaker, breaker as call:
+        call.judge(HttpResponse(status=503))
+    with pytest.raises(ValueError), breaker:  # noqa: PT011
+        raise ValueError
+    assert breaker.state == "closed"
+    with breaker.call("ada") as call:
+        call.fail()
+    assert breaker.state == "open"
+    with pytest.raises(CircuitOpen), breaker:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fallback", "expected"), [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")]
+)
+def test_a_fallback_answers_instead(service: Service, fallback: Any, expected: Any) -> None:
+    """A value, which may be None, or what a callable says, with the arguments of the call."""
+    service.does = fail
+    pay = CircuitBreaker("payments", failures=1, fallback=fallback, open_for="30s")(service)
+    outcome(pay, 5)
+    assert pay(5) == expected
+
+
+def test_a_coroutine_may_be_the_fallback(service: Service) -> None:
+    """It is awaited."""
+
+    async def owe(amount: int) -> str:
+        return f"owed {amount}"
+
+    @CircuitBreaker("payments", failures=1, fallback=owe, open_for="30s")
+    async def pay(amount: int) -> Any:
+        return service()
+
+    service.does = fail
+    with pytest.raises(ConnectionError):
+        async_to_sync(pay)(5)
+    assert async_to_sync(pay)(5) == "owed 5"
+
+
+def test_the_last_good_answer_may_be_the_fallback(service: Service) -> None:
+    """To the same call, as long as it is said; what is not known is refused."""
+    rate = CircuitBreaker("rates", failures=1, fallback=LastGood("0.4s"), open_for="30s")(service)
+    service.does = lambda: 1.09
+    assert rate("EUR") == 1.09
+    service.does = fail
+    outcome(rate, "USD")
+    assert outcome(rate, "EUR") == 1.09
+    assert outcome(rate, "USD") == outcome(rate, ["not hashable"]) == "open"
+    until(lambda: outcome(rate, "EUR") == "open")
+
+
+def asked(accept: str = "", path: str = "/report", **options: Any) -> HttpRequest:
+    return RequestFactory(headers={"Accept": accept} if accept else {}).get(path, **options)
+
+
+def broken(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(status=500)
+
+
+def test_a_view_answers_503_with_the_time_of_the_next_try() -> None:
+    """As a problem document of the registered type, as a page or as text, whatever the client accepts."""
+    view = circuit("reports", failures=1, open_for="30s")(broken)
+    assert view(asked()).status_code == 500
+    text, page, problem = view(asked()), view(asked("text/html")), view(asked("application/json"))
+    for response in (text, page, problem):
+        assert response.status_code == 503
+        assert 29 <= int(response["Retry-After"]) <= 33
+        assert response["Cache-Control"] == "no-store"
+    assert b"not available at the moment. Try again in" in text.content
+    assert b"<h1>Not available</h1>" in page.content
+    assert problem["Content-Type"] == PROBLEM
+    body = json.loads(problem.content)
+    assert body["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+    assert (body["status"], str(body["retry_after"])) == (503, problem["Retry-After"])
+
+
+def test_views_of_all_kinds() -> None:
+    """Class-based by `method_decorator`, and coroutines; a shared breaker opens both."""
+    breaker = CircuitBreaker("reports", failures=1, open_for="30s")
+
+    @method_decorator(circuit(breaker), name="dispatch")
+    class Report(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return broken(request)
+
+    @circuit(breaker)
+    async def areport(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("today's")
+
+    assert async_to_sync(areport)(asked()).status_code == 200
+    assert Report.as_view()(asked()).status_code == 500
+    assert Report.as_view()(asked()).status_code == async_to_sync(areport)(asked()).status_code == 503
+
+
+def test_another_view_may_answer() -> None:
+    """Plain or a coroutine, with the arguments of the first."""
+
+    def yesterdays(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse(f"yesterday's {number}")
+
+    @circuit("reports", failures=1, open_for="30s", fallback=yesterdays)
+    def report(request: HttpRequest, number: int) -> HttpResponse:
+        return broken(request)
+
+    @circuit("reports", failures=1, open_for="30s", fallback=yesterdays)
+    async def areport(request: HttpRequest, number: int) -> HttpResponse:
+        return broken(request)
+
+    assert report(asked(), 7).status_code == 500
+    assert report(asked(), 7).content == async_to_sync(areport)(asked(), 7).content == b"yesterday's 7"
+
+
+def test_the_last_good_page_is_its_readers_alone(service: Service) -> None:
+    """Of the same address and the same client; none that sets a cookie; a template's once it is rendered."""
+    view = circuit("reports", failures=1, open_for="30s", fallback=LastGood("1m"))(service)
+    service.does = lambda: HttpResponse("ada's")
+    view(asked(REMOTE_ADDR="203.0.113.1"))
+    service.does = lambda: TemplateResponse(asked(), "django_ratelimit_lua/503.html")
+    view(asked(path="/template", REMOTE_ADDR="203.0.113.1")).render()
+    with_cookie = HttpResponse("with a cookie")
+    with_cookie.set_cookie("session", "secret")
+    service.does = lambda: with_cookie
+    view(asked(path="/cookie", REMOTE_ADDR="203.0.113.1"))
+    service.does = lambda: HttpResponse(status=500)
+    view(asked())
+    assert view(asked(REMOTE_ADDR="203.0.113.1")).content == b"ada's"
+    assert view(asked(path="/template", REMOTE_ADDR="203.0.113.1")).status_code == 200
+    assert view(asked(path="/cookie", REMOTE_ADDR="203.0.113.1")).status_code == 503
+    assert view(asked(REMOTE_ADDR="203.0.113.2")).status_code == 503
+
+
+def test_what_a_view_lets_out_becomes_503() -> None:
+    """Of the middleware, and of DRF's views."""
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    breaker = CircuitBreaker("payments", failures=1, open_for="30s")
+
+    class Pay(APIView):
+        authentication_classes = ()
+        permission_classes = ()
+
+        def get(self, request: Any) -> Response:
+            with breaker:
+                raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        Pay.as_view()(asked())
+    response = Pay.as_view()(asked())
+    assert (response.status_code, response.data["type"].rpartition("#")[2]) == (503, "temporary-reduced-capacity")
+    assert 29 <= int(response["Retry-After"]) <= 33
+    middleware = RateLimitMiddleware(lambda request: JsonResponse({}))
+    answer = middleware.process_exception(asked(), CircuitOpen("payments", 2.5))
+    assert (answer.status_code, answer["Retry-After"]) == (503, "3")
+
+
+def test_a_closed_breaker_asks_nobody_on_the_way(service: Service, direct: redis.Redis, quiet: None) -> None:
+    """Any number of calls, between two flushes; and these are one script a second."""
+    pay = CircuitBreaker("payments")(service)
+    pay()
+    direct.config_resetstat()
+    for _ in range(1000):
+        pay()
+    commands = {name: told["calls"] for name, told in direct.info("commandstats").items()}
+    assert commands.get("cmdstat_evalsha", 0) <= 3
+    until(lambda: circuits.by_name["payments"].answer.calls == 1001)
+
+
+def test_it_counts_without_statistics_as_well(service: Service, settings: Any) -> None:
+    """`RATELIMIT_STATISTICS` is about another thing; and a site that is switched off has no breakers."""
+    settings.RATELIMIT_STATISTICS = False
+    breaker = CircuitBreaker("payments")
+    breaker(service)()
+    until(lambda: circuits.by_name["payments"].answer.calls == 1)
+    settings.RATELIMIT_ENABLE = False
+    service.does = fail
+    for _ in range(50):
+        assert outcome(breaker(service)) == "ConnectionError"
+    assert breaker.state == "closed"
+
+
+def test_where_no_thread_can_run_the_calls_do_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They tell once a second, and at once what opens it."""
+    monkeypatch.setattr("django_ratelimit_lua.process.tasks._start_thread", lambda *args: None)
+    breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=1)
+    pay = breaker(service)
+    assert pay() == "paid"
+    assert (recorder.is_riding, listener.task.is_running) == (False, False)
+    until(lambda: pay() == "paid" and circuits.by_name["payments"].answer.calls > 0)
+    service.does = fail
+    assert [outcome(pay), outcome(pay)] == ["ConnectionError", "open"]
+    service.does = lambda: "paid"
+    until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"failure_ratio": 0}, "above 0"),
+        ({"failure_ratio": None}, "would never open"),
+        ({"slow_ratio": 0.5}, "needs slow"),
+        ({"minimum": 0}, "whole number"),
+        ({"window": "soon"}, "no time"),
+        ({"window": "0.1s"}, "from 1s"),
+        ({"open_for": "1m", "open_max": "1s"}, "must not be shorter"),
+        ({"probes": True}, "whole number"),
+        ({"failure": "OSError"}, "classes of exceptions"),
+        ({"failure": ()}, "nothing would be"),
+        ({"key": "ip"}, "must be callable"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_at_once(options: dict[str, Any], words: str) -> None:
+    """By the name of the breaker and the argument."""
+    with pytest.raises(LimitError, match=f"^Breaker 'odd'.*{words}"):
+        CircuitBreaker("odd", **options)
+
+
+def test_what_cannot_be_judged_is_not_decorated() -> None:
+    """Generators, classes, and views with a fallback that is no view."""
+
+    def rows() -> Iterator[int]:
+        yield 1
+
+    for wrong in (rows, View):
+        with pytest.raises(LimitError):
+            CircuitBreaker("odd")(wrong)
+    with pytest.raises(LimitError):
+        circuit("odd")(View)
+    with pytest.raises(LimitError, match="on a view"):
+        circuit("odd", fallback="text")(broken)
+    with pytest.raises(LimitError, match="has its options already"):
+        circuit(CircuitBreaker("odd"), minimum=5)

@@ -1,0 +1,276 @@
+"""A breaker's program beside its exact models: one that keeps all outcomes, and the one for outages."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.engine.circuit import SHARES, Answer, LoneCircuit, Outcomes
+from django_ratelimit_lua.engine.circuits import PROGRAM
+from django_ratelimit_lua.rules.breakers import Thresholds
+from tests.server import url
+
+SECOND = 1_000_000
+BEGIN = 1_700_000_000 * SECOND
+
+
+class Script:
+    """The program, at moments of the test's choice, on keys of its own."""
+
+    def __init__(self, server: redis.Redis) -> None:
+        key = f"circuits:{{{secrets.token_hex(8)}}}"
+        self.keys, self._server = [key, f"{key}:probes"], server
+        self.channel = f"{key}:changes"
+
+    def call(
+        self,
+        now: int,
+        by: Thresholds,
+        operation: str = "tell",
+        *,
+        chance: int = 0,
+        probe: str = "",
+        result: str = "",
+        era: int = -1,
+        outcomes: list[Outcomes] | None = None,
+        token: str = "",
+    ) -> Answer:
+        numbers = [
+            by.window_us, by.width_us, by.open_us, by.open_max_us, by.probe_us, by.step_us, by.probes, by.minimum,
+            by.failures or 0, by.failure_ppm or 0, (by.slow_ppm or 0) if by.slow_us else 0, chance,
+        ]  # fmt: skip
+        told = [number for outcome in outcomes or () for number in outcome]
+        reply = self._server.eval(
+            PROGRAM.source, 3, *self.keys, f"{self.keys[0]}:told:{token or secrets.token_hex(8)}", now, operation,
+            *numbers, self.channel, "circuit x", probe, result, era, *told,
+        )  # fmt: skip
+        return Answer.read(reply)
+
+
+@pytest.fixture
+def script(direct: redis.Redis) -> Script:
+    return Script(direct)
+
+
+def some(calls: int, failures: int = 0, slow: int = 0, age: int = 0) -> list[Outcomes]:
+    return [Outcomes(age, calls, failures, slow)]
+
+
+BY = st.builds(
+    Thresholds,
+    failure_ppm=st.sampled_from([None, 1, 500_000, 333_333, 1_000_000]),
+    failures=st.sampled_from([None, 1, 5]),
+    slow_us=st.sampled_from([None, SECOND]),
+    slow_ppm=st.sampled_from([None, 800_000]),
+    minimum=st.integers(1, 12),
+    window_us=st.sampled_from([SECOND, 10 * SECOND, 30 * SECOND]),
+    open_us=st.sampled_from([SECOND // 10, 3 * SECOND, 10 * SECOND]),
+    open_max_us=st.sampled_from([10 * SECOND, 25 * SECOND]),
+    probes=st.integers(1, 4),
+)
+PAUSES = st.sampled_from([0, 1, 40_000, SECOND - 1, SECOND, 3 * SECOND, 11 * SECOND, 100 * SECOND])
+COUNTS = st.integers(0, 8).flatmap(
+    lambda calls: st.tuples(st.just(calls), st.integers(0, calls), st.integers(0, calls))
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("tell"), PAUSES, st.lists(st.tuples(PAUSES, COUNTS), max_size=3)),
+        st.tuples(st.just("ask"), PAUSES, st.none()),
+        st.tuples(st.just("done"), PAUSES, st.tuples(st.integers(0, 5), st.sampled_from(["ok", "failed", "none"]))),
+        st.tuples(st.just("until it changes"), st.just(0), st.none()),
+        st.tuples(st.just("retune"), st.just(0), BY),
+    ),
+    max_size=25,
+)
+
+
+@hypothesis_settings(max_examples=150)
+@given(by=BY, steps=STEPS, chance=st.integers(0, 999))
+def test_the_program_and_the_model_for_outages_say_the_same(by: Thresholds, steps: list, chance: int) -> None:
+    """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told, asked and retuned."""
+    with redis.Redis.from_url(url()) as server:
+        script, model, now = Script(server), LoneCircuit(), BEGIN
+        probes: list[tuple[str, int]] = []
+        answer = model.call(now, by)
+        assert script.call(now, by, era=0) == answer
+        for what, pause, detail in steps:
+            now += pause
+            options: dict = {"era": answer.era}
+            if what == "retune":
+                by = detail
+            elif what == "until it changes":
+                now += answer.wait
+            elif what == "tell":
+                options["outcomes"] = [Outcomes(age, *counts) for age, counts in detail]
+            elif what == "ask":
+                options["probe"] = secrets.token_hex(4)
+            elif probes:
+                options["probe"], options["era"] = probes.pop(detail[0] % len(probes))
+                options["result"] = detail[1]
+            operation = what if what in ("ask", "done") and "probe" in options else "tell"
+            answer = model.call(now, by, operation, chance=chance, **options)
+            assert script.call(now, by, operation, chance=chance, **options) == answer
+            if answer.granted:
+                probes.append((options["probe"], answer.era))
+
+
+@hypothesis_settings(max_examples=100)
+@given(
+    by=BY.filter(lambda by: by.failure_ppm or by.failures),
+    told=st.lists(st.tuples(st.integers(0, 4 * SECOND), COUNTS), min_size=1, max_size=30),
+)
+def test_it_opens_by_the_outcomes_of_the_window(by: Thresholds, told: list[tuple[int, tuple[int, int, int]]]) -> None:
+    """Held against all outcomes one by one: those of the last window count, and of what is older at most a tenth of a
+    window more: a bucket goes as a whole, never early."""
+    with redis.Redis.from_url(url()) as server:
+        script, now, all_of_them = Script(server), BEGIN, []
+        for pause, counts in told:
+            now += pause
+            all_of_them.append((now, *counts))
+            answer = script.call(now, by, era=0, outcomes=some(*counts))
+            if answer.state == "open":
+                (event,) = answer.events
+                numbers = event.calls, event.failures, event.slow
+            else:
+                numbers = answer.calls, answer.failures, answer.slow
+            least, most = (
+                [sum(one[field] for one in all_of_them if one[0] > now - span) for field in (1, 2, 3)]
+                for span in (by.window_us, by.window_us + by.width_us)
+            )
+            assert all(low <= number <= high for low, number, high in zip(least, numbers, most, strict=True))
+            calls, failures, slow = numbers
+            judged = [(failures, by.failure_ppm), (slow, by.slow_us and by.slow_ppm)]
+            has_to_open = (by.failures is not None and failures >= by.failures) or any(
+                calls >= by.minimum and bool(ppm) and number >= Fraction(ppm, 10**6) * calls for number, ppm in judged
+            )
+            assert (answer.state == "open") == has_to_open
+            if has_to_open:
+                return
+
+
+def opened(script: Script, by: Thresholds, now: int = BEGIN) -> Answer:
+    answer = script.call(now, by, era=script.call(now, by).era, outcomes=some(by.minimum, by.minimum))
+    assert answer.state == "open"
+    return answer
+
+
+def test_half_open_has_so_many_slots_and_never_sticks(script: Script) -> None:
+    """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end by themselves, and
+    others get them."""
+    by = Thresholds(probes=3, open_us=10 * SECOND)
+    now = BEGIN + opened(script, by).wait
+    assert not script.call(now - 1, by, "ask", probe="early").granted
+    assert [script.call(now, by, "ask", probe=f"a{n}").granted for n in range(8)] == [True] * 3 + [False] * 5
+    waiting = script.call(now + 1, by, "ask", probe="b")
+    assert (waiting.state, waiting.wait) == ("half", by.probe_us - 1)
+    now += by.probe_us
+    assert [script.call(now, by, "ask", probe=f"c{n}").granted for n in range(4)] == [True] * 3 + [False]
+
+
+def test_recovery_is_a_ramp(script: Script) -> None:
+    """A tenth, a quarter and half of the calls, each for a third of the pause; then all."""
+    by = Thresholds(probes=1, open_us=9 * SECOND)
+    now = BEGIN + opened(script, by).wait
+    assert script.call(now, by, "ask", probe="a").granted
+    answer = script.call(now, by, "done", probe="a", result="ok", era=1)
+    assert (answer.state, answer.share) == ("ramp", 10)
+    shares = []
+    while answer.state == "ramp":
+        assert answer.wait == 3 * SECOND
+        shares.append(answer.share)
+        now += answer.wait
+        answer = script.call(now, by)
+    assert (shares, answer.state) == (list(SHARES), "closed")
+    assert [event.name for event in answer.events] == ["closed"]
+
+
+def test_who_fails_again_waits_longer_up_to_a_bound(script: Script) -> None:
+    """Twice as long each time, at most `open_max`, and from the beginning once it has closed."""
+    by, now, waits = Thresholds(probes=1, open_us=10 * SECOND, open_max_us=35 * SECOND), BEGIN, []
+    answer = opened(script, by)
+    for _ in range(4):
+        waits.append(answer.wait // SECOND)
+        now += answer.wait
+        assert script.call(now, by, "ask", probe="a").granted
+        answer = script.call(now, by, "done", probe="a", result="failed", era=answer.era)
+    assert waits == [10, 20, 35, 35]
+    now += answer.wait
+    assert script.call(now, by, "ask", probe="a").granted
+    script.call(now, by, "done", probe="a", result="ok", era=answer.era)
+    now += 40 * SECOND
+    assert script.call(now, by).state == "closed"
+    assert opened(script, by, now).wait == 10 * SECOND
+
+
+def test_a_ramp_that_fails_opens_again_for_longer(script: Script) -> None:
+    """By its own outcomes: what was before the opening says nothing any more."""
+    by = Thresholds(probes=2, minimum=20, open_us=10 * SECOND)
+    now = BEGIN + opened(script, by).wait
+    for name in "ab":
+        assert script.call(now, by, "ask", probe=name).granted
+        answer = script.call(now, by, "done", probe=name, result="ok", era=1)
+    assert script.call(now, by, era=0, outcomes=some(20, 20)).state == "ramp"  # Of calls that began before.
+    assert script.call(now, by, era=1, outcomes=some(1, 1)).state == "ramp"
+    answer = script.call(now, by, era=1, outcomes=some(1, 1))
+    assert (answer.state, answer.wait, answer.events[0].reason) == ("open", 20 * SECOND, "failure_ratio")
+
+
+def test_what_is_sent_again_counts_once_and_is_answered_again(script: Script) -> None:
+    """Where an answer was lost, outcomes count once, and whoever made the change still hears that it did."""
+    by = Thresholds(minimum=4)
+    assert script.call(BEGIN, by, era=0, outcomes=some(3, 1), token="a").calls == 3
+    assert script.call(BEGIN, by, era=0, outcomes=some(3, 1), token="a").calls == 3
+    first = script.call(BEGIN, by, era=0, outcomes=some(3, 3), token="b")
+    again = script.call(BEGIN + 5, by, era=0, outcomes=some(3, 3), token="b")
+    assert (first.state, again.state) == ("open", "open")
+    assert first.events == again.events != ()
+    assert script.call(BEGIN + 5, by, era=0, token="c").events == ()
+
+
+@pytest.mark.parametrize("step", [-3600, -1, 3600])
+def test_a_clock_that_jumps_neither_forgets_nor_sticks(script: Script, step: int) -> None:
+    """Backwards, time goes on from where it was; forwards, what is older than the window is gone, and what was open may
+    be probed."""
+    by = Thresholds(minimum=10)
+    script.call(BEGIN, by, era=0, outcomes=some(9, 4))
+    now = BEGIN + step * SECOND
+    answer = script.call(now, by, era=0, outcomes=some(1, 1))
+    assert (answer.state, answer.calls) == (("open", 0) if step < 0 else ("closed", 1))
+    if step < 0:
+        assert not script.call(now + 9 * SECOND, by, "ask", probe="a").granted
+        assert script.call(now + 10 * SECOND, by, "ask", probe="a").granted
+
+
+def test_retuning_keeps_the_state_and_the_counts(script: Script) -> None:
+    """Another window, another width of its parts, other ratios: what was counted goes on; and a pause is never longer
+    than the new settings have it."""
+    by = Thresholds(minimum=100, window_us=30 * SECOND)
+    script.call(BEGIN, by, era=0, outcomes=some(40, 30))
+    longer = replace(by, window_us=120 * SECOND)
+    assert script.call(BEGIN + 20 * SECOND, longer, era=0, outcomes=some(10, 5)).calls == 50
+    answer = script.call(BEGIN + 20 * SECOND, replace(longer, minimum=50), era=0, outcomes=some(1, 1))
+    assert (answer.state, answer.events[0].calls) == ("open", 51)
+    shorter = Thresholds(minimum=100, open_us=SECOND, open_max_us=SECOND)
+    assert script.call(BEGIN + 20 * SECOND, shorter).wait == SECOND * 11 // 10
+
+
+def test_pauses_do_not_end_at_once(script: Script) -> None:
+    """Up to a tenth longer, by chance."""
+    by = Thresholds()
+    answer = script.call(BEGIN, by, era=0, outcomes=some(20, 20), chance=999)
+    assert 10 * SECOND < answer.wait < 11 * SECOND
+
+
+def test_a_key_that_nobody_needs_goes_away(script: Script, direct: redis.Redis) -> None:
+    """A closed breaker's; one that is open stays until it has been probed."""
+    script.call(BEGIN, Thresholds(), era=0, outcomes=some(1))
+    assert 0 < direct.ttl(script.keys[0]) <= 86_400 + 60
+    opened(script, Thresholds())
+    assert direct.ttl(script.keys[0]) == -1

@@ -1,0 +1,59 @@
+"""Breakers as they are declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.rules.breakers import TUNED, BreakerError, Force, Thresholds, read_row, thresholds
+
+
+def test_what_is_declared_is_read_again() -> None:
+    """Thresholds in words are the same thresholds."""
+    odd = thresholds("x", {"slow": "1.5s", "failure_ratio": 0.125, "failures": 7, "window": "90s", "open_for": 0.25})
+    for by in (Thresholds(), odd):
+        declared = by.declared()
+        assert tuple(declared) == TUNED
+        given = {word: value for word, value in declared.items() if word != "slow_ratio" or declared["slow"]}
+        assert thresholds("x", given) == by
+
+
+def test_a_row_says_some_and_the_code_the_rest() -> None:
+    """What a row leaves out stays as it is in the code; the longest pause is never shorter than the first."""
+    code = thresholds("x", {"slow": "2s", "minimum": 50})
+    row = read_row({"name": "x", "minimum": 10, "open_for": "10m"})
+    assert row.over(code) == thresholds("x", {"slow": "2s", "minimum": 10, "open_for": "10m", "open_max": "10m"})
+
+
+def test_force_is_read() -> None:
+    """How, until when, and of a brown-out for whom."""
+    assert read_row({"name": "x", "forced": "open", "until": 5}).force == Force("open", 5)
+    assert read_row({"name": "x", "forced": "brownout", "share": 12.5}).force == Force("brownout", None, 12.5)
+    assert read_row({"name": "x"}).force is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"name": ""},
+        {"name": "a\nb"},
+        {"name": "x", "forced": "ajar"},
+        {"name": "x", "forced": "brownout"},
+        {"name": "x", "forced": "brownout", "share": 101},
+        {"name": "x", "forced": "open", "until": "noon"},
+        {"name": "x", "minimum": "20"},
+        {"name": "x", "window": "2d"},
+        {"name": "x", "minimums": 5},
+    ],
+)
+def test_what_is_wrong_is_refused(given: dict[str, Any]) -> None:
+    """With the name of what is wrong."""
+    with pytest.raises(BreakerError):
+        read_row(given)
+
+
+def test_a_newer_version_may_say_more() -> None:
+    """What is not known of a published row is left out."""
+    assert read_row({"name": "x", "minimum": 5, "mood": "blue"}, strict=False).tuned == {"minimum": 5}
