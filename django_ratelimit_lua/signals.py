@@ -51,6 +51,7 @@ somebody else may have it by now.
 @renew_after_fork
 def _renew() -> None:
     for signal in (
-        limit_exceeded, circuit_opened, circuit_half_open, circuit_closed, rules_changed, slot_lost, store_down, store_up,
+        limit_exceeded, circuit_opened, circuit_half_open, circuit_closed, rules_changed, slot_lost, store_down,
+        store_up,
     ):  # fmt: skip
         signal.lock = Lock()  # Django takes it whenever it sends.

@@ -197,7 +197,7 @@ def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
 
 def test_a_process_that_ends_tells_what_it_counted(start: Start) -> None:
     """The last second is not lost."""
-    first, other = start(2, "pay(failures=100)")
+    first, other = start(2, "pay(minimum=1000)")
     first("[pay('failed') for _ in range(7)]")
     first.__exit__()
     assert other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.failures") == 7
