@@ -164,7 +164,7 @@ def brief_refusal(request: HttpRequest, decision: Decision, style: str | None = 
     Nothing of the project's makes it, as its pages are not that server's. `style`: see `add_headers`.
     """
     refusal = refusal_of(request, decision)
-    response = _in_words(_problem if _asked_for(request) == "problem" else _plain, request, refusal)
+    response = _in_words(_problem if asked_for(request) == "problem" else _plain, request, refusal)
     return _finished(response, refusal, style)
 
 
