@@ -16,6 +16,8 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
         "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
         "statistics": "writes what was decided, and tells what breakers count, a second after the first of it",
+        "evidence": "writes who offends where that may earn a ban, a second after the first that is not written yet",
+        "neighbours": "counts which signed-in users share an address, where limits ban, as often",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
         "comparison": "compares what is published with the database, every ten seconds of one of the processes",

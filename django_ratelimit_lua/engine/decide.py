@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from asgiref.sync import sync_to_async
 
@@ -30,6 +30,7 @@ from ..stats.telemetry import telemetry
 from ..store import Patience, get_store
 from .counters import counters
 from .deny_cache import deny_cache
+from .evidence import evidence_notes
 from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
@@ -208,6 +209,10 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                         telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
                 for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
                     yield wait
+                for state in outcome.decision.limits:
+                    if state.ban is not None:
+                        note_offences(call, outcome.planned, outcome.decision, getattr(planner, "request", None))
+                        break
                 return outcome
     raise AssertionError("the last attempt is not fenced")  # pragma: no cover
 
@@ -227,6 +232,14 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     if not decision.allowed:
         decision = decision._replace(identity=_refused_identity(charges, states))
     return Outcome(decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot)
+
+
+def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decision, request: Any) -> None:
+    """Leave what counts towards bans as evidence."""
+    for each, state in zip(planned, decision.limits, strict=False):
+        ban = state.ban
+        if ban is not None and 0 < decision.moment <= ban.last and decision.source == "redis":
+            evidence_notes.note(call, each.charge, ban, decision.moment, request)
 
 
 def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:

@@ -16,6 +16,7 @@ from django.http import HttpRequest
 
 from ..conf import conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
+from ..engine.neighbours import neighbours
 from ..engine.run import Wait, Waiting
 from ..identity import Identity, digest
 from ..identity.keys import Key, user_missing
@@ -292,6 +293,8 @@ class RequestPlanner:
         if not self.is_hit:
             return waits
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
+            if state.ban is not None:
+                neighbours.note(self.request)
             rule_name = planned.rule.name if planned.rule is not None else ""
             if rule_name:
                 self._state.counted.add(rule_name)

@@ -17,6 +17,7 @@ from django.template.backends.django import DjangoTemplates
 from django.utils.translation import gettext as _
 
 from ..conf import conf
+from ..engine.neighbours import neighbours
 from ..exceptions import Ratelimited
 from ..limits.decision import Decision
 from .headers import add_headers
@@ -206,7 +207,11 @@ def _finished(response: Any, refusal: Refusal, style: str | None = None) -> Http
 
 
 def add_ratelimit_headers(request: Any, response: Any) -> Any:
-    """The view's answer, with the headers that tell what is left."""
+    """The view's answer, with the headers that tell what is left. By now it is known who has asked."""
+    for state in request.ratelimit.limits:
+        if state.ban is not None:
+            neighbours.note(request)
+            break
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response

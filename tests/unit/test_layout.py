@@ -118,6 +118,7 @@ def test_the_program_run_is_the_program_read() -> None:
         "publishing/publish",
         "engine/circuit",
         "engine/heartbeat",
+        "engine/evidence",
         "engine/renew",
         "limits/hit",
         "stats/join",

@@ -1,0 +1,184 @@
+"""Why somebody was banned: the last offences, and what they asked for.
+
+A decision that counts an offence leaves it here, which costs a dictionary add. A second later all are written in one
+call, beside the ban, and kept as long as the ban; while there is none, as long as an offence counts. A process that is
+killed loses the evidence of its last second, never an offence or a ban.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from struct import Struct
+from typing import Any, NamedTuple
+
+from ..conf.changes import on_change
+from ..exceptions import StoreError
+from ..limits.ban import Ban
+from ..limits.call import Call, Charge
+from ..limits.program import Program, source
+from ..limits.rate import SECOND
+from ..process.forks import renew_after_fork
+from ..process.tasks import Task
+from ..store import PATIENCE, Patience, get_store, last_patience
+
+MOST_OFFENCES = 10
+"""Of one ban: the last ones."""
+MOST_NOTED = 1000
+"""Identities whose offences wait to be written. Others' are left out, for that second."""
+FLUSH_SECONDS = 1.0
+LONGEST_PATH, LONGEST_AGENT, LONGEST_METHOD = 200, 200, 20
+"""Letters that are kept of what a client has sent."""
+_NUMBERS, _LENGTHS = Struct("<2d"), Struct("<2H")
+_PROGRAM = Program.of(source("engine/evidence"))
+_numbers = itertools.count()
+
+
+class Offence(NamedTuple):
+    """One offence, and the request that it was: its path without the query, and its user agent. What cannot be printed
+    is escaped. All are empty where there was no request.
+
+    - `moment`: microseconds since 1970.
+    """
+
+    moment: int
+    method: str = ""
+    path: str = ""
+    agent: str = ""
+
+
+class _Noted:
+    """What is to be written of one identity under one limit. `until`: by the monotonic clock, how long it is worth
+    being written."""
+
+    __slots__ = ("key", "offences", "until")
+
+    def __init__(self, key: bytes) -> None:
+        self.key, self.until = key, 0.0
+        self.offences: deque[tuple[str, Offence]] = deque(maxlen=MOST_OFFENCES)
+
+    def record(self, now: float) -> bytes:
+        """What the program is told."""
+        parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(self.offences))]
+        for name, offence in self.offences:
+            text = json.dumps([printable(word) for word in offence[1:]]).encode()
+            parts += (_LENGTHS.pack(len(name), len(text)), name.encode(), text)
+        return b"".join(parts)
+
+
+class EvidenceNotes:
+    """The offences that this process has seen and not yet written."""
+
+    def __init__(self) -> None:
+        self.clear()
+        renew_after_fork(self.clear)  # The parent writes what it saw.
+        self.task = Task(
+            "evidence", self._step, delay=FLUSH_SECONDS, at_exit=self._say_last,
+            meanwhile="bans hold all the same, with less evidence",
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        """Begin with nothing."""
+        self._noted: dict[bytes, _Noted] = {}
+
+    def note(self, call: Call, charge: Charge, ban: Ban, moment: int, request: Any) -> None:
+        """Note an offence that a call has counted: `ban` is what it knows of the ban since, `moment` its time."""
+        terms = charge.limit.ban
+        assert terms is not None
+        key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
+        noted = self._noted.get(key)
+        if noted is None:
+            if len(self._noted) >= MOST_NOTED:
+                return
+            noted = self._noted.setdefault(key, _Noted(key))
+        meta = getattr(request, "META", {})
+        offence = Offence(
+            ban.last,
+            str(getattr(request, "method", None) or "")[:LONGEST_METHOD],
+            str(getattr(request, "path", ""))[:LONGEST_PATH],
+            str(meta.get("HTTP_USER_AGENT", ""))[:LONGEST_AGENT],
+        )
+        noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
+        lasts = max(ban.until, ban.last + terms.window_us) - moment
+        noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
+        self.task.start()
+
+    def _step(self) -> float | None:
+        if not self.write(Patience(PATIENCE)):
+            raise StoreError("evidence of bans could not be written")
+        return None
+
+    def write(self, patience: Patience) -> bool:
+        """Write what was noted; whether all was."""
+        noted, self._noted = self._noted, {}
+        now = time.monotonic()
+        items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
+        if not items:
+            return True
+        common = (b"%d" % MOST_OFFENCES,)
+        answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
+        late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
+        for key in late:
+            self._noted.setdefault(key, noted[key])  # What has come since is newer.
+        return not late
+
+    def _say_last(self) -> None:
+        if self._noted:
+            self.write(last_patience())
+
+    def of(self, ban_key: bytes) -> list[Offence]:
+        """What is noted here and not yet written."""
+        noted = self._noted.get(evidence_key(ban_key))
+        return (
+            [] if noted is None else [Offence(each[0], *map(printable, each[1:])) for _, each in list(noted.offences)]
+        )
+
+
+def evidence_key(ban_key: bytes) -> bytes:
+    """Where the evidence of a ban is kept."""
+    return ban_key + b":evidence"
+
+
+def printable(text: str) -> str:
+    """A text that harms no page, log or terminal: what cannot be printed is escaped.
+
+    >>> printable("a\\r\\nb\\x1b[2J")
+    'a\\\\r\\\\nb\\\\x1b[2J'
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode() for letter in text
+    )
+
+
+def evidence_of(ban_keys: Sequence[bytes]) -> list[tuple[Offence, ...]]:
+    """The last offences of each of these bans, the earliest first. Raises `StoreError`."""
+    store = get_store(background=True)
+    replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key in ban_keys])
+    found = []
+    for key, reply in zip(ban_keys, replies, strict=True):
+        offences = [*_read(_pairs(reply)), *evidence_notes.of(key)]
+        found.append(tuple(sorted(offences)[-MOST_OFFENCES:]))
+    return found
+
+
+def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
+    if isinstance(reply, Mapping):
+        return reply.items()
+    return zip(reply[::2], reply[1::2], strict=False)
+
+
+def _read(pairs: Iterable[tuple[bytes, bytes]]) -> list[Offence]:
+    offences = []
+    for name, text in pairs:
+        with suppress(ValueError, TypeError):  # Written by hand, or by another version.
+            method, path, agent = json.loads(text)
+            offences.append(Offence(int(name.partition(b":")[0]), str(method), str(path), str(agent)))
+    return offences
+
+
+evidence_notes = EvidenceNotes()
+on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), evidence_notes.clear)

@@ -1,0 +1,218 @@
+"""What is known of a ban: the last offences, and how many people share the address."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine.evidence import (
+    LONGEST_AGENT,
+    MOST_OFFENCES,
+    Offence,
+    evidence_key,
+    evidence_notes,
+    evidence_of,
+)
+from django_ratelimit_lua.engine.neighbours import HOUR, neighbours, neighbours_at
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import PATIENCE, Patience
+
+OFFICE = "203.0.113.9"
+
+
+def request(path: str = "/login", agent: str = "curl/8", user: Any = None, address: str = OFFICE) -> HttpRequest:
+    made = RequestFactory().post(path, headers={"user-agent": agent}, REMOTE_ADDR=address)
+    made.user = user or AnonymousUser()
+    return made
+
+
+class User:
+    """Who is signed in."""
+
+    is_authenticated = True
+
+    def __init__(self, pk: int) -> None:
+        self.pk = pk
+
+
+def login(**options: Any) -> Any:
+    """A view that bans who is refused too often."""
+    given = {"group": "login", "key": "ip", "rate": "2/h", "ban_after": 3, "ban_for": "10m", **options}
+
+    @ratelimit(**given)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("in")
+
+    return view
+
+
+def only_key(direct: redis.Redis, prefix: str) -> bytes:
+    """The key of the one ban that there is, or that may come."""
+    keys = list(direct.scan_iter(f"{prefix}*:ban"))
+    assert len(keys) == 1
+    return keys[0]
+
+
+def written() -> None:
+    assert evidence_notes.write(Patience(PATIENCE))
+
+
+def test_the_last_offences_are_kept_beside_the_ban(direct: redis.Redis, prefix: str) -> None:
+    """Which paths and which user agents, the earliest first; neither what was allowed nor what the ban refused."""
+    view = login()
+    for number in range(9):
+        view(request(f"/login/{number}", f"agent {number}"))
+    key = only_key(direct, prefix)
+    (noted,) = evidence_of([key])
+    assert [offence.path for offence in noted] == ["/login/2", "/login/3", "/login/4"]
+    written()
+    assert direct.exists(evidence_key(key))
+    assert evidence_of([key]) == [noted]
+    assert [offence.agent for offence in noted] == ["agent 2", "agent 3", "agent 4"]
+    assert {offence.method for offence in noted} == {"POST"}
+    assert sorted(offence.moment for offence in noted) == [offence.moment for offence in noted]
+    assert abs(noted[-1].moment / 1e6 - time.time()) < 60
+
+
+def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
+    """Before there is one, it is kept as long as an offence counts."""
+    view = login(ban_window="1m")
+    for _ in range(3):
+        view(request())
+    written()
+    key = only_key(direct, prefix)
+    assert 55_000 < direct.pttl(evidence_key(key)) <= 60_000
+    for _ in range(2):
+        view(request())
+    written()
+    assert 590_000 < direct.pttl(evidence_key(key)) <= 600_000
+
+
+def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: str) -> None:
+    """Those of the last moments, however many there were and whoever writes first."""
+    view = login(ban_after=100)
+    for number in range(25):
+        view(request(f"/{number}"))
+        if number % 10 == 7:
+            written()
+    written()
+    key = only_key(direct, prefix)
+    (offences,) = evidence_of([key])
+    assert [offence.path for offence in offences] == [f"/{number}" for number in range(15, 25)]
+    assert direct.hlen(evidence_key(key)) == MOST_OFFENCES
+
+
+def test_what_clients_send_harms_nobody_who_reads_it(direct: redis.Redis, prefix: str) -> None:
+    """It is cut, and what cannot be printed is escaped; a key of another type is none."""
+    view = login(ban_after=50)
+    for _ in range(2):
+        view(request())
+    view(request("/a\x1b[2J\u202e", "x" * 5000 + "\r\n"))
+    view(request("/é", "\udcff\x00\r\n"))
+    key = only_key(direct, prefix)
+    direct.set(evidence_key(key), b"odd")
+    written()
+    (offences,) = evidence_of([key])
+    assert all(letter.isprintable() for offence in offences for text in offence[1:] for letter in text)
+    assert offences[0].path == "/a\\x1b[2J\\u202e"
+    assert len(offences[0].agent) == LONGEST_AGENT
+    assert offences[1].path == "/é"
+    assert offences[1].agent == "\\udcff\\x00\\r\\n"
+
+
+def test_evidence_costs_the_decision_no_trip(quiet: None, direct: redis.Redis) -> None:
+    """It is written by the background, all of a second in one call."""
+    view = login(ban_after=50, rate="0/s")
+    view(request())
+    before = direct.info("stats")["total_commands_processed"]
+    for number in range(20):
+        view(request(f"/{number}"))
+    asked = direct.info("stats")["total_commands_processed"] - before
+    for number in range(20):
+        view(request(f"/{number}"))
+    again = direct.info("stats")["total_commands_processed"] - before - asked
+    assert again - asked <= 1  # This question itself.
+
+
+def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
+    """Where there is no request, evidence says when."""
+    limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
+    for _ in range(2):
+        limiter.hit("ada")
+    (offences,) = evidence_of([only_key(direct, prefix)])
+    assert [offence[1:] for offence in offences] == [("", "", "")] * 2
+    assert isinstance(offences[0], Offence)
+
+
+def test_without_redis_it_waits_and_is_bounded(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is written later; of too many identities, some are left out."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.evidence.MOST_NOTED", 3)
+    limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
+    for number in range(5):
+        limiter.hit(number)
+    keys = [
+        Call([Charge(Limit("mail", "0/s", ban_after=2, ban_for="1m"), digest(number))], "peek",
+             settings.RATELIMIT_CACHE_PREFIX.encode()).ban_keys()[0]
+        for number in range(5)
+    ]  # fmt: skip
+    assert [len(offences) for offences in evidence_of(keys)] == [1, 1, 1, 0, 0]
+    assert not evidence_notes.write(Patience(0.0))
+    limiter.hit(0)
+    written()
+    assert [len(offences) for offences in evidence_of(keys)] == [2, 1, 1, 0, 0]
+
+
+def at_office() -> int:
+    neighbours.write()
+    return neighbours_at([digest(("ip", OFFICE))])[0]
+
+
+def test_signed_in_users_are_counted_by_their_address(direct: redis.Redis, prefix: str) -> None:
+    """Each once, whatever they ask; strangers are not, and those elsewhere neither. By digests, for hours."""
+    view = login()
+    for user in [User(1), User(2), None, User(1), User(3)]:
+        view(request(user=user))
+    view(request(user=User(9), address="198.51.100.7"))
+    assert at_office() == 3
+    key = next(direct.scan_iter(f"{prefix}*:users:*"))
+    assert 8 * HOUR < direct.ttl(key) <= 9 * HOUR
+
+
+def test_who_signs_in_by_the_request_is_counted() -> None:
+    """The user is asked for when the view has answered."""
+
+    @ratelimit(group="login", key="ip", rate="2/h", ban_after=3, ban_for="10m")
+    def view(request: HttpRequest) -> HttpResponse:
+        request.user = User(5)
+        return HttpResponse("in")
+
+    view(request())
+    assert at_office() == 1
+
+
+def test_only_limits_that_ban_count_users() -> None:
+    """Nobody else pays for it."""
+    login(ban_after=None, ban_for=None)(request(user=User(1)))
+    assert at_office() == 0
+
+
+def test_a_user_nobody_has_asked_for_is_not_asked_for() -> None:
+    """A database is not asked for the sake of a number."""
+    from django.utils.functional import SimpleLazyObject
+
+    def fail() -> Any:
+        raise AssertionError("asked for")
+
+    lazy = request()
+    lazy.user = SimpleLazyObject(fail)
+    login()(lazy)
+    assert at_office() == 0
