@@ -295,3 +295,72 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
             assert end_slot(holders()[0].id)
             ends(lambda: len(lost) == 1, "its holder is told")
         assert [used(limiter, name) for name in names] == [0] * len(names)
+
+
+def test_without_redis_a_process_gives_its_share(limiter: RateLimiter, settings: Any, lost: list[Any]) -> None:
+    """With "local"; what it holds already counts, and what it gave is its own to release. When Redis is back it knows
+    of what is held still, and never of more than there is room for."""
+    settings.RATELIMIT_ON_STORE_ERROR = "local"
+    with Server() as server:
+        settings.CACHES = alias(server.url)
+        with limiter.slot("ada", what="before"):
+            assert used(limiter) == 1
+            clusters.kill(server)
+            with limiter.slot("ada", what="meanwhile") as meanwhile:
+                assert meanwhile.decision.source == "fallback"
+                with pytest.raises(Ratelimited) as raised, limiter.slot("ada"):
+                    pass
+                assert raised.value.decision.source == "fallback"
+                with limiter.slot("bob"):
+                    assert len(held_slots.all()) == 3
+                with Server(server.binary, port=server.port):
+                    ends(lambda: limiter.peek("ada").source == "redis", "Redis is asked again")
+                    ends(lambda: used(limiter) == 2, "Redis knows what is held")
+                    assert used(limiter, "bob") == 0
+                    assert not meanwhile.is_lost
+                    # What Redis had known it has lost; what it never knew cannot have been.
+                    assert {told["what"] for told in lost} <= {"before"}
+                    meanwhile.release()
+                    assert used(limiter) == 1
+
+
+@pytest.mark.parametrize("policy", ["open", "closed"])
+def test_without_redis_the_policy_says_what_a_slot_is(policy: str, limiter: RateLimiter, settings: Any) -> None:
+    """Open: everybody runs, and holds nothing. Closed: nobody does; who waits goes on waiting."""
+    settings.RATELIMIT_ON_STORE_ERROR = policy
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        settings.CACHES = alias(f"redis://127.0.0.1:{taken.getsockname()[1]}/0")
+        settings.RATELIMIT_TIMEOUT = 0.1
+        if policy == "open":
+            with limiter.slot("ada"), limiter.slot("ada"), limiter.slot("ada"):
+                assert held_slots.all() == []
+            return
+        began = time.monotonic()
+        with pytest.raises(Ratelimited), limiter.slot("ada", timeout=0.3):
+            pass
+        assert time.monotonic() - began >= 0.3
+
+
+def test_a_slot_that_nobody_heard_of_is_released(limiter: RateLimiter, settings: Any) -> None:
+    """Redis gave it, and its answer was lost: it is free as soon as Redis can be told so, and not only when it ends."""
+    settings.RATELIMIT_SLOT_SECONDS = 3600
+    settings.RATELIMIT_TIMEOUT = 0.3
+    with Server() as server, redis.Redis(port=server.port) as direct:
+        settings.CACHES = alias(server.url)
+        assert used(limiter) == 0
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Ratelimited), limiter.slot("ada"):
+                pass
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        held_slots._step()
+        ends(lambda: not any(b":cc" in key for key in direct.scan_iter()), "nothing is held")
+
+
+def test_a_slot_that_was_forgotten_is_released(limiter: RateLimiter) -> None:
+    """By the background, where nobody is left who could release it."""
+    limiter.slot("ada").__enter__()
+    ends(lambda: used(limiter) == 0, "a slot that was forgotten is free")
+    assert held_slots.all() == []
