@@ -2,7 +2,8 @@
 
 from django.contrib import admin
 
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from .clients import ClientAdmin
 from .history import ChangeAdmin
 from .index_entry import InspectorEntry, InspectorEntryAdmin, StatisticsEntry, StatisticsEntryAdmin
 from .overrides import OverrideAdmin
@@ -10,6 +11,7 @@ from .rules import RuleAdmin
 
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
+admin.site.register(RateLimitClient, ClientAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 admin.site.register([InspectorEntry], InspectorEntryAdmin)
 admin.site.register([StatisticsEntry], StatisticsEntryAdmin)

@@ -15,7 +15,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
+from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import RuleError
@@ -29,13 +29,20 @@ NAMES = {"tiers": _("tiers"), "whom": _("who")}
 DIGESTS = {"subject", "digests"}
 
 
+MODELS: Mapping[str, Any] = {
+    RateLimitChange.Kind.RULE: RateLimitRule,
+    RateLimitChange.Kind.OVERRIDE: RateLimitOverride,
+    RateLimitChange.Kind.CLIENT: RateLimitClient,
+}
+
+
 def changed_words(change: RateLimitChange) -> list[str]:
     """What a change has changed, field by field, old and new, in the words of the forms; of what was created or
     deleted, what it is or was. Digests are left out."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return [gettext("Counts are reset.")]
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
-    model = RateLimitRule if change.kind == RateLimitChange.Kind.RULE else RateLimitOverride
+    model = MODELS[change.kind]
     columns = {column.name: column for column in model._meta.concrete_fields}
     order = ["whom", *columns]
     names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}

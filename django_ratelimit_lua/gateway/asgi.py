@@ -7,21 +7,28 @@ under whatever path: the last part says what is meant. It needs `DJANGO_SETTINGS
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 import django
 from django.apps import apps
 from django.http import HttpResponse
 
+if not apps.ready:
+    django.setup()  # Before anything is imported that knows the models.
+
+from .asked import MOST_BYTES
 from .check import answer_check
+from .decide import answer_decide
+from .openapi import answer_openapi
+from .problems import ProblemError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-
-if not apps.ready:
-    django.setup()
+BODY_SECONDS = 10
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -29,7 +36,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await _live(receive, send)
     elif scope["type"] == "http":
-        await _send(await _answer(scope), send)
+        await _send(await _answer(scope, receive), send)
 
 
 async def _live(receive: Receive, send: Send) -> None:
@@ -40,11 +47,42 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _answer(scope: Scope) -> HttpResponse:
+async def _answer(scope: Scope, receive: Receive) -> HttpResponse:
     path = str(scope["path"])
+    if path.endswith("/decide"):
+        try:
+            body = await _body(receive)
+        except ProblemError as error:
+            return error.response()
+        token = _meta(scope).get("HTTP_AUTHORIZATION", "")
+        return await answer_decide(scope["method"], token, body, partial(_gone, receive))
     if path.endswith("/check") or "/check/" in path:
         return await answer_check(_meta(scope))
+    if path.endswith("/openapi.json"):
+        return answer_openapi()
     return HttpResponse("There is nothing here.\n", status=404, content_type="text/plain; charset=utf-8")
+
+
+async def _body(receive: Receive) -> bytes:
+    """The body: of a bounded size, and within a bounded time, as a slow client may not keep what it has sent here."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while size <= MOST_BYTES:
+                event = await receive()
+                part = event.get("body", b"")
+                size += len(part)
+                parts.append(part)
+                if not event.get("more_body"):
+                    break
+    except TimeoutError:
+        raise ProblemError(408, f"The body did not come within {BODY_SECONDS} seconds.") from None
+    return b"".join(parts)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _meta(scope: Scope) -> dict[str, Any]:

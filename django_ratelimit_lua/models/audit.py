@@ -24,7 +24,10 @@ MOST_RECORDED = 1000
 """Rows of one bulk change that are recorded one by one; of more, only that there were many."""
 BATCH = 500
 """Rows of history that are written by one statement."""
-AUDITED = {f"django_ratelimit_lua.{name}" for name in ("ratelimitrule", "ratelimittier", "ratelimitoverride")}
+AUDITED = {
+    f"django_ratelimit_lua.{name}"
+    for name in ("ratelimitrule", "ratelimittier", "ratelimitoverride", "ratelimitclient")
+}
 BEFORE, DELETION = "_ratelimit_before", "_ratelimit_deletion"
 
 M = TypeVar("M", bound="AuditedModel")

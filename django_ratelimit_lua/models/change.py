@@ -125,6 +125,7 @@ class RateLimitChange(models.Model):
         RULE = "rule", _("rule")
         OVERRIDE = "override", _("override")
         IDENTITY = "identity", _("identity")
+        CLIENT = "client", _("client of the gateway")
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
     tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)

@@ -30,7 +30,7 @@ from ..exceptions import LimitError, StoreError
 from ..identity import key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.change import Risen
 from ..models.override import OverrideQuerySet, about_several, has_exact_field, microseconds
 from ..process.tasks import Errand
@@ -285,6 +285,10 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
         "blocks": sorted(blocks),
         "keys": list(secrets_by_id()),
         "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
+        "clients": [
+            {"name": client.name, "digest": client.digest, "limits": client.names()}
+            for client in RateLimitClient.objects.using(using).filter(is_active=True)
+        ],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -56,6 +56,35 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
     return rules
 
 
+class Client(NamedTuple):
+    """A service that may ask the gateway about limits of these names, of which a star at the end is any rest."""
+
+    name: str
+    digest: str
+    limits: tuple[str, ...]
+
+    @classmethod
+    def read(cls, given: Any) -> Client | None:
+        """One as it is published; None for what is none."""
+        if not isinstance(given, dict):
+            return None
+        name: Any = given.get("name")
+        digest: Any = given.get("digest")
+        limits: Any = given.get("limits")
+        is_text = isinstance(name, str) and isinstance(digest, str) and isinstance(limits, list)
+        if not is_text or not all(isinstance(limit, str) for limit in limits):
+            return None
+        return cls(name, digest, tuple(limits))
+
+    def may_ask(self, name: str) -> bool:
+        """Whether it may ask about the limit of that name.
+
+        >>> [Client("mailer", "", ("mail*", "sms")).may_ask(name) for name in ("mail.daily", "sms", "sms2")]
+        [True, True, False]
+        """
+        return any(name.startswith(limit[:-1]) if limit.endswith("*") else name == limit for limit in self.limits)
+
+
 class Ruleset:
     """The rules of the settings with those of the admin over them, at one revision.
 
@@ -69,6 +98,7 @@ class Ruleset:
     - `kinds`: by rule name, or `EVERY_RULE`, the kinds of subjects that overrides are about; `blocks`: the kinds of
       those that are blocked whatever rule there is;
     - `breakers`: what rows say of breakers, as declared;
+    - `clients`: who may ask the gateway, see `Client`;
     - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of them; and
       `field_keys`, by kind, of those whose value nobody knows any more, which have only the one digest.
 
@@ -151,6 +181,12 @@ class Ruleset:
                 chosen = [secret for key, secret in by_id.items() if key in fields[kind]]
             secrets = self._secrets[kind] = tuple(chosen)
         return secrets
+
+    @cached_property
+    def clients(self) -> Mapping[str, Client]:
+        """Who may ask the gateway to decide, by the digest of the token."""
+        found = [Client.read(given) for given in self.snapshot.get("clients", ())]
+        return {client.digest: client for client in found if client is not None}
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:

@@ -17,7 +17,8 @@ PUBLIC = {
     "gateway.asgi": "application",
     "gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitChange RateLimitHour RateLimitOverride RateLimitRevision RateLimitRule RateLimitTier",
+    "models": "RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision RateLimitRule "
+    "RateLimitTier",
     "operations": "BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit RuleError ahealth "
     "client_address compile_rule explain finish health normalised open_reference publish reading refusal_counts",
     "stats.prometheus": "Collector register",

@@ -1,0 +1,92 @@
+"""Clients of the gateway: who may ask what. A token is shown once, when it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import RateLimitClient
+from ..models.audit import acting
+from .base import ActingAdmin
+from .times import moment_element
+
+
+@admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
+def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
+    """Refuse their tokens, from the next request on."""
+    for client in queryset.filter(is_active=True):
+        client.is_active = False
+        client.save(update_fields=["is_active"])
+        modeladmin.log_change(request, client, [{"changed": {"fields": [str(_("active"))]}}])
+    messages.success(request, _("Revoked, from the next request on."))
+
+
+class ClientAdmin(ActingAdmin):
+    """Who may ask the gateway, about what, and when it last did."""
+
+    list_display = ("name", "may_ask", "is_active", "used")
+    list_filter = ("is_active",)
+    search_fields = ("name", "limits")
+    fields = ("name", "limits", "is_active", "used")
+    readonly_fields = ("used",)
+    actions = (revoke,)
+    change_form_template = "admin/django_ratelimit_lua/ratelimitclient/change_form.html"
+
+    @admin.display(description=gettext_lazy("may ask"))
+    def may_ask(self, client: RateLimitClient) -> SafeString:
+        """The names of limits, one per line."""
+        return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
+
+    @admin.display(description=gettext_lazy("last used"), ordering="last_used")
+    def used(self, client: RateLimitClient) -> Any:
+        """When it last asked, to the minute."""
+        return "—" if client.last_used is None else moment_element(client.last_used)
+
+    def get_urls(self) -> list[Any]:
+        """Another token, beside Django's pages."""
+        view = self.admin_site.admin_view(self.token_view)
+        return [path("<int:pk>/token/", view, name="django_ratelimit_lua_token"), *super().get_urls()]
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save; a new one gets its token, which is on the next page and nowhere else."""
+        if not change:
+            vars(obj)["_token"] = obj.new_token()
+        super().save_model(request, obj, form, change)
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
+        """Its token, not behind a redirect: it is kept in no message."""
+        return self._show(request, obj, vars(obj).pop("_token"))
+
+    def token_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Make another token; the one before ends."""
+        client = get_object_or_404(RateLimitClient, pk=pk)
+        if request.method != "POST" or not self.has_change_permission(request, client):
+            raise PermissionDenied
+        token = client.new_token()
+        with acting(request.user):
+            client.save(update_fields=["digest"])
+        self.log_change(request, client, _("Another token."))
+        return self._show(request, client, token)
+
+    def _show(self, request: HttpRequest, client: RateLimitClient, token: str) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("The token of %(client)s") % {"client": client},
+            "opts": self.opts,
+            "client": client,
+            "token": token,
+            "back": reverse("admin:django_ratelimit_lua_ratelimitclient_changelist", current_app=self.admin_site.name),
+        }
+        request.current_app = self.admin_site.name
+        template = "admin/django_ratelimit_lua/ratelimitclient/token.html"
+        return TemplateResponse(request, template, context, headers={"Cache-Control": "no-store"})

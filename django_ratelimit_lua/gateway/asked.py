@@ -1,0 +1,187 @@
+"""What a service asks of `decide`, read from JSON: every part of it bounded, and said what is wrong with it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ..identity import Identity
+from ..identity.address import address_as
+from ..identity.keys import field_identity
+from ..limits.algorithms.concurrency import SLOT_SIZE
+from ..limits.call import whole_cost
+from ..limits.rate import LimitError
+from .problems import ProblemError
+
+OPERATIONS = ("hit", "peek", "refund", "reserve", "acquire", "slot", "release")
+WAITING = ("reserve", "acquire")
+MOST_BYTES = 64 * 1024
+MOST_CHARGES = 100
+MOST_PARTS, DEEPEST = 10, 3
+"""Parts of an identity, and how deep they may be in one another."""
+LONGEST_TEXT = 1000
+MOST_SECONDS = 60
+"""For which the service waits for a turn, or reserves one ahead."""
+LONGEST_SLOT = 3600
+"""Seconds that a slot may be held."""
+_MEMBERS = {"operation", "charges", "together", "timeout", "seconds", "slot"}
+_CHARGE = {"limit", "rule", "identity", "cost"}
+_FIELDS = ("header:", "cookie:", "get:", "post:", "json:", "data:", "kwarg:", "exact:")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCharge:
+    """So many units of the limit of that name, for one identity."""
+
+    limit: str
+    identity: Identity
+    cost: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked: an operation about charges, all or nothing (`together`) or each for itself.
+
+    `timeout`: seconds that a turn may be away; `seconds`: how long a slot is held; `slot`: which one is released.
+    """
+
+    operation: str
+    charges: tuple[AskedCharge, ...]
+    together: bool = True
+    timeout: float = 0.0
+    seconds: float = 0.0
+    slot: bytes = b""
+
+
+def read_asked(body: bytes) -> Asked:
+    """What is asked. Raises `ProblemError`.
+
+    >>> read_asked(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
+    (AskedCharge(limit='mail', identity='ada', cost=1),)
+    """
+    if len(body) > MOST_BYTES:
+        raise ProblemError(413, f"The body has more than {MOST_BYTES} bytes.")
+    try:
+        given = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(400, f"The body is no JSON: {str(error)[:200]}") from None
+    given = _object(given, "The body", _MEMBERS)
+    operation, together = given.get("operation", "hit"), given.get("together", True)
+    if operation not in OPERATIONS:
+        _refuse(f"operation is {_shown(operation)}; choose one of: {', '.join(OPERATIONS)}")
+    if not isinstance(together, bool):
+        _refuse(f"together is {_shown(together)}; write true or false")
+    charges = given.get("charges")
+    if not isinstance(charges, list) or not 1 <= len(charges) <= MOST_CHARGES:
+        _refuse(f"charges must be a list of 1 to {MOST_CHARGES}")
+    read = tuple([_charge(charge, f"charges[{number}]") for number, charge in enumerate(charges)])
+    for word, operations in (("timeout", WAITING), ("seconds", ("slot",)), ("slot", ("release",))):
+        if word in given and operation not in operations:
+            _refuse(f"{word} belongs to {' and '.join(operations)}, not to {operation}")
+    return Asked(
+        operation, read, together,
+        _seconds(given.get("timeout", 0), "timeout", 0, MOST_SECONDS),
+        _seconds(given.get("seconds"), "seconds", 1, LONGEST_SLOT) if operation == "slot" else 0.0,
+        _slot(given.get("slot")) if operation == "release" else b"",
+    )  # fmt: skip
+
+
+def write_slot(slot: bytes) -> str:
+    """A slot as text, by which it is released."""
+    return base64.urlsafe_b64encode(slot).decode().rstrip("=")
+
+
+def _slot(text: Any) -> bytes:
+    try:
+        slot = base64.urlsafe_b64decode(f"{text}===") if isinstance(text, str) and text.isascii() else b""
+    except (ValueError, binascii.Error):
+        slot = b""
+    if len(slot) != SLOT_SIZE:
+        _refuse("slot must be what was answered when it was taken")
+    return slot
+
+
+def _charge(given: Any, where: str) -> AskedCharge:
+    given = _object(given, where, _CHARGE)
+    named = [given[word] for word in ("limit", "rule") if word in given]
+    if len(named) != 1 or not isinstance(named[0], str) or not 0 < len(named[0]) <= LONGEST_TEXT:
+        _refuse(f"{where} needs the name of one limit or rule")
+    if "identity" not in given:
+        _refuse(f"{where} needs an identity: who is counted; null for everybody together")
+    try:
+        cost = whole_cost(given.get("cost", 1))
+        return AskedCharge(named[0], read_identity(given["identity"]), cost)
+    except LimitError as error:
+        _refuse(f"{where}: {error}")
+
+
+def read_identity(given: Any, depth: int = 0) -> Identity:
+    """Who is counted: text, a whole number, null, or a list of these. Or an object by the words of keys, which is whom
+    rules count in requests: so both share a count. Raises `LimitError`.
+
+    >>> read_identity(["mail", 7]), read_identity({"ip": "203.0.113.9"})
+    (('mail', 7), ('ip', '203.0.113.9'))
+    >>> read_identity({"user": 7, "header:X-Key": "K"})
+    (('user', '7'), ('header', 'X-Key', 'k'))
+    """
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and abs(given) < 2**63):
+        return given
+    if isinstance(given, str) and len(given) <= LONGEST_TEXT:
+        return given
+    if isinstance(given, list) and depth < DEEPEST and 1 <= len(given) <= MOST_PARTS:
+        return tuple([read_identity(part, depth + 1) for part in given])
+    if isinstance(given, dict) and depth == 0 and 1 <= len(given) <= MOST_PARTS:
+        parts = [_keyed(key, value) for key, value in given.items()]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+    raise LimitError(
+        f"identity must be text of at most {LONGEST_TEXT} characters, a whole number, null, a list of these, or an "
+        'object such as {"ip": "203.0.113.9", "user": 7}'
+    )
+
+
+def _keyed(key: str, value: Any) -> Identity:
+    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
+    if text is None or len(text) > LONGEST_TEXT or len(key) > LONGEST_TEXT:
+        raise LimitError(f"identity: {key[:100]!r} must be text or a whole number")
+    if key == "ip":
+        return ("ip", address_as(text, "it is said so").network)
+    if key in ("user", "session", "path", "route"):
+        return (key, text)
+    if key.startswith(_FIELDS):
+        return field_identity(key, text)
+    raise LimitError(f"identity: {key[:100]!r} is no key; use ip, user, session, path, route, header:NAME and the like")
+
+
+def _object(given: Any, what: str, members: set[str]) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        _refuse(f"{what} must be an object with {', '.join(sorted(members))}")
+    unknown = sorted(given.keys() - members)
+    if unknown:
+        _refuse(f"{what}: unknown {', '.join(map(_shown, unknown[:5]))}; known are {', '.join(sorted(members))}")
+    found: Mapping[str, Any] = given
+    return found
+
+
+def _seconds(given: Any, what: str, least: int, most: int) -> float:
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not is_number or not math.isfinite(given) or not least <= given <= most:
+        _refuse(f"{what} is {_shown(given)}; write seconds from {least} to {most}")
+    return float(given)
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, str) else type(value).__name__
+    return repr(text[:100]) if isinstance(value, str) else f"a {text}" if value is not None else "missing"
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise ProblemError(422, f"{problem}.")
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")

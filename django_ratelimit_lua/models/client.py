@@ -1,0 +1,85 @@
+"""Clients of the gateway: services that ask it to decide, each by a token and about some limits."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from .audit import AuditedModel, AuditedQuerySet, Declared
+from .change import RateLimitChange
+
+PREFIX = "rl_"
+"""What every token begins with, so that scanners of leaked secrets find it."""
+SHOWN = 8
+"""Digits of a digest that tell tokens apart in the history."""
+_NAME = re.compile(r"[^*\x00-\x1f\x7f\ud800-\udfff]*\*?")
+
+
+def token_digest(token: str) -> str:
+    """What is kept of a token, which is 256 random bits: SHA-256.
+
+    >>> len(token_digest("rl_anything"))
+    64
+    """
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+class RateLimitClient(AuditedModel):
+    """A service that asks the gateway. Only a digest of its token is kept."""
+
+    CHANGE_KIND = RateLimitChange.Kind.CLIENT
+
+    name = models.CharField(_("name"), max_length=200, unique=True, help_text=_("The service that asks."))
+    limits = models.TextField(
+        _("may ask"),
+        help_text=_("Names of rules and limits, one per line. A star at the end is any rest: mail* or a single *."),
+    )
+    is_active = models.BooleanField(
+        _("active"), default=True, help_text=_("Not active: its token is refused, from the next request on.")
+    )
+    digest = models.CharField(_("digest of the token"), max_length=64, unique=True, editable=False)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    last_used = models.DateTimeField(_("last used"), null=True, blank=True, editable=False)
+
+    objects = AuditedQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("client of the gateway")
+        verbose_name_plural = _("clients of the gateway")
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def new_token(self) -> str:
+        """Give it another token, which is not kept; the one before ends when this is saved."""
+        token = PREFIX + secrets.token_urlsafe(32)
+        self.digest = token_digest(token)
+        return token
+
+    def names(self) -> list[str]:
+        """Which limits it may ask about; a star at the end is any rest."""
+        return [line.strip() for line in self.limits.splitlines() if line.strip()]
+
+    def declared(self) -> Declared:
+        """The row in words; of its token, as much as tells it from another."""
+        return {
+            "name": self.name, "limits": self.names(), "is_active": self.is_active, "digest": self.digest[:SHOWN],
+        }  # fmt: skip
+
+    def clean(self) -> None:
+        """Raises `ValidationError` that names the field."""
+        odd = [name for name in self.names() if not _NAME.fullmatch(name)]
+        if odd:
+            raise ValidationError({"limits": _("A star stands only at the end: %(name)s.") % {"name": odd[0][:100]}})
+
+    @classmethod
+    def note_use(cls, using: str, digest: str) -> None:
+        """It was used just now. No change that anybody has to hear of."""
+        cls._base_manager.using(using).filter(digest=digest).update(last_used=timezone.now())

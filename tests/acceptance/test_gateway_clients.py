@@ -1,0 +1,56 @@
+"""The clients of the documentation, as they stand there, against the gateway by itself on uvicorn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.gateway_files import FOLDER
+from tests.proxies import Site
+
+CLIENTS = {
+    "decide.sh": ["bash"],
+    "decide.js": ["node", "--input-type=module", "-"],
+    "decide.go": ["go", "run"],
+}
+MAKE_CLIENT = """
+from django_ratelimit_lua.models import RateLimitClient
+client = RateLimitClient(name="shop", limits="mail")
+print(client.new_token())
+client.save()
+"""
+
+
+@pytest.fixture(scope="module", params=["alone", "asgi"])
+def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Where the gateway is, and a token."""
+    rules = [{"name": "mail", "group": "mail", "key": "ip", "rate": "100/h"}]
+    with Site(tmp_path_factory.mktemp("clients"), rules, request.param) as site:
+        token = site.command("shell", command=MAKE_CLIENT, verbosity=0).strip()
+        yield {**os.environ, "GATEWAY": f"http://127.0.0.1:{site.port}/ratelimit", "TOKEN": token}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_of_the_documentation_asks(environment: dict[str, str], name: str, tmp_path: Path) -> None:
+    """In a dozen lines of a shell, of Node and of Go."""
+    command = CLIENTS[name]
+    if not shutil.which(command[0]) or (name == "decide.sh" and not shutil.which("curl")):
+        pytest.skip(f"NO CLIENT TEST: {command[0]} is not installed")
+    source, sent = FOLDER / name, None
+    if command[-1] == "-":
+        sent = source.read_text()
+    else:
+        command = [*command, str(source)]
+    home = {**environment, "GOCACHE": str(tmp_path / "go")}
+    done = subprocess.run(command, input=sent, env=home, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    if name == "decide.sh":
+        assert json.loads(done.stdout)["allowed"]
+    else:
+        assert "left" in done.stdout

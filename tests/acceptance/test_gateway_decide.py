@@ -1,0 +1,382 @@
+"""What services ask the gateway: by a token, about limits that it may ask about, all or nothing or each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.handlers.asgi import ASGIHandler
+from django.test import Client
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.gateway import asgi, asked
+from django_ratelimit_lua.gateway.asgi import application as alone
+from django_ratelimit_lua.gateway.asked import read_asked
+from django_ratelimit_lua.gateway.openapi import document
+from django_ratelimit_lua.gateway.problems import ProblemError
+from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
+from tests.asgi import aask, ask
+from tests.proxies import Answer
+
+EXAMPLES = int(os.environ.get("RATELIMIT_TEST_EXAMPLES", "200"))
+pytestmark = pytest.mark.django_db(transaction=True)
+Decide = Callable[..., Answer]
+MAIL = {"limit": "mail", "identity": "ada"}
+
+
+def schema(name: str) -> Draft202012Validator:
+    whole = document()["components"]["schemas"]
+    text = json.dumps({**whole[name], "$defs": whole}).replace("#/components/schemas/", "#/$defs/")
+    return Draft202012Validator(json.loads(text))
+
+
+@pytest.fixture(autouse=True)
+def limits(settings: Any) -> None:
+    """Rules of the settings."""
+    settings.ROOT_URLCONF = "tests.gateway_site"
+    settings.RATELIMIT_RULES = [
+        {"name": "mail", "path": "/mail/", "key": "user", "rate": "3/h"},
+        {"name": "mail.all", "path": "/mail/", "key": "ip", "rate": ["5/h", "100/d"]},
+        {"name": "turns", "path": "/turns/", "key": "ip", "rate": "5/s", "algorithm": "leaky_bucket"},
+        {"name": "reports", "group": "reports", "key": "ip", "rate": "1", "algorithm": "concurrency"},
+        {"name": "off", "path": "/off/", "key": "ip", "rate": "0/h", "mode": "off"},
+        {"name": "shadow", "path": "/shadow/", "key": "ip", "rate": "0/h", "mode": "shadow"},
+        {"name": "function", "path": "/f/", "key": "ip", "rate": "tests.acceptance.test_gateway_decide.rate_of"},
+    ]
+
+
+def rate_of(group: str, request: Any) -> str:
+    return "1/h"
+
+
+@pytest.fixture
+def token() -> str:
+    """That of a service which may ask everything."""
+    client = RateLimitClient(name="mailer", limits="*")
+    made = client.new_token()
+    client.save()
+    return made
+
+
+@pytest.fixture(params=["alone", "asgi"])
+def decide(request: pytest.FixtureRequest, token: str) -> Decide:
+    """Asks as a service does."""
+
+    def asks(
+        *charges: Any, token: str | None = token, body: bytes | None = None, method: str = "POST", **more: Any
+    ) -> Answer:
+        if body is None:
+            body = json.dumps({"charges": charges, **more}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
+        application = alone if request.param == "alone" else ASGIHandler()
+        answer = ask(application, "/ratelimit/decide", headers, method, body=(body,))
+        if answer.status == 200:
+            schema("Answer").validate(answer.json())
+        else:
+            assert answer.headers["content-type"] == "application/problem+json"
+            schema("Problem").validate(answer.json())
+            assert answer.json()["status"] == answer.status
+        return answer
+
+    return asks
+
+
+def verdicts(answer: Answer) -> tuple[bool, list[bool]]:
+    return answer.json()["allowed"], [decision["allowed"] for decision in answer.json()["decisions"]]
+
+
+def test_a_batch_is_all_or_nothing_or_each_for_itself(decide: Decide) -> None:
+    """Together, what one limit refuses is taken from none."""
+    both = ({**MAIL, "cost": 2}, {"rule": "mail.all", "identity": ["everybody", 1], "cost": 2})
+    assert verdicts(decide(*both)) == (True, [True, True])
+    refused = decide(*both)
+    assert verdicts(refused) == (False, [False, True])
+    assert [one["remaining"] for one in refused.json()["decisions"]] == [1, 3]
+    assert refused.json()["decisions"][0]["retry_after"] > 0
+    assert [one["granted"] for one in refused.json()["decisions"]] == [0, 0]
+    assert verdicts(decide(*both, together=False)) == (False, [False, True])
+    assert verdicts(decide(*both, operation="peek", together=False)) == (False, [False, False])
+
+
+def test_units_are_looked_at_and_given_back(decide: Decide) -> None:
+    """peek, refund; and what is counted is one with a `RateLimiter`'s and with Django's requests."""
+    assert verdicts(decide({**MAIL, "cost": 3})) == (True, [True])
+    assert verdicts(decide(MAIL, operation="peek")) == (False, [False])
+    assert RateLimiter("mail", "3/h").peek("ada").remaining == 0
+    assert decide(MAIL, operation="refund").json()["decisions"][0]["remaining"] == 1
+    assert verdicts(decide(MAIL)) == (True, [True])
+    with_key = {"limit": "mail", "identity": {"user": 7}}
+    assert verdicts(decide({**with_key, "cost": 3}))[0]
+    assert not RateLimiter("mail", "3/h").hit(("user", "7"))
+
+
+def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
+    """reserve says how long to wait; acquire answers when it is the turn; neither, where it is too far away."""
+    turns = {"limit": "turns", "identity": None}
+    waits = [decide(turns, operation="reserve", timeout=60).json()["decisions"][0]["wait"] for _ in range(3)]
+    assert waits[0] < waits[1] < waits[2]
+    assert verdicts(decide(turns, operation="reserve", timeout=0.01)) == (False, [False])
+    assert decide(turns, operation="acquire", timeout=10).json()["allowed"]
+    assert verdicts(decide({"limit": "mail", "identity": "b", "cost": 3}, operation="acquire", timeout=1))[0]
+    assert not verdicts(decide({"limit": "mail", "identity": "b"}, operation="acquire", timeout=1))[0]
+
+
+def test_who_goes_away_gives_the_turn_back(token: str) -> None:
+    """Nobody waits behind one that is not there any more."""
+    turns = RateLimiter("turns", "5/s")
+
+    async def leaving() -> None:
+        body = json.dumps(
+            {"operation": "acquire", "timeout": 50, "charges": [{"limit": "turns", "identity": "x", "cost": 5}]}
+        ).encode()
+        messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            pass
+
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        scope = {"type": "http", "method": "POST", "path": "/decide", "headers": headers, "client": ("127.0.0.1", 1)}
+        await alone(scope, receive, send)
+
+    turns.hit("x")
+    before = turns.peek("x").limits[0].used
+    asyncio.run(leaving())
+    assert turns.peek("x").limits[0].used <= before
+
+
+def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
+    """By what was answered; anything else releases nothing."""
+    report = {"limit": "reports", "identity": "ada"}
+    taken = decide(report, operation="slot", seconds=30)
+    assert taken.json()["allowed"]
+    refused = decide(report, operation="slot", seconds=30)
+    assert (refused.json()["allowed"], "slot" in refused.json()) == (False, False)
+    other = decide({**report, "identity": "grace"}, operation="slot", seconds=30).json()["slot"]
+    assert decide(report, operation="release", slot=other).status == 200
+    assert decide(report, operation="release", slot="A" * 27).status == 200
+    assert not decide(report, operation="slot", seconds=30).json()["allowed"]
+    assert decide(report, operation="release", slot=taken.json()["slot"]).status == 200
+    assert decide(report, operation="slot", seconds=30).json()["allowed"]
+    for wrong in ({"operation": "hit"}, {"operation": "release", "slot": "short"}, {"operation": "slot"}):
+        assert decide(report, **wrong).status == 422
+    assert decide(MAIL, operation="slot", seconds=30).status == 422
+    assert decide(MAIL, operation="release", slot=other).status == 422
+
+
+def test_a_rule_that_is_off_or_in_shadow_refuses_nobody(decide: Decide) -> None:
+    """As in requests."""
+    for name in ("off", "shadow"):
+        assert decide({"limit": name, "identity": 1}).json()["allowed"]
+
+
+def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
+    """Nothing without one; other limits are forbidden; and it is over in the moment it is revoked, or replaced."""
+    few = RateLimitClient(name="few", limits="mail*\nsms")
+    token = few.new_token()
+    few.save()
+    for wrong in (None, "", "rl_other", "é", token + "x"):
+        answer = decide(MAIL, token=wrong)
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert decide(body=b"no json", token="rl_other").status == 401
+    assert decide(MAIL, {"limit": "mail.all", "identity": 1}, token=token).status == 200
+    forbidden = decide(MAIL, {"limit": "turns", "identity": 1}, token=token)
+    assert (forbidden.status, "few may not ask about the limit 'turns'" in forbidden.json()["detail"]) == (403, True)
+    assert decide({"limit": "reports", "identity": 1}, operation="release", slot="A" * 27, token=token).status == 403
+    few.refresh_from_db()
+    assert few.last_used is not None
+    another = few.new_token()
+    few.save()
+    assert [decide(MAIL, operation="peek", token=each).status for each in (token, another)] == [401, 200]
+    few.is_active = False
+    few.save()
+    assert decide(MAIL, operation="peek", token=another).status == 401
+    RateLimitClient.objects.filter(name="few").update(is_active=True)
+    assert decide(MAIL, operation="peek", token=another).status == 200
+    RateLimitClient.objects.filter(name="few").delete()
+    assert decide(MAIL, operation="peek", token=another).status == 401
+    kinds = RateLimitChange.objects.filter(kind="client", name="few").values_list("action", flat=True)
+    assert set(kinds) == {"created", "changed", "deleted"}
+    assert not [change for change in RateLimitChange.objects.all() if another in str((change.before, change.after))]
+
+
+def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
+    """With the numbers that they have now; and so are the limiters in the code, where it is imported."""
+    rule = RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=1, unit="h")
+    order = {"rule": "orders", "identity": {"ip": "203.0.113.9"}}
+    assert [verdicts(decide(order))[0] for _ in range(2)] == [True, False]
+    rule.limit = 3
+    rule.save()
+    assert verdicts(decide(order))[0]
+    RateLimiter("gateway-limiter", "1/h")
+    assert [verdicts(decide({"limit": "gateway-limiter", "identity": 1}))[0] for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        (b"{", 400, "no JSON"),
+        (b'{"charges": NaN}', 400, "NaN is no number"),
+        (b"[" * 60_000, 400, "no JSON"),
+        (b"\xff", 400, "no JSON"),
+        (b" " * 70_000, 413, "more than 65536 bytes"),
+        (b"[]", 422, "The body must be an object"),
+        (b"{}", 422, "a list of 1 to 100"),
+        (b'{"charges": [], "x": 1}', 422, "unknown 'x'; known are charges, operation"),
+        (b'{"charges": [1]}', 422, "charges[0] must be an object"),
+        (b'{"charges": [{"limit": "mail"}]}', 422, "charges[0] needs an identity"),
+        (b'{"charges": [{"identity": 1}]}', 422, "the name of one limit or rule"),
+        (b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}', 422, "the name of one limit or rule"),
+        (b'{"charges": [{"identity": 1.5, "limit": "mail"}]}', 422, "identity must be text"),
+        (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "identity must be text"),
+        (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "'id' is no key"),
+        (b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}', 422, "'ip' must be text"),
+        (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "a whole number from 0"),
+        (b'{"charges": [{"identity": 1, "limit": "nowhere"}]}', 422, "There is no limit 'nowhere'."),
+        (b'{"charges": [{"identity": 1, "limit": "function"}]}', 422, "are functions of a request"),
+        (b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "take"}', 422, "choose one of: hit, peek"),
+        (b'{"charges": [{"identity": 1, "limit": "mail"}], "together": 1}', 422, "write true or false"),
+        (b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}', 422, "timeout belongs to reserve"),
+        (b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": 61}', 422, "0 to 60"),
+        (b'{"charges": [{"identity": 1, "limit": "mail"}, {"identity": 1, "limit": "mail"}]}', 422, "stand twice"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(decide: Decide, body: bytes, status: int, detail: str) -> None:
+    """As a problem document with the part that is wrong; nothing is counted."""
+    answer = decide(body=body)
+    assert answer.status == status
+    assert detail in answer.json()["detail"]
+
+
+def test_other_methods_and_paths_are_not_answered(decide: Decide) -> None:
+    """405 with what is right; and there is nothing else."""
+    answer = decide(MAIL, method="GET")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert ask(alone, "/admin/", []).status == 404
+
+
+def test_a_slow_client_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    """408, when its body has not come in time."""
+    monkeypatch.setattr(asgi, "BODY_SECONDS", 0.05)
+
+    async def slow() -> Answer:
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        return await aask(alone, "/decide", headers, "POST", body=[])
+
+    assert asyncio.run(slow()).status == 408
+
+
+def test_while_redis_is_away_policies_decide(decide: Decide, settings: Any) -> None:
+    """It is no error."""
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    answer = decide(MAIL)
+    assert answer.status in (200, 401), "rules that were never read know no clients"
+
+
+def test_the_document_describes_what_is_asked_and_answered() -> None:
+    """OpenAPI, served to anybody, of both; every question that it allows is read, and none that it does not."""
+    served = ask(alone, "/ratelimit/openapi.json", [])
+    assert served.json() == document()
+    assert Client().get("/ratelimit/openapi.json").json() == document()
+    assert served.json()["openapi"].startswith("3.1.")
+    for name in document()["components"]["schemas"]:
+        Draft202012Validator.check_schema(schema(name).schema)
+    references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document()))
+    assert set(references) <= set(document()["components"]["schemas"])
+    assert document()["components"]["schemas"]["Question"]["properties"].keys() == asked._MEMBERS
+
+
+parts = st.one_of(st.none(), st.text(max_size=5), st.integers(-(2**62), 2**62))
+identities = st.one_of(
+    parts, st.lists(parts, min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from(["ip", "user", "header:X-A", "get:q"]), st.text(max_size=4), min_size=1),
+)  # fmt: skip
+anything = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=8,
+)  # fmt: skip
+names = st.sampled_from(["mail", "mail.all", "turns", "off", "shadow", "function", "nowhere", "reports"])
+charges = st.fixed_dictionaries(
+    {"identity": identities | anything},
+    optional={"limit": names | st.text(max_size=3), "cost": st.integers(-1, 4) | anything},
+)
+questions = st.fixed_dictionaries(
+    {"charges": st.lists(charges, max_size=3) | anything},
+    optional={
+        "operation": st.sampled_from(["hit", "peek", "refund", "reserve", "slot", "release"]) | anything,
+        "together": st.booleans() | anything, "timeout": st.floats(0, 60) | anything,
+        "seconds": st.floats(0, 60) | anything,
+        "slot": st.text("Ab_-", max_size=30) | anything,
+    },
+)  # fmt: skip
+
+
+@hypothesis_settings(max_examples=EXAMPLES)
+@given(body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40)))
+def test_no_body_is_an_error(body: bytes) -> None:
+    """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and what is read is what
+    the document describes."""
+    client = RateLimitClient.objects.filter(name="fuzzer").first() or RateLimitClient(name="fuzzer", limits="*")
+    token = client.new_token()
+    client.save()
+    headers = [(b"authorization", f"Bearer {token}".encode())]
+    answer = ask(alone, "/decide", headers, "POST", body=(body,))
+    assert answer.status in (200, 400, 422), answer
+    try:
+        read_asked(body)
+    except ProblemError:
+        return
+    schema("Question").validate(json.loads(body))
+
+
+def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
+    """When the client is made, and when it gets another; the list says who may ask what; revoking is one action."""
+    settings.ROOT_URLCONF = "tests.acceptance.test_admin"
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    browser = Client()
+    browser.force_login(User.objects.create_superuser("root"))
+    pages = "/admin/django_ratelimit_lua/ratelimitclient/"
+    odd = browser.post(f"{pages}add/", {"name": "shop", "limits": "a*b", "is_active": "on"})
+    assert "A star stands only at the end: a*b." in odd.content.decode()
+    made = browser.post(f"{pages}add/", {"name": "shop", "limits": "mail*\nsms", "is_active": "on"})
+    (token,) = re.findall(r"rl_[\w-]{43}", made.content.decode())
+    assert "no-store" in made.headers["cache-control"]
+    shop = RateLimitClient.objects.get()
+    assert (shop.names(), token in str(vars(shop))) == (["mail*", "sms"], False)
+    for page in (pages, f"{pages}{shop.pk}/change/", f"{pages}{shop.pk}/history/"):
+        shown = browser.get(page).content.decode()
+        assert token not in shown
+        assert shop.digest not in shown
+    assert "mail*<br>sms" in browser.get(pages).content.decode()
+    again = browser.post(f"{pages}{shop.pk}/token/")
+    (other,) = re.findall(r"rl_[\w-]{43}", again.content.decode())
+    assert other != token
+    assert browser.get(f"{pages}{shop.pk}/token/").status_code == 403
+    saved = {"name": "shop", "limits": "sms", "is_active": "on"}
+    assert browser.post(f"{pages}{shop.pk}/change/", saved).status_code == 302
+    browser.post(pages, {"action": "revoke", "_selected_action": shop.pk})
+    shop.refresh_from_db()
+    assert not shop.is_active
+    history = browser.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
+    assert "May ask" in history
+    assert RateLimitChange.objects.filter(kind="client", by="root").count() == 4
+    browser.force_login(User.objects.create_user("nobody", is_staff=True))
+    assert browser.get(pages).status_code == 403
+    assert browser.post(f"{pages}{shop.pk}/token/").status_code == 403
