@@ -239,7 +239,7 @@ class Call(NamedTuple):
             counts_denied = limit.holds if self.waits else limit.count_denied
             record = _HEAD.pack(charge.cost if takes else 0, limit.mode != "enforce", counts_denied, max_wait)
             record += limit.packed or limit.packed_at(now)
-            if limit.holds:
+            if limit.holds:  # Which slot it is about.
                 record += self.slot + WAITS if self.waits else self.slot
             elif limit.wants_more:
                 record += limit.more(now, waits, is_patient=not is_usual)

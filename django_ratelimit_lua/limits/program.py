@@ -191,7 +191,13 @@ GENERAL = _general()
 def program_for(call: Call) -> Program:
     """The program that decides a call."""
     charges = call.charges
-    if call.operation != "hit" or call.partial or call.max_wait_us or not 1 <= len(charges) <= MOST_LIMITS:
+    if (
+        call.operation != "hit"
+        or call.partial
+        or call.max_wait_us
+        or call.waits
+        or not 1 <= len(charges) <= MOST_LIMITS
+    ):
         return GENERAL
     shape: tuple[str, ...] = ()
     for charge in charges:

@@ -40,6 +40,9 @@ FORMS, MOST_LIMITS, MOST_UNITS = 256, 8, 10
 
 _MOMENT = 8_888_888_888_888_888
 """Stands for the time of a call: of as many digits as times are written with."""
+_SLOT = b"\xff one of the slots \xff"
+"""Stands for a slot, and is as long."""
+_AT_SLOT = Call._fields.index("slot") - 1
 _PART = b"$%d\r\n%b\r\n".__mod__
 
 
@@ -276,7 +279,7 @@ def to_decide(call: Call) -> Question:
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     limits: tuple[tuple[Limit, int, bool], ...] = ()
     varying: tuple[bytes, ...] = ()
-    is_usual = call.hit_at is None and not call.subjects and not call.slot and len(call.charges) <= MOST_LIMITS
+    is_usual = call.hit_at is None and not call.subjects and len(call.charges) <= MOST_LIMITS
     bans: tuple[bytes, ...] = ()
     for limit, digest, cost, banned, reports in call.charges:
         limits += ((limit, cost, reports),)
@@ -285,13 +288,18 @@ def to_decide(call: Call) -> Question:
             bans += (banned or digest,)
         is_usual = is_usual and cost <= MOST_UNITS
     varying += bans
+    rest: tuple[Any, ...] = call[1:]
+    if call.slot:
+        rest = (*rest[:_AT_SLOT], _SLOT, *rest[_AT_SLOT + 1 :])
     if is_usual and call.now is None:
-        program, form = _form(call[1:], limits)
+        program, form = _form(rest, limits)
     elif is_usual and 0 <= (call.now or 0) <= _MOMENT:
-        program, form = _form((*call[1:3], _MOMENT, *call[4:]), limits)
+        program, form = _form((*rest[:2], _MOMENT, *rest[3:]), limits)
         varying += (b"%016d" % (call.now or 0),)
     else:
         program, form = program_for(call), b""
+    if call.slot:
+        varying += (call.slot,) * sum(limit.holds for limit, _, _ in limits)
     sent = form % (*varying, token) if form else _evalsha(program, call, token)
     return Question(sent, partial(call.read, token=token), program)
 
@@ -319,6 +327,7 @@ def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) ->
     form = _evalsha(program, call, bytes(TOKEN_SIZE)).removesuffix(bytes(TOKEN_SIZE) + b"\r\n").replace(b"%", b"%%")
     for place in (*places, b"%d" % _MOMENT):  # Those of whoever cannot be banned are in no key.
         form = form.replace(place, b"%b", 1)
+    form = form.replace(_SLOT, b"%b")  # One for each limit of slots.
     return program, form + b"%b\r\n"
 
 

@@ -150,7 +150,7 @@ local function charge(cost, moment, refused)
     return waits and departs and departs > now and wait(cost) or 0
   end
   local deadline = now + unpack('>I4', slot, 17) * 1000
-  rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now))
+  if last > 0 then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
   each_member(cost, function(members)
     local scored = {}
     for i, member in ipairs(members) do scored[2 * i - 1], scored[2 * i] = deadline, member end
@@ -176,3 +176,44 @@ local function report()
 end
 
 return when_allowed, charge, refund, report
+
+--[==[ hit
+local slot = string.sub(ARGV[$record], 97)
+local used, last = 0, 0
+local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
+if newest.err or #slot ~= 20 or cost ~= 1 then return again end
+if newest[1] then
+  local size = #newest[1]
+  last = tonumber(newest[2])
+  if (size ~= 20 and size ~= 24) or not (last >= 0 and last < 9007199254740992) then return again end
+  if last > now then
+    if last > now + unpack('>I4', newest[1], 17) * 1000 then return again end
+    used = rcall('ZCOUNT', key, string.format('(%.0f', now), '+inf')
+  end
+end
+if rcall('EXISTS', key .. ':q') == 1 then return again end
+
+local function when_allowed(cost)
+  local moment
+  if cost <= limit then
+    moment = now
+    if used >= limit then moment = tonumber(rcall('ZRANGE', key, -limit, -limit, 'WITHSCORES')[2]) end
+  end
+  return moment
+end
+
+local function charge(cost, moment, refused)
+  local deadline = now + unpack('>I4', slot, 17) * 1000
+  if last > 0 then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
+  rcall('ZADD', key, deadline, slot)
+  used = used + 1
+  if deadline > last then last = deadline end
+  expire(key, last)
+  return now
+end
+
+local function report()
+  local room = limit - used
+  return used, room > 0 and room or 0, used > 0 and last or now
+end
+]==]

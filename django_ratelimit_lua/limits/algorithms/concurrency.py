@@ -49,10 +49,6 @@ class Concurrency(Algorithm):
         queue = QUEUE_PER_SLOT * slots if limit.queue is None else limit.queue
         return (slots, 0, queue, 0, 0, 0, 0, 0)
 
-    def wants_more(self, limit: Limit) -> bool:
-        """Which slot it is about, which the call says by itself."""
-        return True
-
 
 def new_slot(seconds: float) -> bytes:
     """A slot that nobody can guess, which lasts for so many seconds unless it is renewed: 16 random bytes, and the

@@ -1,0 +1,56 @@
+"""What a slot costs beside a hit of a rate: to the server, and to whoever takes and releases one."""
+
+from __future__ import annotations
+
+import itertools
+
+from django_ratelimit_lua.engine.decide import build_call
+from django_ratelimit_lua.engine.slots import RENEWALS, HeldSlot, held_slots
+from django_ratelimit_lua.limits.algorithms.concurrency import new_slot
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.store import get_store
+from tests.bench.measure import interleaved, limiter, script_time
+from tests.bench.script import asked
+
+MANY = 1000
+
+
+def slots() -> None:
+    """Script time of taking, renewing and releasing a slot; what `RateLimiter.slot` takes, in and out, beside `hit`."""
+    rate = limiter("rate", "10000000/h", "sliding_window")
+    held = limiter("slots", "100000", "concurrency")
+    who = [b"%032d" % number for number in range(250)]
+    taken = [build_call([Charge(held.limits[0], one)], slot=new_slot(3600.0)) for one in who]
+    refused, waiting = [
+        build_call([Charge(limiter(name, "1", "concurrency").limits[0], who[0])], slot=new_slot(3600.0))
+        for name in ("full", "waited for")
+    ]
+    for call in (refused, waiting):
+        get_store().decide(call)
+    times = script_time(
+        {
+            "a hit of a rate": [asked(build_call([Charge(rate.limits[0], one)])) for one in who],
+            "a slot is taken": [asked(call) for call in taken],
+            "a slot is released": [asked(call._replace(operation="refund")) for call in taken],
+            "a slot is refused": [asked(refused._replace(slot=new_slot(3600.0)))],
+            "a waiter asks": [asked(waiting._replace(slot=new_slot(3600.0), waits=True))],
+        }
+    )
+    print("script time, µs")
+    for name, taken_us in times.items():
+        print(f"  {name:20}{taken_us:8.1f}")
+    numbers = itertools.count()
+
+    def in_and_out() -> None:
+        with held.slot(next(numbers)):
+            pass
+
+    walls = interleaved({"hit": lambda: rate.hit("ada"), "slot, in and out": in_and_out})
+    for name, (wall, cpu) in walls.items():
+        print(f"{name:22}{wall:8.1f} µs, {cpu:6.1f} of them this process's")
+    many = [HeldSlot(b"bench:", Charge(held.limits[0], b"%032d" % number), new_slot(10.0)) for number in range(MANY)]
+    held_slots._perform(b"retake", many)
+    renewed = interleaved({"renewed": lambda: held_slots._perform(b"renew", many)}, calls=3)["renewed"]
+    share = renewed[1] / 1e6 / held_slots.interval
+    print(f"{MANY} slots are renewed in {renewed[0] / 1000:.1f} ms, {RENEWALS} times while they last:", end=" ")
+    print(f"{share:.1%} of a core\naim: taken at most 2 hits, in and out at most 4; 1,000 slots at most 1 % of a core\n")
