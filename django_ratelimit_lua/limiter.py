@@ -11,7 +11,18 @@ from typing import Any, TypeVar, Unpack, cast
 from weakref import ref
 
 from .conf import conf
-from .engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, decide, forgetting
+from .engine.decide import (
+    Outcome,
+    Plan,
+    PlannedCharge,
+    adecide,
+    banning,
+    build_call,
+    decide,
+    forgetting,
+    offending,
+    unbanning,
+)
 from .engine.holding import Held, Seeking
 from .engine.run import Wait, arun, run
 from .engine.waiting import ahold, hold
@@ -192,7 +203,7 @@ class RateLimiter:
         return (await adecide(self._plan("charge", identity, cost))).decision
 
     def reset(self, identity: Identity) -> None:
-        """Forget what is counted for an identity. Raises `StoreError` where Redis cannot be asked."""
+        """Forget what is counted for an identity, and its bans. Raises `StoreError` where Redis cannot be asked."""
         run(forgetting(self._counts(identity), strict=True))
 
     async def areset(self, identity: Identity) -> None:
@@ -204,7 +215,46 @@ class RateLimiter:
         ruleset = current()
         by_rules = self._limits_by(ruleset)[0] if ruleset is not None else ()
         limits = {limit.key_part: limit for limit in (*self.limits, *by_rules)}
-        return build_call([Charge(limit, subject) for limit in limits.values()], "refund")
+        return build_call([Charge(limit, subject) for limit in limits.values()], "peek")
+
+    def offend(self, identity: Identity, cost: int = 1) -> Decision:
+        """Tell of an offence, or of as many as it costs: see `ban_on`. Who has earned a ban by it is refused from now
+        on, and so is this decision. Nothing is taken."""
+        return run(offending(self._charged(identity), whole_cost(cost)))
+
+    async def aoffend(self, identity: Identity, cost: int = 1) -> Decision:
+        """`offend`, for coroutines."""
+        return await arun(offending(self._charged(identity), whole_cost(cost)))
+
+    def ban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
+        """Ban by hand, for as long as is said, as "2h" or a timedelta (None: as long as the next ban that is earned
+        would be), and why. Raises `LimitError` where the limits do not ban, or for what is no time, and `StoreError`
+        where Redis cannot be asked."""
+        return run(banning(self._banning(identity), for_, why))
+
+    async def aban(self, identity: Identity, for_: str | timedelta | None = None, *, why: str = "") -> Decision:
+        """`ban`, for coroutines."""
+        return await arun(banning(self._banning(identity), for_, why))
+
+    def unban(self, identity: Identity, *, forget: bool = False) -> Decision:
+        """Lift a ban now, in all processes; with `forget`, the next one is as short as the first. Raises `StoreError`
+        where Redis cannot be asked."""
+        return run(unbanning(self._banning(identity), forget=forget))
+
+    async def aunban(self, identity: Identity, *, forget: bool = False) -> Decision:
+        """`unban`, for coroutines."""
+        return await arun(unbanning(self._banning(identity), forget=forget))
+
+    def _charged(self, identity: Identity) -> list[PlannedCharge]:
+        subject, ruleset, name = digest(identity), current(), self.name
+        limits, rule = self._limits_by(ruleset) if ruleset is not None else (self.limits, None)
+        return [PlannedCharge(Charge(limit, subject), name, rule, identity=own(identity)) for limit in limits]
+
+    def _banning(self, identity: Identity) -> list[PlannedCharge]:
+        banning = [planned for planned in self._charged(identity) if planned.charge.limit.ban is not None]
+        if not banning:
+            raise LimitError(f"RateLimiter {self.name!r} does not ban: say ban_after and ban_for", "ban_after")
+        return banning
 
     def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).

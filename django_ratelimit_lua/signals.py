@@ -15,6 +15,16 @@ Sent once for each such limit, with `limit` (its name), `rule` (the name of the 
 changes nothing.
 """
 
+banned = Signal()
+"""Somebody has earned a ban.
+
+Sent once for each ban, by the process whose call has earned it, with `limit` (its name), `rule` (the name of the rule
+it comes from, or None), `identity` (the digest of who is banned, as text), `ban` (a `Ban`: its first and its last
+offence, how many, until when, how often), `mode` ("enforce" or "advise"), `decision` and `request` (None where there is
+none). Not of limits in shadow mode, nor of bans by hand. An exception in a receiver is logged by Django and changes
+nothing.
+"""
+
 circuit_opened = Signal()
 """A breaker has opened: its resource is not asked any more.
 
@@ -51,7 +61,7 @@ somebody else may have it by now.
 @renew_after_fork
 def _renew() -> None:
     for signal in (
-        limit_exceeded, circuit_opened, circuit_half_open, circuit_closed, rules_changed, slot_lost, store_down,
-        store_up,
+        limit_exceeded, banned, circuit_opened, circuit_half_open, circuit_closed, rules_changed, slot_lost,
+        store_down, store_up,
     ):  # fmt: skip
         signal.lock = Lock()  # Django takes it whenever it sends.

@@ -812,7 +812,9 @@ def decide(
             if not allowed:
                 at, accepts = ask(limit, cost)
         retry = None if accepts is None else max(0, accepts - now)
-        reset = max(0, limit.idle(now) - now)
         ban = bans[limit].report(now) if limit in bans else None
-        answers.append(Answer(ok, limit.remaining(now), retry, reset, 0 if at is None else at - now, counted, ban))
+        remaining, idle = limit.remaining(now), limit.idle(now)
+        if ban is not None and ban.until:
+            remaining, idle = 0, max(idle, ban.until)
+        answers.append(Answer(ok, remaining, retry, max(0, idle - now), 0 if at is None else at - now, counted, ban))
     return allowed, cost if allowed and operation == "hit" else 0, answers

@@ -40,7 +40,9 @@ def changed_words(change: RateLimitChange) -> list[str]:
     """What a change has changed, field by field, old and new, in the words of the forms; of what was created or
     deleted, what it is or was. Digests are left out."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
-        return [gettext("Counts are reset.")]
+        words = {"banned": gettext("Banned by hand."), "unbanned": gettext("The ban is lifted.")}
+        why = change.after.get("why") if isinstance(change.after, Mapping) else None
+        return [words.get(change.action, gettext("Counts are reset.")), *([str(why)] if why else [])]
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
     model = MODELS[change.kind]
     columns = {column.name: column for column in model._meta.concrete_fields}

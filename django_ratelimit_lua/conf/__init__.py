@@ -167,6 +167,38 @@ def proxies(value: Any) -> int | tuple[Network, ...]:
         raise ValueError(f"{right}; {error}") from None
 
 
+PRIVATE: tuple[Network, ...] = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "::1",
+            "fc00::/7",
+            "fe80::/10",
+        ),
+    )
+)
+"""Where proxies are that nobody has told of."""
+
+
+def _never_ban(value: Any) -> tuple[Network, ...]:
+    if value is None:
+        said = (getattr(settings, f"RATELIMIT_{name}", None) for name in ("TRUSTED_PROXIES", "IP_META_KEY"))
+        return PRIVATE if all(value is None for value in said) else ()
+    right = "must be a list of networks, such as ['192.0.2.0/24']"
+    kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(network, kinds) for network in value):
+        raise ValueError(right)
+    try:
+        return tuple(unmapped(ipaddress.ip_network(network)) for network in value)
+    except ValueError as error:
+        raise ValueError(f"{right}; {error}") from None
+
+
 class Setting(Generic[T]):
     """One row: a setting's default as one would write it, the check that reads it, and what it means.
 
@@ -242,6 +274,10 @@ class Conf:
         "where the address is, instead: a key of ``request.META``, a callable ``(request)``, or its dotted path")
     IPV4_MASK = Setting(32, Whole(0, 32, "prefix length"), "how many leading bits of an IPv4 address count")
     IPV6_MASK = Setting(64, Whole(0, 128, "prefix length"), "how many leading bits of an IPv6 address count")
+    NEVER_BAN = Setting(None, _never_ban,
+        "networks whose requests earn no ban and are not banned, see :doc:`bans`. By default private ones and this "
+        "host, as long as nothing says where addresses come from: a ban would be of a proxy, and of all behind it",
+        shown="private networks where ``RATELIMIT_TRUSTED_PROXIES`` is not set, else ``[]``")
     BODY_BYTES = Setting(65536, Whole(what="number of bytes", note=", such as 65536"),
         "the largest body that keys and overrides by one of its fields look at, see :doc:`keys`; ``0``: none")
     RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from ..identity import Identity
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
+from ..limits.rate import LimitError, duration, duration_us
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
@@ -28,6 +30,7 @@ from ..rules.ruleset import Ruleset
 from ..stats.recorder import recorder
 from ..stats.telemetry import telemetry
 from ..store import Patience, get_store
+from .bans import known_bans, telling
 from .counters import counters
 from .deny_cache import deny_cache
 from .evidence import evidence_notes
@@ -207,7 +210,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     recorder.add(plan.charges, outcome.decision, seconds, plan.exempt)
                     if conf.OPENTELEMETRY:
                         telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
-                for wait in planner.finish(outcome):  # noqa: UP028 - a list cannot be sent what came of it
+                waits = (*planner.finish(outcome), *_bans_of(planner, outcome))
+                for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
                     yield wait
                 for state in outcome.decision.limits:
                     if state.ban is not None:
@@ -242,6 +246,16 @@ def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decisi
             evidence_notes.note(call, each.charge, ban, decision.moment, request)
 
 
+def _bans_of(planner: Planner, outcome: Outcome) -> Sequence[Wait]:
+    """What there is to tell of bans that a call has earned."""
+    for state in outcome.decision.limits:
+        if state.ban is not None:
+            break
+    else:
+        return ()
+    return telling(outcome.planned, outcome.decision, getattr(planner, "request", None))
+
+
 def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
     for planned, state in zip(charges, states, strict=True):
         if state.refuses:
@@ -258,9 +272,10 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     if denial is not None and not listener.has_news():
         return denial
     asked_at, generation = time.monotonic(), deny_cache.generation
-    is_hot = False
+    is_hot = bans = False
     for limit, _, _, _, _ in call.charges:
         is_hot = is_hot or limit.is_hot
+        bans = bans or limit.ban is not None
     try:
         if is_hot or not call.charges or not get_store().compares_rules:
             is_apart = _is_compared_apart(call)
@@ -273,7 +288,10 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         else:
             decision = yield call
     except StoreError:
-        decision = fallback_limiter.decide(call) if call.charges else Decision(True, source="fallback")
+        if bans and call.operation == "hit" and known_bans.holds_any(call):
+            decision = known_bans.hold(call, fallback_limiter.decide(call._replace(operation="peek")))
+        else:
+            decision = fallback_limiter.decide(call) if call.charges else Decision(True, source="fallback")
         if call.slot and call.operation == "hit":
             # Nobody knows whether Redis gave them all the same; this process, at least, has not.
             states = zip(call.charges, decision.limits, strict=True)
@@ -285,6 +303,8 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         deny_cache.note(call, decision, asked_at, generation)
     if decision.source == "redis":
         counters.remember(call, decision.limits)
+        if bans and call.banning:
+            known_bans.note(call, decision)
     return decision
 
 
@@ -358,6 +378,42 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
         held_slots.release_later([HeldSlot(call.prefix, charge, call.slot) for charge in charges])
 
 
+def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = None) -> Waiting[Decision]:
+    """Tell of offences of whom these charges are, and whether they have earned a ban."""
+    call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
+    decision = yield from answered(call)
+    for wait in telling(charges, decision, request):  # noqa: UP028 - as above
+        yield wait
+    return decision
+
+
+def banning(charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str) -> Waiting[Decision]:
+    """Ban whom these charges are about, by hand. Raises `StoreError`, and `LimitError` for what is no time."""
+    try:
+        units = 0 if length is None else duration_us(duration(length))
+    except ValueError as error:
+        raise LimitError(f"A ban for {length!r}: {error}") from None
+    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(why=why)
+    decision: Decision = yield call
+    known_bans.note(call, decision)
+    for wait in telling(charges, decision):  # noqa: UP028 - as above
+        yield wait
+    return decision
+
+
+def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Waiting[Decision]:
+    """Lift the bans of whom these charges are about, here and in all processes. Raises `StoreError`."""
+    call = build_call([planned.charge._replace(cost=int(forget)) for planned in charges], "unban")
+    try:
+        decision: Decision = yield call
+        yield Wait(partial(get_store().tell_reset, call), partial(get_store().atell_reset, call))
+        return decision
+    finally:
+        digests = {charge.ban_digest for charge in call.charges}
+        known_bans.forget(digests)
+        deny_cache.forget(digests)
+
+
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     """Delete what the limits of a call have counted; where Redis cannot be asked, it stays until it is forgotten.
 
@@ -372,6 +428,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
         digests = {charge.digest for charge in call.charges}
         leases.drop(digests)
         counters.forget(call)
+        known_bans.forget(digests)
         deny_cache.forget(digests)
 
 

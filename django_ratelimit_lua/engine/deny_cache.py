@@ -127,7 +127,7 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
         and not decision.allowed
         and not any(charge.limit.count_denied for charge in call.charges)
         and not any(
-            _changes_bans(charge.limit, state) for charge, state in zip(call.charges, decision.limits, strict=True)
+            _changes_bans(charge.limit, state) for charge, state in zip(call.charges, decision.limits, strict=False)
         )
         # A slot may be released at any moment, by anybody.
         and not any(

@@ -23,6 +23,7 @@ from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
 from ..store import CIRCUIT, RESET, RULES, Patience, Subscription, get_store
+from .bans import known_bans
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -207,6 +208,7 @@ class Listener:
                     deny_cache.clear()
         if reset:
             leases.drop(reset)
+            known_bans.forget(reset)
             deny_cache.forget(reset)
         if circuits:
             self._heard_of(circuits)

@@ -18,6 +18,9 @@ MOST_OFFENCES = 1000
 """Before a ban: each of them is remembered by its moment."""
 LONGEST, FORGET = "7d", "1d"
 _RECORD = Struct("<11d")
+_STATE_PARTS = ((0, 7), (7, 7), (14, 7), (21, 7), (28, 7), (35, 4), (39, 4), (43, 1))
+_STATE_SIZE = 44
+"""Where the numbers of a state stand that `ban.lua` keeps, and how long each is."""
 _ON: dict[BanOn, int] = {"refused": 0, "counted": 1, "reported": 2}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -93,6 +96,20 @@ class Ban(NamedTuple):
     times: int = 0
     by_hand: bool = False
     is_new: bool = False
+
+    @classmethod
+    def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
+        """The ban that a state keeps as it is in Redis, and of one by hand why; None: there is none at that time."""
+        if len(state) < _STATE_SIZE:
+            return None
+        clock, until, since, first, last, offences, times, by_hand = (
+            int.from_bytes(state[at : at + size], "little") for at, size in _STATE_PARTS
+        )
+        is_ours = max(clock, until, since, first, last) < 2**53 and by_hand < 2
+        if until <= now or not is_ours or (not by_hand and (len(state) - _STATE_SIZE) % 7):
+            return None
+        why = state[_STATE_SIZE:].decode(errors="replace") if by_hand else ""
+        return cls(until, since, first, last, offences, times, by_hand == 1), why
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Ban:

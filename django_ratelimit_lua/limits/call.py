@@ -32,6 +32,8 @@ _OF_BANS = ("offend", "ban", "unban")
 _HEADER = 5
 _PER_LIMIT = 7
 _PER_BAN = 8
+REGISTER = b"{bans}"
+"""Behind the prefix, the key of the bans that there are."""
 LONGEST_WHY = 200
 """Letters of why somebody was banned by hand."""
 MOST_COST = 2**53
@@ -140,7 +142,7 @@ class Call(NamedTuple):
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
     - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
     - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`;
-    - `register`: the key of the bans that there are, if it lives where the call is decided; `why`: of a `ban`, words;
+    - `registers`: whether the bans that there are stand in a register where the call is decided; `why`: of a `ban`;
     - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they take none;
       `waits`: whoever is refused by them comes to stand in their queues, and a limit that counts refused hits counts
       none of those that ask again.
@@ -158,7 +160,7 @@ class Call(NamedTuple):
     subjects: Sequence[Subject] = ()
     longest_hold_us: int | None = None
     slack_us: int | None = None
-    register: bytes = b""
+    registers: bool = True
     why: str = ""
     slot: bytes = b""
     waits: bool = False
@@ -208,8 +210,8 @@ class Call(NamedTuple):
         if len(keys) > 1 and len(set(keys)) < len(keys):
             names = ", ".join(charge.limit.name for charge in self.charges)
             raise LimitError(f"Two limits of one call share a counter; give them different names: {names}")
-        if bans and self.register:
-            keys.append(self.register)
+        if bans and self.registers:
+            keys.append(self.prefix + REGISTER)
         if self.revision is not None:
             keys.append(self.fence)
         return keys
@@ -249,7 +251,7 @@ class Call(NamedTuple):
             if limit.ban is not None:
                 is_shadow, units = limit.mode != "enforce", 0 if takes else cost
                 args += [b"ban", limit.ban.record(place + 1, units, is_shadow=is_shadow, is_told=reports or self.waits)]
-        if bans and self.register:
+        if bans and self.registers:
             args += [b"bans", b""]
         if self.subjects:
             args += [subject.digest for subject in self.subjects]

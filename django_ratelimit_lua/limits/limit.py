@@ -67,7 +67,7 @@ class Limit:
     """The algorithm, if its hits are decided in a straight line; else empty: see `limits/program.py`."""
     is_hot: bool = field(repr=False, compare=False)
     """Whether it is decided in this process, as far as may be."""
-    ban: BanTerms | None = field(repr=False, compare=False)
+    ban: BanTerms | None = field(repr=False)
     """By what it bans; None: it does not."""
     holds: bool = field(repr=False, compare=False)
     """Whether what a hit takes are slots, which are held until they are released."""
@@ -112,6 +112,14 @@ class Limit:
     def advising(self) -> Limit:
         """The same limit, with the same state, whose verdict only advises (unless it is in shadow anyway)."""
         return self if self.mode == "shadow" else self._but(mode="advise")
+
+    def without_bans(self) -> Limit:
+        """The same limit, with the same state, which bans nobody."""
+        return self._but(ban=None)
+
+    def with_ban(self, terms: BanTerms) -> Limit:
+        """The same limit, which bans by these terms."""
+        return self._but(ban=terms)
 
     def at(self, rate: Rate, burst: int | None) -> Limit:
         """The same limit, with the same state, at another rate. Raises `LimitError`."""

@@ -159,6 +159,8 @@ for i = 1, count do
     end
   end
   local used, room, idle_at = entry.report()
+  local ends = entry.ban and entry.ban.ends
+  if ends then room, idle_at = 0, math.max(idle_at, ends) end
   local retry, wait = 0, 0
   if not entry.allowed then retry = entry.accepts and entry.accepts - now or -1 end
   if entry.departs then wait = entry.departs - now end

@@ -7,11 +7,13 @@ from ..publishing.publish import publish
 from ..rules.describe import reading
 from ..rules.rule import RuleError, compile_rule
 from ..stats.reading import refusal_counts
+from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
 from .reference import BadReferenceError, OpenedReference, ReferredLimit, open_reference
 
 __all__ = [
+    "ActiveBan",
     "BadReferenceError",
     "ClientAddress",
     "Explanation",
@@ -19,12 +21,14 @@ __all__ = [
     "OpenedReference",
     "ReferredLimit",
     "RuleError",
+    "active_bans",
     "ahealth",
     "client_address",
     "compile_rule",
     "explain",
     "finish",
     "health",
+    "lift_bans",
     "normalised",
     "open_reference",
     "publish",

@@ -48,6 +48,7 @@ class ExplainedLimit:
       in the code; `key`: what it counts by; empty: a throttle says that; `charge`: what is counted;
     - `state`: None: exempt; `override`: what stands for it; `is_skipped`: the override's numbers do not fit this limit,
       so the limit stands as it is;
+    - `planned`: the charge as it was planned;
     - `refuses`: it refuses the request; `is_advice`: it tells the view alone, which may refuse; `counted_as`: the name
       of its statistics, which several rates share.
     """
@@ -63,6 +64,7 @@ class ExplainedLimit:
     is_skipped: bool
     is_advice: bool = False
     counted_as: str = ""
+    planned: PlannedCharge | None = None
 
     @property
     def refuses(self) -> bool:
@@ -351,6 +353,7 @@ def _explained_limit(
         is_skipped,
         is_advice,
         planned.name,
+        planned,
     )
 
 
@@ -375,7 +378,7 @@ def reset_charges(charges: Sequence[Charge]) -> list[str]:
     counted = run(answered(build_call(charges, "peek")))
     if counted.source == "fallback":
         raise StoreError(_("Redis is unavailable"))
-    run(forgetting(build_call(charges, "refund"), strict=True))
+    run(forgetting(build_call(charges, "peek"), strict=True))
     done = [state.name for state in counted.limits if state.used or state.reset_after]
     if done:
         RateLimitChange.objects.create(

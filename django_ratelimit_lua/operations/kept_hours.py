@@ -13,6 +13,7 @@ from ..publishing.publish import primary
 from ..rules.rule import UNWRITABLE
 from ..stats.keys import DAY, HOUR, HOURS_KEPT
 from ..stats.reading import Counts, Point, Span, series
+from ..stats.results import BANNED, REFUSED, refused_of
 
 
 def kept_names() -> list[str]:
@@ -30,7 +31,10 @@ def kept_series(name: str, span: Span) -> list[Point]:
         by_hour[row.moment] = Counter({result: getattr(row, column) for result, column in COLUMNS.items()})
     first = max(begin, (int(time.time()) // DAY - HOURS_KEPT // DAY) * DAY)
     for point in series(name, Span(first, span.end, HOUR)) if first < span.end else ():
-        by_hour[point.moment] = by_hour.get(point.moment, Counter()) | point.counts  # The larger of both.
+        found = Counter(point.counts)
+        found[REFUSED] = refused_of(found)  # As the database has it.
+        del found[BANNED]
+        by_hour[point.moment] = by_hour.get(point.moment, Counter()) | found  # The larger of both.
     counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
     for hour, found in by_hour.items():
         moment = max(hour, span.start)  # An hour that is in it in part is in it as a whole, as in `series`.

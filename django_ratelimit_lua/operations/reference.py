@@ -90,7 +90,7 @@ def open_reference(text: str) -> OpenedReference:
     Raises `BadReferenceError` for what is none of this site's, with what is wrong with it.
     """
     sealed = unseal(text)
-    all_known = _told_apart(_known_limits())
+    all_known = _told_apart(known_limits())
     found = [one for one in all_known if sealed.is_of_limit(one[0])]
     is_exact = bool(found)
     limits, error = [], ""
@@ -141,7 +141,7 @@ def _told_apart(known: Iterable[_Known]) -> list[_Known]:
     return [one for one in apart.values() if one[4] is not None or one[:2] not in named]
 
 
-def _known_limits() -> Iterator[_Known]:
+def known_limits() -> Iterator[_Known]:
     """The limits that this site has, as far as they are known here."""
     for rule in reload().rules:
         words = reading(rule.given or {})

@@ -70,7 +70,7 @@ KINDS = {
     "gone": gettext_lazy("not there any more"),
 }
 RESULTS = {
-    "allowed": "adh", "refused": "rv", "would_be_refused": "s", "blocked": "b", "exempt": "x", "policy": "e",
+    "allowed": "adh", "refused": "rvg", "would_be_refused": "s", "blocked": "b", "exempt": "x", "policy": "e",
     "failed": "f",
 }  # fmt: skip
 """Results as the pages tell them, by the letters that they are counted by: see `stats.results`."""

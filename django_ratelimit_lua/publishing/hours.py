@@ -39,7 +39,7 @@ COLUMNS = {
     results.POLICY: "policy",
     results.FAILED: "failed",
 }
-"""The column of each result."""
+"""The column of each result; who is banned is refused."""
 
 
 def names_to_keep(using: str) -> dict[str, int | None]:
@@ -74,7 +74,9 @@ def keep_hours(*, everything: bool = False) -> int:
 
 
 def _numbers(hour: Hour) -> Numbers:
-    counts = {COLUMNS[result]: number for result, number in hour.counts.items()}
+    counts = {COLUMNS[result]: number for result, number in hour.counts.items() if result in COLUMNS}
+    if hour.counts[results.BANNED]:
+        counts["refused"] = results.refused_of(hour.counts)
     return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
 
 

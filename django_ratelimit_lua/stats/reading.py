@@ -17,7 +17,18 @@ from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, OTHER, S
 from .marks import Marks
 from .names import Name
 from .recorder import recorder
-from .results import ADVISED, ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, LABELS, REFUSED, SHADOW, SOURCES
+from .results import (
+    ADVISED,
+    ALLOWED,
+    ALLOWED_ADVISING,
+    ALLOWED_IN_SHADOW,
+    BANNED,
+    LABELS,
+    REFUSED,
+    SHADOW,
+    SOURCES,
+    refused_of,
+)
 from .shadow import version_of
 from .writing import listed
 
@@ -102,7 +113,7 @@ class Total:
     @property
     def refused(self) -> int:
         """Requests that this rule refused, or that were told to the view as limited."""
-        return self.counts[REFUSED] + self.counts[ADVISED]
+        return refused_of(self.counts) + self.counts[ADVISED]
 
     @property
     def would_be_refused(self) -> int:
@@ -456,7 +467,7 @@ def refusal_counts(days: int = 7, names: Iterable[str] | None = None) -> dict[st
 
 
 _IS_NUMBER = re.compile(rb"-?[0-9]{1,19}").fullmatch
-_REFUSALS = {REFUSED: "enforce", ADVISED: "advise", SHADOW: "shadow", "f": "failed"}
+_REFUSALS = {REFUSED: "enforce", BANNED: "enforce", ADVISED: "advise", SHADOW: "shadow", "f": "failed"}
 _RESULTS = frozenset(LABELS)
 _LETTERS = [letter.encode() for letter in LABELS]
 _BUCKET = re.compile("t([a-z])([0-9]{1,3})|U([0-9]{1,16}):([0-9]{1,4})")

@@ -225,7 +225,7 @@ class Recorder:
                     of = alone.get(id(limit))
                     if of is None or of.name != name:
                         of = self._alone_of(limit, name)
-                if of is None or state.block is not None:
+                if of is None or state.block is not None or (state.ban is not None and state.ban.until):
                     self._add_several(planned, decision, seconds, time_bucket, exempt)
                     continue
                 allowed, used = state.allowed, state.used

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ ALLOWED_ADVISING, ADVISED = "d", "v"
 """Of limits with `block=False`, which only tell the view."""
 ALLOWED_IN_SHADOW, SHADOW = "h", "s"
 """Of limits in shadow mode: allowed, and would be refused."""
+BANNED = "g"
+"""Refused by a ban, which is none of what the limit refuses by itself."""
 EXEMPT, BLOCKED = "x", "b"
 """By overrides."""
 POLICY = "e"
@@ -27,6 +29,7 @@ LABELS = MappingProxyType(
     {
         ALLOWED: ("enforce", "allowed"),
         REFUSED: ("enforce", "refused"),
+        BANNED: ("enforce", "banned"),
         ALLOWED_ADVISING: ("advise", "allowed"),
         ADVISED: ("advise", "refused"),
         ALLOWED_IN_SHADOW: ("shadow", "allowed"),
@@ -85,9 +88,16 @@ def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[
     return results, of_all
 
 
+def refused_of(counts: Mapping[str, int]) -> int:
+    """How many were refused, whether by limits or by their bans."""
+    return counts.get(REFUSED, 0) + counts.get(BANNED, 0)
+
+
 def _result(planned: Counted, state: LimitState, source: str) -> str:
     if state.block is not None:
         return BLOCKED
     if source == "fallback" and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
         return POLICY
+    if state.ban is not None and state.ban.until and state.refuses and not state.ban.is_new:
+        return BANNED
     return BY_MODE[state.mode][state.allowed]

@@ -375,6 +375,15 @@ def to_delete(call: Call, channel: bytes) -> Question:
     return Question(command(*parts), _number_of_keys)
 
 
+_TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 1"
+
+
+def to_tell_reset(call: Call, channel: bytes) -> Question:
+    """Tell all processes that what they remember of those whom a call is about does not hold any more."""
+    message = b" ".join([RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges)])
+    return Question(command(b"EVAL", _TELL, b"0", channel, message), _number_of_keys)
+
+
 def to_execute(*parts: bytes) -> Question:
     """Any other command; its reply has the form that the command's have."""
 

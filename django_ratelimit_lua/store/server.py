@@ -20,7 +20,18 @@ from .asynchronous import AsyncConnections
 from .blocking import Connections
 from .breaker import Breaker
 from .connection_params import ConnectionParams
-from .exchange import Address, Pipeline, Question, to_ask, to_decide, to_delete, to_execute, to_ping, to_run
+from .exchange import (
+    Address,
+    Pipeline,
+    Question,
+    to_ask,
+    to_decide,
+    to_delete,
+    to_execute,
+    to_ping,
+    to_run,
+    to_tell_reset,
+)
 from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
 
@@ -178,6 +189,14 @@ class Store:
     async def adelete(self, call: Call) -> None:
         """`delete`, without blocking the event loop."""
         await self._aexchange(to_delete(call, self.channel(call.prefix)))
+
+    def tell_reset(self, call: Call) -> None:
+        """Tell all processes that refusals of those whom a call is about have ended. Raises `StoreError`."""
+        self._exchange(to_tell_reset(call, self.channel(call.prefix)))
+
+    async def atell_reset(self, call: Call) -> None:
+        """`tell_reset`, without blocking the event loop."""
+        await self._aexchange(to_tell_reset(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         """The reply to any other command, for what is not on the way of a request. Raises `StoreError`."""

@@ -25,7 +25,7 @@ from ..limits.limit import Limit
 from ..limits.program import Program
 from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
-from .exchange import Address, Question, to_ask, to_decide, to_delete, to_execute, to_run
+from .exchange import Address, Question, to_ask, to_decide, to_delete, to_execute, to_run, to_tell_reset
 from .patience import Patience
 from .server import RUN_AT_ONCE, Store
 
@@ -65,6 +65,12 @@ class ShardedStore(Store):
 
     async def adelete(self, call: Call) -> None:
         await self._adrive(self._delete(call, self._patience()))
+
+    def tell_reset(self, call: Call) -> None:
+        self._drive(self._tell_reset(call, self._patience()))
+
+    async def atell_reset(self, call: Call) -> None:
+        await self._adrive(self._tell_reset(call, self._patience()))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
         key = parts[3] if parts[0] == b"EVAL" else parts[1]
@@ -130,6 +136,7 @@ class ShardedStore(Store):
         call = Call(
             call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
             longest_hold_us=call.longest_hold_us, slack_us=call.slack_us, slot=call.slot, waits=call.waits,
+            registers=False, why=call.why,
         )  # fmt: skip
         parts = _parts_of(call)
         if len(parts) == 1:
@@ -213,6 +220,10 @@ class ShardedStore(Store):
         for part in _parts_of(call):
             question = to_delete(part.call, self.channel(call.prefix))
             yield from self._ask(_slot_of(part.call.charges[0]), question, patience)
+
+    def _tell_reset(self, call: Call, patience: Patience) -> Steps:
+        question = to_tell_reset(call, self.channel(call.prefix))
+        yield from self._ask(_slot_of(call.charges[0]), question, patience)
 
     def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:

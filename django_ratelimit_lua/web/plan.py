@@ -14,11 +14,12 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
-from ..conf import conf
+from ..conf import PRIVATE, conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
 from ..engine.neighbours import neighbours
 from ..engine.run import Wait, Waiting
 from ..identity import Identity, digest
+from ..identity.address import client_address
 from ..identity.keys import Key, user_missing
 from ..identity.request_state import request_state
 from ..identity.session import aload
@@ -265,6 +266,10 @@ class RequestPlanner:
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""
+        for planned in self.charges:
+            if planned.charge.limit.ban is not None:
+                self._plan_bans()
+                break
         if len(self.charges) > 1:
             self.charges = _tell_apart(self.charges)
         applied = Applied(self.charges)
@@ -286,6 +291,19 @@ class RequestPlanner:
             longest_hold_us=round(conf.MAX_WAIT * SECOND), now=self._now, ruleset=ruleset, subjects=subjects,
         )  # fmt: skip
         return Plan(call, applied.charges, applied.block, applied.subject, applied.exempt)
+
+    def _plan_bans(self) -> None:
+        """What the charges say of bans: who is never banned, and what is an offence only when the view has answered."""
+        is_free = is_never_banned(self.request)
+        for place, planned in enumerate(self.charges):
+            charge, rule, ban = planned.charge, planned.rule, planned.charge.limit.ban
+            if ban is None:
+                continue
+            if is_free:
+                charge = charge._replace(limit=charge.limit.without_bans())
+            elif rule is not None and rule.count_if is not None and ban.on == "counted":
+                charge = charge._replace(reports=True)
+            self.charges[place] = planned._replace(charge=charge)
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Note which rules were counted; tell the receivers of `limit_exceeded` who was refused."""
@@ -315,6 +333,18 @@ class RequestPlanner:
                 )
             )
         return waits
+
+
+def is_never_banned(request: HttpRequest) -> bool:
+    """Whether a request comes from a network that is never banned. Who has no address is in none, but where nothing
+    says where addresses come from."""
+    networks = conf.NEVER_BAN
+    if not networks:
+        return False
+    address = client_address(request).address
+    if address is None:
+        return networks is PRIVATE
+    return any(address.version == network.version and address in network for network in networks)
 
 
 def _needs_groups(rule: Rule, user: Any) -> bool:

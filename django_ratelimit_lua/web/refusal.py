@@ -26,18 +26,21 @@ from .headers import violated_policies
 from .reference import reference_of
 from .refusal_log import refusal_log
 
-Reason = Literal["wait", "blocked", "unavailable", "too large", "unknown"]
+Reason = Literal["wait", "banned", "blocked", "unavailable", "too large", "unknown"]
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
-"""Of draft-ietf-httpapi-ratelimit-headers-10, section 5.1, for programs: not translated."""
+ABNORMAL_USAGE = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
+ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal request pattern"
+"""Of draft-ietf-httpapi-ratelimit-headers-10, section 5, for programs: not translated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """What is told of a decision that refuses.
 
-    - `reason`: "wait": it helps to wait; "blocked": for good; "unavailable": the limit is 0; "too large": for what the
-      limit could ever allow; "unknown": nothing is known, as where `Ratelimited` is raised by hand;
+    - `reason`: "wait": it helps to wait; "banned": until a ban ends; "blocked": for good; "unavailable": the limit is
+      0; "too large": for what the limit could ever allow; "unknown": nothing is known, as where `Ratelimited` is
+      raised by hand;
     - `message`: what the rule has to say; empty: nothing;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
     - `reference`: see `web.reference`; empty: none;
@@ -67,6 +70,10 @@ class Refusal:
         """When to try again, or why not, in the language in force."""
         if self.is_forbidden:
             return "" if self.message else _("You are blocked.")
+        if self.banned_until:
+            until = f"{self.decision.banned_until:%Y-%m-%d %H:%M:%S} UTC"
+            told = {"until": until, "in_time": in_time(self.retry_after or 1)}
+            return _("You are banned until %(until)s. Try again %(in_time)s.") % told
         if self.retry_after is not None:
             return _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
         return {
@@ -74,6 +81,12 @@ class Refusal:
             "unavailable": _("This is not available."),
             "too large": _("This request is larger than the limit allows."),
         }.get(self.reason, "")
+
+    @property
+    def banned_until(self) -> str:
+        """When the ban ends that refuses, as programs read it (RFC 3339); empty: none does, or it is not told."""
+        until = None if self.retry_after is None else self.decision.banned_until
+        return "" if until is None else until.isoformat().replace("+00:00", "Z")
 
     def detail(self) -> str:
         """The message, and when to try again, or why not."""
@@ -86,6 +99,8 @@ class Refusal:
         violated = violated_policies(self.decision)
         if violated:
             members |= {"type": QUOTA_EXCEEDED, "title": QUOTA_EXCEEDED_TITLE, "violated-policies": violated}
+        if self.banned_until:
+            members |= {"type": ABNORMAL_USAGE, "title": ABNORMAL_USAGE_TITLE, "banned-until": self.banned_until}
         if self.reference:
             members["reference"] = self.reference
         return members
@@ -132,6 +147,8 @@ def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
 def _reason(refused: Sequence[LimitState]) -> Reason:
     if not refused:
         return "unknown"
+    if any(state.banned_until for state in refused) and all(state.retry_after is not None for state in refused):
+        return "banned"
     never = [state for state in refused if state.retry_after is None]
     if not never:
         return "wait"

@@ -64,6 +64,7 @@ class RefusalLog:
             "method": (request.method or "")[:20],
             "path": request.path[:_LONGEST_PATH].encode("unicode_escape").decode(),  # No line breaks of a client's.
             "reference": reference or None,
+            "banned_until": str(decision.banned_until) if decision.banned_until else None,
             "left_out": left_out,
         }
         logger.warning(

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from ..engine.decide import Outcome, answered, build_call, forgetting, refunding
+from ..engine.decide import Outcome, answered, build_call, forgetting, offending, refunding
 from ..engine.run import Waiting
 from ..identity.request_state import request_state
 from ..limits.call import whole_cost
@@ -25,7 +25,7 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome) -> Waiting[Non
     stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`."""
     if outcome.decision.source == "fallback":
         return  # Nothing was taken that could be given back.
-    refunds, charges, resets = [], [], []
+    refunds, charges, resets, offences = [], [], [], []
     charged = request_state(request).charged
     for decided in outcome.charges:
         rule, charge = decided.planned.rule, decided.charge
@@ -45,9 +45,13 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome) -> Waiting[Non
             continue
         if not (yield from _called(rule.count_if, request, response)):
             refunds.append(decided)
+        elif charge.reports:
+            offences.append(decided.planned)
     yield from refunding(refunds)
     if charges:
         yield from answered(build_call(charges, "charge"))
+    if offences:
+        yield from offending(offences, request=request)
     if resets:
         yield from forgetting(build_call(resets, "refund"))
 

@@ -272,18 +272,18 @@ def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
 def test_the_register_knows_the_bans_that_there_are(direct: redis.Redis) -> None:
     """Each by the key of its state and its end: what ends, is lifted or begins anew is known at once."""
     ask = Asker(Limit("login", "0/s", ban_after=2, ban_for="1m", ban_renew=True))
-    register = b"register:" + ask.prefix
     others = Asker(Limit("other", "0/s", ban_after=1, ban_for="2m"))
+    others.prefix, register = ask.prefix, ask.prefix + b"{bans}"
     key, other = ask.keys()[1], others.keys()[1]
-    ask(START, register=register)
+    ask(START)
     assert not direct.exists(register)
-    ask(START, register=register)
-    others(START, register=register)
+    ask(START)
+    others(START)
     assert direct.zrange(register, 0, -1, withscores=True) == [(key, START + MINUTE), (other, START + 2 * MINUTE)]
     assert 120_000 < direct.pttl(register) <= 180_001  # By a time of ours, everything is kept for a minute longer.
-    ask(START + SECOND, register=register)
+    ask(START + SECOND)
     assert direct.zscore(register, key) == START + SECOND + MINUTE
-    ask(START + SECOND, "unban", 0, register=register)
+    ask(START + SECOND, "unban", 0)
     assert direct.zrange(register, 0, -1) == [other]
-    ask(START + 3 * MINUTE, "ban", 5 * SECOND, register=register)
+    ask(START + 3 * MINUTE, "ban", 5 * SECOND)
     assert direct.zrange(register, 0, -1) == [key]

@@ -19,12 +19,13 @@ PUBLIC = {
     "middleware": "RateLimitMiddleware",
     "models": "RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision RateLimitRule "
     "RateLimitTier",
-    "operations": "BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit RuleError ahealth "
-    "client_address compile_rule explain finish health normalised open_reference publish reading refusal_counts",
+    "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit "
+    "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
+    "open_reference publish reading refusal_counts",
     "stats.prometheus": "Collector register",
     "stats.urls": "urlpatterns",
-    "signals": "circuit_closed circuit_half_open circuit_opened limit_exceeded rules_changed slot_lost store_down "
-    "store_up",
+    "signals": "banned circuit_closed circuit_half_open circuit_opened limit_exceeded rules_changed slot_lost "
+    "store_down store_up",
     "store": "ClusterConnectionFactory",
     "testing": "Server move_clock override_ratelimits",
     "throttling": "AnonRateThrottle BaseThrottle RuleThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle "

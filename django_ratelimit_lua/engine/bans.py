@@ -1,0 +1,172 @@
+"""What a process knows of bans: those in force, for while Redis cannot be asked, and who has just earned one.
+
+While Redis is away nobody earns a ban. Those that this process was told of hold until their end, whatever the limits'
+policies are: an outage lets nobody in again. Who was banned elsewhere is limited as everybody is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+
+from ..conf import conf
+from ..conf.changes import on_change
+from ..exceptions import StoreError
+from ..limits.ban import Ban
+from ..limits.call import REGISTER, Call, Charge
+from ..limits.decision import Decision
+from ..limits.rate import SECOND
+from ..process.bounded_map import BoundedMap
+from ..signals import banned
+from ..stats.names import shown
+from ..stats.results import Counted
+from ..store import get_store
+from .run import Wait
+
+logger = logging.getLogger("django_ratelimit_lua.banned")
+MOST = 10_000
+"""Bans that are known: those heard of last."""
+_Key = tuple[bytes, bytes, bytes]
+
+
+class KnownBan(NamedTuple):
+    """A ban, and its end by the monotonic clock."""
+
+    ban: Ban
+    ends_at: float
+
+
+class KnownBans:
+    """The bans in force that this process was told of."""
+
+    def __init__(self) -> None:
+        self._bans: BoundedMap[_Key, KnownBan] = BoundedMap(MOST, labels_of=lambda key: (key[1],))
+
+    def note(self, call: Call, decision: Decision) -> None:
+        """Remember what Redis has said."""
+        if call.now is not None:
+            return
+        for charge, state in zip(call.charges, decision.limits, strict=True):
+            if state.ban is None:
+                continue
+            if state.ban.until:
+                ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
+                self._bans.put(_key(call, charge), KnownBan(state.ban._replace(is_new=False), ends_at))
+            elif self._bans.entries:
+                self._bans.pop(_key(call, charge))
+
+    def hold(self, call: Call, decision: Decision) -> Decision:
+        """What was decided without Redis, as it is for who is banned."""
+        states, now, is_refused = list(decision.limits), time.monotonic(), False
+        for place, charge in enumerate(call.charges):
+            known = self._bans.get(_key(call, charge)) if charge.limit.ban is not None else None
+            if known is None or known.ends_at <= now:
+                continue
+            state, seconds = states[place], known.ends_at - now
+            retry = None if state.retry_after is None else max(state.retry_after, seconds)
+            reset = max(state.reset_after, seconds)
+            states[place] = state._replace(
+                allowed=False, remaining=0, retry_after=retry, reset_after=reset, wait=0.0, ban=known.ban
+            )
+            is_refused = is_refused or states[place].refuses
+        if not is_refused:
+            return decision._replace(limits=tuple(states))
+        return decision._replace(allowed=False, limits=tuple(states), granted=0, wait=0.0)
+
+    def holds_any(self, call: Call) -> bool:
+        """Whether somebody is banned whom the call is about."""
+        now = time.monotonic()
+        known = [self._bans.get(_key(call, charge)) for _, charge in call.banning]
+        return any(ban is not None and ban.ends_at > now for ban in known)
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """The bans of these identities were lifted."""
+        for digest in digests:
+            self._bans.pop_labelled(digest)
+
+    def clear(self) -> None:
+        """Begin with nothing."""
+        self._bans.clear()
+
+
+def _key(call: Call, charge: Charge) -> _Key:
+    return call.prefix, charge.ban_digest, b"" if charge.limit.ban is None else charge.limit.ban.key_part
+
+
+def told_key(ban_key: bytes) -> bytes:
+    """Where it is kept whose ban it is, and by which limit, as long as it lasts: a JSON object with `limit`, `rule` and
+    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
+    return ban_key + b":told"
+
+
+def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest | None = None) -> list[Wait]:
+    """Write down and to the log who has earned a ban by a decision, and tell the receivers of `banned`. What it returns
+    is to be waited for."""
+    waits: list[Wait] = []
+    for each, state in zip(planned, decision.limits, strict=False):
+        ban = state.ban
+        if ban is None or not ban.is_new or state.mode == "shadow":
+            continue
+        charge, rule = each.charge, None if each.rule is None else each.rule.name or None
+        call = Call([charge], prefix=conf.CACHE_PREFIX)
+        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(each.identity)})
+        waits.append(Wait(write, sync_to_async(write)))
+        if ban.by_hand:
+            continue
+        identity = charge.ban_digest.decode()
+        told = {
+            "limit": state.name,
+            "rule": rule,
+            "identity": identity[:8],
+            "until": str(ban.ends_at),
+            "offences": ban.offences,
+            "times": ban.times,
+        }
+        logger.warning(
+            "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, after %(offences)s offences; "
+            "ban number %(times)s",
+            told,
+            extra=told,
+        )
+        if banned.receivers:
+            arguments = {
+                "limit": state.name,
+                "rule": rule,
+                "identity": identity,
+                "ban": ban,
+                "mode": state.mode,
+                "decision": decision,
+                "request": request,
+            }
+            waits.append(
+                Wait(partial(banned.send_robust, Ban, **arguments), partial(banned.asend_robust, Ban, **arguments))
+            )
+    return waits
+
+
+def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
+    """Write down whose ban it is. Where Redis does not take it, the ban holds all the same."""
+    store, (key,) = get_store(), call.ban_keys()
+    seconds = (ban.until - ban.since) / SECOND
+    terms = call.charges[0].limit.ban
+    if terms is not None and terms.renew:
+        seconds = max(seconds, terms.longest_us / SECOND)
+    with suppress(StoreError):
+        store.execute(b"SET", told_key(key), json.dumps(told).encode(), b"PX", b"%d" % (seconds * 1000 + 1000))
+        if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.
+            register = call.prefix + REGISTER
+            store.execute(b"ZADD", register, b"%d" % ban.until, key)
+            store.execute(b"ZREMRANGEBYSCORE", register, b"-inf", b"%d" % ban.since)
+            store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MOST - 1))
+
+
+known_bans = KnownBans()
+on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), known_bans.clear)

@@ -1,0 +1,119 @@
+"""`manage.py ratelimit_bans`: who is banned, until when, and how to end it or begin it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ...exceptions import StoreError
+from ...limits.rate import SECOND, LimitError
+from ...models.audit import acting
+from ...operations.bans import MOST, ActiveBan, active_bans, ban, lift_bans
+from ...operations.explain import explain
+from ...stats.names import name_words
+from ...web.durations import duration_words
+from ..arguments import add_request, described
+
+SHORTEST = 6
+"""Letters of a digest that name somebody."""
+
+
+class Command(BaseCommand):
+    """Lists, lifts and makes bans."""
+
+    help = "The bans in force: lists them, lifts them, or bans whoever sends a request like the one described."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="list|lift|add")
+        listing = actions.add_parser("list", help="who is banned, by which limit, since when and until when")
+        listing.add_argument("--limit", metavar="NAME", help="only bans of this limit")
+        listing.add_argument("--most", type=int, default=MOST, metavar="N", help=f"at most so many ({MOST})")
+        listing.add_argument("--json", action="store_true", help="for programs: one object for each ban, one a line")
+        lifting = actions.add_parser("lift", help="end a ban now, in all processes")
+        lifting.add_argument("identity", nargs="?", help="the identity as it is listed, or how it begins")
+        lifting.add_argument("--all", action="store_true", help="everybody's")
+        lifting.add_argument("--limit", metavar="NAME", help="only bans of this limit")
+        lifting.add_argument("--forget", action="store_true", help="forget earlier bans: the next is the first again")
+        adding = actions.add_parser("add", help="ban whoever would be counted for a request like the one described")
+        add_request(adding)
+        adding.add_argument("--limit", action="append", metavar="NAME", help="only by this one; may be repeated")
+        adding.add_argument("--for", dest="length", metavar="TIME", help="30m, 7d …; else as long as the next one")
+        adding.add_argument("--why", default="", help="kept with the ban, and in the history")
+
+    def handle(self, *args: Any, action: str, **options: Any) -> None:
+        """Raises `CommandError`."""
+        try:
+            with acting("ratelimit_bans"):
+                {"list": self._list, "lift": self._lift, "add": self._add}[action](options)
+        except StoreError as error:
+            raise CommandError(f"Redis cannot be asked: {error}") from error
+
+    def _list(self, options: dict[str, Any]) -> None:
+        found = [one for one in active_bans(options["most"]) if options["limit"] in (None, one.limit)]
+        for active in found:
+            self.stdout.write(json.dumps(_object(active)) if options["json"] else _line(active))
+        if not found and not options["json"]:
+            self.stdout.write("Nobody is banned.")
+
+    def _lift(self, options: dict[str, Any]) -> None:
+        begin, limit = options["identity"] or "", options["limit"]
+        if bool(begin) == options["all"] or (begin and len(begin) < SHORTEST):
+            raise CommandError(f"say whose: the identity, or its first {SHORTEST} letters or more; or --all")
+        found = [
+            active
+            for active in active_bans(10_000)
+            if active.identity.startswith(begin) and limit in (None, active.limit)
+        ]
+        lift_bans(found, forget=options["forget"])
+        for active in found:
+            self.stdout.write(f"lifted: {_line(active)}")
+        if not found:
+            self.stdout.write(self.style.WARNING("Nothing was lifted: there is no such ban."))
+
+    def _add(self, options: dict[str, Any]) -> None:
+        met = [limit.planned for limit in explain(described(options)).met if limit.planned is not None]
+        asked = options["limit"]
+        charges = [planned for planned in met if planned.charge.limit.ban is not None]
+        charges = [planned for planned in charges if asked is None or planned.charge.limit.name in asked]
+        if not charges:
+            names = ", ".join(planned.charge.limit.name for planned in met) or "none"
+            raise CommandError(
+                f"such a request meets no limit that could ban it ({names}); or it is of a network that "
+                f"RATELIMIT_NEVER_BAN names"
+            )
+        try:
+            bans = ban(charges, options["length"], options["why"])
+        except LimitError as error:
+            raise CommandError(f"--for {options['length']!r}: {error}") from error
+        for planned, made in zip(charges, bans, strict=True):
+            self.stdout.write(f"banned until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC by {planned.charge.limit.name}")
+
+
+def _object(active: ActiveBan) -> dict[str, Any]:
+    made = active.ban
+    return {
+        "limit": active.limit,
+        "rule": active.rule or None,
+        "identity": active.identity,
+        "who": dict(active.who),
+        "since": made.since / SECOND,
+        "until": made.until / SECOND,
+        "offences": made.offences,
+        "times": made.times,
+        "by_hand": made.by_hand,
+        "why": active.why,
+        "next_seconds": None if active.next_us is None else active.next_us / SECOND,
+    }
+
+
+def _line(active: ActiveBan) -> str:
+    made = active.ban
+    who = " ".join(f"{kind}={value}" if kind else value for kind, value in active.who)
+    reason = f"by hand{': ' if active.why else ''}{active.why}" if made.by_hand else f"{made.offences} offences"
+    following = "" if active.next_us is None else f", the next for {duration_words(active.next_us / SECOND)}"
+    return (
+        f"{active.identity[:12]} {name_words(active.limit)} until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC"
+        f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"
+    )

@@ -1,0 +1,376 @@
+"""Bans as sites use them: views, throttles and limiters, what clients and colleagues are told, and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils import translation
+from rest_framework.views import APIView
+
+from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.limits.ban import Ban
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.signals import banned
+from django_ratelimit_lua.stats.reading import Span, total
+from django_ratelimit_lua.stats.recorder import recorder
+from django_ratelimit_lua.testing.server import Server
+from django_ratelimit_lua.throttling import UserRateThrottle
+
+CLIENT = {"REMOTE_ADDR": "203.0.113.9"}
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What the receivers of `banned` are told."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(sender: Any, **arguments: Any) -> None:
+        heard.append(arguments)
+
+    banned.connect(hear)
+    yield heard
+    banned.disconnect(hear)
+
+
+def ban_of(decision: Decision) -> Ban:
+    ban = decision.limits[0].ban
+    assert ban is not None
+    return ban
+
+
+def login(**options: Any) -> RateLimiter:
+    return RateLimiter("login", "2/h", **{"ban_after": 3, "ban_for": "10m", **options})
+
+
+def test_who_is_refused_too_often_is_banned() -> None:
+    """Also where the limit has room again; the decision says until when."""
+    limiter = login()
+    decisions = [limiter.hit("ada") for _ in range(6)]
+    assert [decision.allowed for decision in decisions] == [True, True, False, False, False, False]
+    assert [ban_of(decision).offences for decision in decisions] == [0, 0, 1, 2, 3, 3]
+    until = decisions[-1].banned_until
+    assert until is not None
+    assert timedelta(minutes=9, seconds=50) < until - datetime.now(UTC) <= timedelta(minutes=10)
+    assert decisions[3].banned_until is None
+    assert decisions[-1].remaining == 0
+    limiter.refund("ada", 2)
+    assert limiter.hit("ada").banned_until == until
+    assert limiter.hit("bob")
+
+
+def test_a_refusal_is_an_offence_each_time_and_a_ban_is_remembered() -> None:
+    """What earns a ban is always asked; then the process answers a flood by itself."""
+    limiter = login()
+    sources = [limiter.hit("ada").source for _ in range(8)]
+    assert sources == ["redis"] * 5 + ["deny-cache"] * 3
+    counted = login(ban_on="reported")
+    assert [counted.hit("bob").source for _ in range(4)] == ["redis"] * 3 + ["deny-cache"]
+    renewed = RateLimiter("renewed", "1/h", ban_after=1, ban_for="10m", ban_renew=True)
+    assert {renewed.hit("ada").source for _ in range(5)} == {"redis"}
+
+
+def test_offences_that_code_tells_of() -> None:
+    """Of whatever it finds; they take nothing."""
+    limiter = login(ban_on="reported")
+    assert limiter.offend("ada")
+    decision = limiter.offend("ada")
+    assert (ban_of(decision).offences, decision.remaining, decision.granted) == (2, 2, 0)
+    assert not limiter.offend("ada", cost=5)
+    assert not limiter.hit("ada")
+    assert ban_of(limiter.peek("ada")).offences == 7
+    with pytest.raises(LimitError, match="cost is -1"):
+        limiter.offend("ada", cost=-1)
+
+
+def test_a_ban_by_hand_and_its_end() -> None:
+    """For as long as is said, with a reason; lifted at once, and what was earned before is forgotten only if told."""
+    limiter = login(ban_factor=3)
+    for _ in range(5):
+        limiter.hit("ada")
+    assert not limiter.hit("ada")
+    assert limiter.unban("ada").banned_until is None
+    assert ban_of(limiter.peek("ada")).times == 1
+    ban = ban_of(limiter.ban("ada", "3h", why="scraper"))
+    assert (ban.until - ban.since, ban.by_hand, ban.times) == (3 * 3600 * 10**6, True, 1)
+    assert limiter.peek("ada").retry_after > 3600
+    ban = ban_of(limiter.ban("ada"))
+    assert ban.until - ban.since == 30 * 60 * 10**6
+    limiter.unban("ada", forget=True)
+    ban = ban_of(limiter.ban("ada", timedelta(minutes=1)))
+    assert ban.until - ban.since == 60 * 10**6
+    for wrong in ("soon", "0s", timedelta(days=-1)):
+        with pytest.raises(LimitError, match="A ban for"):
+            limiter.ban("ada", wrong)
+    with pytest.raises(LimitError, match="'free' does not ban: say ban_after and ban_for"):
+        RateLimiter("free", "5/m").ban("ada")
+
+
+def test_what_is_reset_begins_anew() -> None:
+    """Count, ban and how often there was one."""
+    limiter = login()
+    for _ in range(5):
+        limiter.hit("ada")
+    limiter.reset("ada")
+    assert limiter.hit("ada")
+    assert ban_of(limiter.peek("ada")) == Ban()
+
+
+def test_coroutines_have_the_same(told: list[Any]) -> None:
+    """Each by its name with an `a` in front."""
+
+    async def bans() -> None:
+        limiter = login(ban_on="reported")
+        assert await limiter.aoffend("ada", 2)
+        assert not await limiter.aoffend("ada")
+        assert not await limiter.ahit("ada")
+        assert (await limiter.aunban("ada", forget=True)).banned_until is None
+        assert await limiter.ahit("ada")
+        assert not await limiter.aban("ada", "1m", why="scraper")
+        await limiter.areset("ada")
+        assert await limiter.ahit("ada")
+
+    asyncio.run(bans())
+    assert len(told) == 1
+
+
+def statuses(view: Any, rf: RequestFactory, times: int, **meta: str) -> list[int]:
+    return [view(rf.get("/", **{**CLIENT, **meta})).status_code for _ in range(times)]
+
+
+def test_each_attempt_at_a_view_may_be_an_offence(rf: RequestFactory) -> None:
+    """Banned at the limit: the last that goes earns the ban."""
+
+    @ratelimit(key="ip", rate="100/m", ban_after=3, ban_for="10m", ban_on="counted")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    assert statuses(view, rf, 5) == [200, 200, 200, 429, 429]
+    assert statuses(view, rf, 1, REMOTE_ADDR="203.0.113.10") == [200]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_view_may_say_what_is_an_offence(is_async: bool, rf: RequestFactory, told: list[Any]) -> None:
+    """By its answer: only wrong passwords count, and towards a ban."""
+
+    def is_wrong(request: HttpRequest, response: Any) -> bool:
+        return response.status_code == 401
+
+    options: Any = {"ban_after": 3, "ban_for": "10m", "ban_on": "counted", "count_if": is_wrong}
+
+    @ratelimit(key="ip", rate="100/m", **options)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(status=int(request.GET["status"]))
+
+    @ratelimit(key="ip", rate="100/m", **options)
+    async def aview(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(status=int(request.GET["status"]))
+
+    def ask(status: int) -> int:
+        request = rf.get("/", {"status": status}, **CLIENT)
+        return int((asyncio.run(aview(request)) if is_async else view(request)).status_code)
+
+    assert [ask(200) for _ in range(9)] == [200] * 9
+    assert [ask(401), ask(200), ask(401), ask(200), ask(401), ask(200), ask(401)] == [401, 200, 401, 200, 401, 429, 429]
+    (heard,) = told
+    assert heard["request"].GET["status"] == "401"
+
+
+def test_a_success_clears_the_count_and_no_offence(rf: RequestFactory) -> None:
+    """Who owns one account cannot have offences against others forgotten by it."""
+
+    @ratelimit(
+        key="ip", rate="2/h", ban_after=3, ban_for="10m", ban_on="counted",
+        count_if=lambda request, response: response.status_code == 401,
+        reset_if=lambda request, response: response.status_code == 200,
+    )  # fmt: skip
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(status=int(request.GET["status"]))
+
+    asked = [view(rf.get("/", {"status": status}, **CLIENT)).status_code for status in (401, 200, 401, 200, 401, 200)]
+    assert asked == [401, 200, 401, 200, 401, 429]
+
+
+def test_who_earns_a_ban_is_told_once(told: list[dict[str, Any]], caplog: Any) -> None:
+    """A hundred threads are refused at once: one signal, one record, with the numbers."""
+    limiter = login(ban_after=10)
+    with caplog.at_level(logging.WARNING, "django_ratelimit_lua.banned"), ThreadPoolExecutor(100) as pool:
+        list(pool.map(lambda _: limiter.hit("ada"), range(300)))
+    (heard,) = told
+    ban = heard["ban"]
+    assert (heard["limit"], heard["rule"], heard["mode"], heard["request"]) == ("login", None, "enforce", None)
+    assert (ban.offences, ban.times, ban.until - ban.since) == (10, 1, 600 * 10**6)
+    assert ban.first < ban.last == ban.since
+    assert heard["decision"].limits[0].ban == ban
+    (record,) = [record for record in caplog.records if record.name == "django_ratelimit_lua.banned"]
+    assert record.identity == heard["identity"][:8]
+    assert record.getMessage().startswith(f"Banned by login (rule: None) until {ban.ends_at}")
+
+
+def test_in_shadow_mode_nobody_is_told(told: list[Any], caplog: Any) -> None:
+    """Nor refused; what would be is in the decision."""
+    limiter = login(mode="shadow")
+    assert all(limiter.hit("ada") for _ in range(8))
+    assert limiter.peek("ada").limits[0].banned_until is not None
+    assert told == []
+    assert not [record for record in caplog.records if record.name == "django_ratelimit_lua.banned"]
+
+
+def test_the_answer_says_until_when(rf: RequestFactory) -> None:
+    """As a problem document of a type of its own, as text, as a page, and in German; `Retry-After` is the ban's end."""
+
+    @ratelimit(key="ip", rate="1/m", ban_after=1, ban_for="2h")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    def ask(accept: str) -> HttpResponse:
+        return view(rf.get("/", headers={"Accept": accept}, **CLIENT))
+
+    assert ask("*/*").status_code == 200
+    answer = ask("application/json")
+    body = json.loads(answer.content)
+    until = body["banned-until"]
+    assert body["type"] == "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
+    assert body["title"] == "Request not satisfied due to detection of abnormal request pattern"
+    assert 7190 <= body["retry_after"] == int(answer["Retry-After"]) <= 7200
+    assert until.endswith("Z")
+    words = f"You are banned until {until[:10]} {until[11:19]} UTC. Try again in about 2 hours."
+    assert body["detail"] == words
+    assert ask("text/plain").content.decode().startswith(f"Too many requests. {words}")
+    page = ask("text/html").content.decode()
+    assert words in page
+    assert "<h1>Not allowed</h1>" in page
+    with translation.override("de"):
+        assert "UTC gebannt." in ask("text/plain").content.decode()
+
+
+def test_headers_say_that_nothing_is_left(rf: RequestFactory, settings: Any) -> None:
+    """While a ban lasts, whatever the limit under it says."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+
+    @ratelimit(group="g", key="ip", rate="100/m", ban_after=1, ban_for="2h", ban_on="counted")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    assert statuses(view, rf, 1) == [200]
+    answer = view(rf.get("/", **CLIENT))
+    assert answer.status_code == 429
+    assert answer["RateLimit"].startswith('"g";r=0;t=')
+    assert int(answer["RateLimit"].rpartition("=")[2]) == int(answer["Retry-After"])
+
+
+def test_bans_are_counted_as_a_result_of_their_own() -> None:
+    """Refusals of the limit and of its ban are told apart, and both are refusals."""
+    limiter = login()
+    for _ in range(12):
+        limiter.hit("ada")
+    recorder.flush()
+    now = int(time.time())
+    counts = total("login", Span(now - 3600, now + 60, 60))
+    assert (counts.allowed, counts.counts["r"], counts.counts["g"], counts.refused) == (2, 3, 7, 10)
+
+
+def test_throttles_ban(rf: RequestFactory, settings: Any) -> None:
+    """By the options of a class."""
+
+    class Throttle(UserRateThrottle):
+        scope, rate = "logins", "1/m"
+        options: Any = {"ban_after": 2, "ban_for": "1h"}  # noqa: RUF012 - as others write it
+
+    class View(APIView):
+        throttle_classes = (Throttle,)
+        authentication_classes = ()
+
+        def get(self, request: Any) -> HttpResponse:
+            return HttpResponse("ok")
+
+    view = View.as_view()
+    assert statuses(view, rf, 3) == [200, 429, 429]
+    answer = view(rf.get("/", **CLIENT)).render()
+    assert int(answer["Retry-After"]) > 3500
+    assert "banned-until" in json.loads(answer.content)
+
+
+PRIVATE = ["10.1.2.3", "172.16.0.1", "192.168.1.1", "127.0.0.1", "::1", "fd00::7", "::ffff:10.1.2.3", ""]
+
+
+def test_private_addresses_are_never_banned_while_no_proxy_is_named(rf: RequestFactory, settings: Any) -> None:
+    """They may be a proxy, and all visitors behind it; where it is said who is trusted, they are clients."""
+
+    @ratelimit(key="ip", rate="1/m", ban_after=1, ban_for="1h")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    def is_banned(address: str) -> bool:
+        request = rf.get("/", REMOTE_ADDR=address)
+        view(request)
+        view(request)
+        return request.ratelimit.banned_until is not None
+
+    assert [is_banned(address) for address in PRIVATE] == [False] * 8
+    assert is_banned("203.0.113.9")
+    settings.RATELIMIT_TRUSTED_PROXIES = 0
+    assert is_banned("10.1.2.3")
+    settings.RATELIMIT_NEVER_BAN = ["203.0.113.0/24", "::ffff:198.51.100.0/120"]
+    assert [is_banned(address) for address in ("203.0.113.9", "198.51.100.1", "203.0.114.9")] == [False, False, True]
+
+
+def test_a_ban_is_lifted_in_all_processes(direct: redis.Redis, settings: Any) -> None:
+    """What others remember of it ends with the message that they hear."""
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 60
+    start_fresh()
+    limiter = login()
+    for _ in range(7):
+        decision = limiter.hit("ada")
+    assert decision.source == "deny-cache"
+    channel = settings.RATELIMIT_CACHE_PREFIX.encode() + b"changes:0"
+    with direct.pubsub() as pubsub:
+        pubsub.subscribe(channel)
+        pubsub.get_message(timeout=5)
+        limiter.unban("ada")
+        message = pubsub.get_message(timeout=5)
+    assert message is not None
+    assert message["data"].startswith(b"reset ")
+    assert not len(deny_cache)
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[Server]:
+    """A server of this test's own."""
+    with Server() as server:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+        start_fresh()
+        yield server
+
+
+@pytest.mark.parametrize("policy", ["open", "local", "closed"])
+def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(policy: Any, own: Server) -> None:
+    """Until the ban's end; nobody earns one meanwhile, and others go by the policy."""
+    limiter = login(ban_for="1h", on_store_error=policy)
+    for _ in range(5):
+        limiter.hit("ada")
+    own.stop()
+    time.sleep(1.1)  # What was just refused is repeated for a second anyway.
+    decision = limiter.hit("ada")
+    assert (decision.allowed, decision.source) == (False, "fallback")
+    assert decision.retry_after is not None
+    assert 3500 < decision.retry_after <= 3960  # A window that counts here as well ends after the ban.
+    assert decision.banned_until is not None
+    assert limiter.hit("bob").allowed is (policy != "closed")
+    assert [limiter.hit("eve").banned_until for _ in range(9)] == [None] * 9
+    assert limiter.offend("eve", 9).banned_until is None
+    for change in (limiter.unban, limiter.ban):
+        with pytest.raises(StoreError):
+            change("ada")

@@ -1,0 +1,196 @@
+"""The bans in force: what operators see of them, `manage.py ratelimit_bans`, and rules of the admin that ban."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.admin.history import changed_words
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.models.audit import acting
+from django_ratelimit_lua.operations.bans import active_bans, lift_bans
+from django_ratelimit_lua.operations.rules_yaml import export, plan
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADDRESS = "203.0.113.9"
+
+
+@ratelimit(group="login", key="ip", rate="2/h", ban_after=2, ban_for="10m")
+def login(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+urlpatterns = [path("login", login), path("ok", lambda request: HttpResponse("ok"))]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def said(*arguments: str) -> str:
+    output = io.StringIO()
+    call_command("ratelimit_bans", *arguments, stdout=output, stderr=output)
+    return output.getvalue()
+
+
+def visit(url: str = "/login", address: str = ADDRESS, times: int = 1) -> int:
+    return int([Client(REMOTE_ADDR=address).get(url) for _ in range(times)][-1].status_code)
+
+
+def test_bans_are_listed() -> None:
+    """By which limit, of whom as far as that may be shown, since when, until when, why, and how long the next would be;
+    those that end first come first."""
+    assert said("list") == "Nobody is banned.\n"
+    visit(times=4)
+    limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="1m")
+    limiter.ban("ada@example.org", why="spam")
+    first, second = active_bans()
+    assert (first.limit, first.who, first.why, first.ban.by_hand) == ("mail", [("", "ad…")], "spam", True)
+    assert first.next_us == 2 * 60 * 10**6
+    assert second.limit.startswith("login:")
+    assert (second.rule, second.who, second.ban.offences, second.ban.times) == ("", [("ip", "203.0.113.0/24")], 2, 1)
+    assert second.ban.until - second.ban.since == 600 * 10**6
+    assert second.next_us == 1200 * 10**6
+    lines = said("list").splitlines()
+    assert lines[0].startswith(f"{first.identity[:12]} mail until ")
+    assert lines[0].endswith(" UTC (ad…): by hand: spam, ban number 1, the next for 2 min 0 s")
+    assert lines[1].endswith(" UTC (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 20 min 0 s")
+    objects = [json.loads(line) for line in said("list", "--json", "--limit", "mail").splitlines()]
+    assert [one["identity"] for one in objects] == [first.identity]
+    assert objects[0]["why"] == "spam"
+    assert len(said("list", "--most", "1").splitlines()) == 1
+
+
+@pytest.mark.parametrize(("shows", "who"), [("plain", [("ip", ADDRESS)]), ("off", [])])
+def test_identities_are_listed_as_they_may_be_shown(shows: str, who: Any, settings: Any) -> None:
+    """Whole, or not at all; the digest names them."""
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    visit(times=4)
+    (ban,) = active_bans()
+    assert ban.who == who
+
+
+def test_a_ban_is_lifted_by_its_identity() -> None:
+    """As it is listed; the next request goes, and the history says who has done it."""
+    visit(times=4)
+    visit(address="203.0.113.10", times=4)
+    ban, _other = active_bans()
+    with pytest.raises(CommandError, match="say whose"):
+        said("lift", ban.identity[:5])
+    for wrong in ((), (ban.identity, "--all")):
+        with pytest.raises(CommandError, match="say whose"):
+            said("lift", *wrong)
+    assert said("lift", "0" * 32) == "Nothing was lifted: there is no such ban.\n"
+    assert said("lift", ban.identity, "--limit", "another") == "Nothing was lifted: there is no such ban.\n"
+    assert said("lift", ban.identity[:12]).startswith(f"lifted: {ban.identity[:12]} login:")
+    assert len(active_bans()) == 1
+    change = RateLimitChange.objects.get()
+    assert (change.by, change.action, change.name) == ("ratelimit_bans", "unbanned", ban.limit)
+    assert changed_words(change) == ["The ban is lifted."]
+    visit(times=3)
+    assert [ban.ban.times for ban in active_bans()] == [1, 2]
+    said("lift", "--all", "--forget")
+    visit(times=3)
+    assert [ban.ban.times for ban in active_bans()] == [1]
+
+
+def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:
+    """By the key that it is kept under; what is known of earlier bans stays."""
+    limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m", ban_forget="30d")
+    limit.ban("ada")
+    from django_ratelimit_lua.rules.callsite import known_call_sites
+
+    known_call_sites._by_name.pop("gone")
+    (ban,) = active_bans()
+    assert (ban.limit, ban.next_us) == ("gone", None)
+    with acting("somebody"):
+        lift_bans([ban])
+    assert active_bans() == []
+    state = limit.peek("ada").limits[0].ban
+    assert state is not None
+    assert (state.until, state.times) == (0, 1)
+
+
+def test_somebody_is_banned_from_a_terminal() -> None:
+    """Whoever a request is counted for, with a reason; for as long as is said, or as the next ban would be."""
+    described = ("--path", "/login", "--ip", ADDRESS)
+    assert said("add", *described, "--why", "scraper").startswith("banned until ")
+    (ban,) = active_bans()
+    assert (ban.why, ban.ban.until - ban.ban.since, ban.who) == ("scraper", 600 * 10**6, [("ip", "203.0.113.0/24")])
+    assert visit() == 429
+    assert visit(address="203.0.113.10") == 200
+    change = RateLimitChange.objects.get()
+    assert (change.by, change.action) == ("ratelimit_bans", "banned")
+    assert changed_words(change) == ["Banned by hand.", "scraper"]
+    said("add", *described, "--for", "30d")
+    (ban,) = active_bans()
+    assert ban.ban.until - ban.ban.since == 30 * 86400 * 10**6
+    with pytest.raises(CommandError, match="--for 'soon'"):
+        said("add", *described, "--for", "soon")
+    with pytest.raises(CommandError, match=r"meets no limit that could ban it \(none\)"):
+        said("add", "--path", "/ok", "--ip", ADDRESS)
+    with pytest.raises(CommandError, match=r"could ban it \(login:.*RATELIMIT_NEVER_BAN"):
+        said("add", "--path", "/login")
+    with pytest.raises(CommandError, match="could ban it"):
+        said("add", *described, "--limit", "another")
+
+
+def test_the_list_goes_by_limits_as_they_are_now() -> None:
+    """A ban that an edit has ended is not listed, nor one whose state is gone, or is none of ours."""
+    rule = RateLimitRule.objects.create(name="api", path="/", key="ip", rate="1/h", ban_after=1, ban_for="1h")
+    visit("/ok", times=2)
+    (ban,) = active_bans()
+    assert (ban.limit, ban.rule) == ("api", "api")
+    rule.ban_for = "1s"
+    rule.save()
+    assert ban.ban.until - ban.ban.since == 3600 * 10**6
+    shortened = active_bans()
+    assert [one.ban.until - one.ban.since for one in shortened] in ([10**6], [])
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 44, None])
+def test_what_somebody_has_written_there_is_left_out(damage: bytes | None, direct: redis.Redis) -> None:
+    """The others are listed."""
+    visit(times=4)
+    RateLimiter("mail", "1/h", ban_after=1, ban_for="1m").ban("ada")
+    mail, ban = active_bans()
+    if damage is None:
+        direct.delete(ban.key)
+    else:
+        direct.set(ban.key, damage)
+    assert active_bans() == [mail]
+    direct.set(mail.key + b":told", b"[1]")
+    assert active_bans()[0].who == []
+
+
+def test_rules_of_the_admin_ban() -> None:
+    """By the same words, which YAML takes as well; a change of them is in the history."""
+    rule = RateLimitRule(
+        name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m", ban_window="1h", ban_factor=3,
+        ban_max="1d", ban_forget="2d", ban_on="counted", ban_renew=True,
+    )  # fmt: skip
+    rule.full_clean()
+    rule.save()
+    assert rule.reading() == "2 per hour per address, banned for 10m after 2 offences, on /"
+    assert [visit("/ok") for _ in range(3)] == [200, 200, 429]
+    (ban,) = active_bans()
+    assert (ban.rule, ban.next_us) == ("api", 1800 * 10**6)
+    text = export()
+    assert {word: said for word, said in yaml.safe_load(text)[0].items() if word.startswith("ban_")} == {
+        "ban_after": 2, "ban_for": "10m", "ban_window": "1h", "ban_factor": 3, "ban_max": "1d", "ban_forget": "2d",
+        "ban_on": "counted", "ban_renew": True,
+    }  # fmt: skip
+    assert plan(text) == []
+    assert plan(text.replace("ban_for: 10m", "ban_for: 20m"))[0].words()[1].strip() == "ban_for: 10m → 20m"
