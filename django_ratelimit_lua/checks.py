@@ -129,7 +129,7 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
     active = [rule for rule in rules if rule.mode != "off"]
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
-    is_applied_here = any(rule.group is None for rule in rules)  # Not by call sites.
+    is_applied_here = any(rule.group is None and not rule.is_for_descriptors for rule in rules)  # Not by call sites.
     with suppress(ImproperlyConfigured):  # `check_settings` says it.
         if MIDDLEWARE not in settings.MIDDLEWARE and conf.GATEWAY_DIALECT is not None:
             return  # The gateway applies them, see `check_gateway`.

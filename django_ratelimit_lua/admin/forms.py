@@ -142,6 +142,7 @@ class RuleForm(AskingForm, ShownForm):
         labels = SENTENCE
         widgets = {  # noqa: RUF012 - Django's way
             "path": forms.Textarea(attrs={"rows": 3}),
+            "descriptor": forms.Textarea(attrs={"rows": 3}),
             "description": forms.Textarea(attrs={"rows": 2}),
             "message": forms.Textarea(attrs={"rows": 2}),
         }

@@ -94,7 +94,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     list_display = ("name", "sentence", "mode", "order")
     list_editable = ("mode", "order")
     list_filter = ("mode", "audience")
-    search_fields = ("name", "description", "path", "route", "key", "group")
+    search_fields = ("name", "description", "path", "route", "key", "group", "descriptor")
     actions = (enforce, shadow, switch_off)
     save_on_top = True
     readonly_fields = ("dependents",)
@@ -116,7 +116,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
                 ),
             },
         ),
-        (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "exempt")}),
+        (gettext_lazy("Scope"), {"fields": ("path", "route", "methods", "audience", "groups", "descriptor", "exempt")}),
         (
             gettext_lazy("Bans"),
             {

@@ -19,6 +19,7 @@ from ..limits.algorithms.concurrency import MOST_SLOTS
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate, duration, duration_us
+from ..rules.descriptors import LONGEST_ENTRY, MOST_ENTRIES, DescriptorPattern, entry_of, unread
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
 from .rate_fields import WRITTEN, RateFields, rate_problem, rate_text
 
@@ -72,8 +73,21 @@ def _scope(row: Mapping[str, Any]) -> Iterator[Misfit]:
     if len(paths) > MOST_PATTERNS or any(len(path) > LONGEST_PATTERN for path in paths):
         most = {"number": MOST_PATTERNS, "length": LONGEST_PATTERN}
         yield "path", _("Enter at most %(number)d paths, each of at most %(length)d characters.") % most
-    if row["exempt"] and not paths and not row["route"]:
-        yield "path", _("An exemption needs a path or a route; otherwise everything would be exempt.")
+    entries = [line.strip() for line in row["descriptor"].splitlines() if line.strip()]
+    if entries:
+        try:
+            DescriptorPattern.parse(entries)
+        except ValueError:
+            yield (
+                "descriptor",
+                _(
+                    "Write one entry per line: generic_key=login, path=/api/* or, for any value, remote_address. "
+                    "At most %(number)d, each of at most %(length)d characters."
+                )
+                % {"number": MOST_ENTRIES, "length": LONGEST_ENTRY},
+            )
+    if row["exempt"] and not paths and not row["route"] and not entries:
+        yield "path", _("An exemption needs a path, a route or a descriptor; otherwise everything would be exempt.")
 
 
 def _key(row: Mapping[str, Any]) -> Iterator[Misfit]:
@@ -94,6 +108,16 @@ def _key(row: Mapping[str, Any]) -> Iterator[Misfit]:
                 "“%(key)s” is no key. Write for example ip, user_or_ip or post:username, and + between several."
             )
             yield "key", problem % {"key": part}
+            continue
+        if row["descriptor"] and (missing := unread(part, _descriptor_keys(row["descriptor"]))):
+            problem = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
+            none = _("A descriptor cannot be counted by “%(key)s”.")
+            entry = entry_of(missing[0])
+            yield "key", (problem if entry else none) % {"key": missing[0], "entry": entry}
+
+
+def _descriptor_keys(text: str) -> list[str]:
+    return [line.partition("=")[0].strip() for line in text.splitlines()]
 
 
 def _rates(row: Mapping[str, Any]) -> Iterator[Misfit]:

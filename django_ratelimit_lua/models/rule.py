@@ -72,12 +72,19 @@ class RateLimitRule(RatesFields, AuditedModel):
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
     groups = ListField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    descriptor = models.TextField(
+        _("descriptor"), blank=True, default="", db_default="",
+        help_text=_(
+            "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and remote_address. In "
+            "values, * is any text; a key without a value takes any. The first line may be domain=NAME."
+        ),
+    )  # fmt: skip
     key = models.CharField(
         _("count by"), max_length=300, blank=True,
         help_text=_(
             "The key: ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, "
             "json:NAME, data:NAME or kwarg:NAME. Join several with +. With exact: in front, a value is compared "
-            "letter by letter. Empty: the key of the call site with this name."
+            "letter by letter. Empty: the key of the call site with this name, or every descriptor by itself."
         ),
     )  # fmt: skip
     cost = models.BigIntegerField(
@@ -159,7 +166,8 @@ class RateLimitRule(RatesFields, AuditedModel):
         if audience == "groups":
             audience = [f"group:{name}" for name in self.groups] if isinstance(self.groups, list) else self.groups
         paths = [line.strip() for line in self.path.splitlines() if line.strip()]
-        is_bare = not paths and not self.route and not self.group
+        entries = [line.strip() for line in self.descriptor.splitlines() if line.strip()]
+        is_bare = not paths and not self.route and not self.group and not entries
         # Databases sort text each in their own way.
         tiers = sorted(self.tiers.all(), key=lambda tier: tier.group) if self.pk else []
         values = {
@@ -173,6 +181,7 @@ class RateLimitRule(RatesFields, AuditedModel):
             "group": self.name if is_bare else self.group,
             "method": self.methods,
             "audience": audience if audience != "everyone" else None,
+            "descriptor": entries,
             "key": key[0] if len(key) == 1 else key,
             "rate": None if self.exempt else self.rate,
             "tiers": [tier.declared() for tier in tiers],

@@ -123,7 +123,7 @@ def taken_over(name: str) -> Built:
     given: dict[str, Any] = {word: _listed(value) for word, value in (rule.given or {}).items()}
     if rule.template is not None and all(isinstance(rate, Rate) for rate in rule.template.rates):
         given["rate"] = [str(rate) for rate in rule.template.rates]
-    if not rule.paths and rule.route is None and rule.group is None:
+    if not rule.paths and rule.route is None and rule.group is None and rule.descriptor is None:
         given["path"] = "/"  # In the settings, that is every request.
     return build_rule(given, "RATELIMIT_RULES")
 

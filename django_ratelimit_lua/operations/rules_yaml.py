@@ -111,8 +111,10 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     where = f"{where}: rule {compiled.name!r}"
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
-    if not compiled.paths and compiled.route is None and compiled.group is None:
-        problem = "names no path, route or group; write the path / for every request, or a group for a call site"
+    if not compiled.paths and compiled.route is None and compiled.group is None and compiled.descriptor is None:
+        problem = (
+            "names no path, route, group or descriptor; write the path / for every request, or a group for a call site"
+        )
         raise RuleError(where, "path", problem)
     rule = RateLimitRule(name=compiled.name)
     for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", "durable", *OPTIONS):
@@ -123,6 +125,7 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if rule.group == rule.name and not rule.path and not rule.route:
         rule.group = ""
     rule.methods = list(dict.fromkeys(name.upper() for name in _names(given, "method", where)))
+    rule.descriptor = "\n".join(_names(given, "descriptor", where))
     rule.key = "+".join(_names(given, "key", where))
     rule.audience, *others = _names(given, "audience", where) or ["everyone"]
     if rule.audience.startswith("group:"):

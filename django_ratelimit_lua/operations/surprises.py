@@ -68,7 +68,7 @@ def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> lis
     if (
         given.get("name")
         and not given.get("exempt")
-        and not (paths or given.get("route") or given.get("group"))
+        and not (paths or given.get("route") or given.get("group") or given.get("descriptor"))
         and given["name"] not in known_call_sites
     ):
         problem = _("The rule has no path and no route, and no limit in the code has its name: it would do nothing.")

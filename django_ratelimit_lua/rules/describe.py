@@ -54,8 +54,8 @@ def period_words(rate: Rate) -> str:
     return names[unit] % {"times": times}
 
 
-def whom(key: Any) -> str:
-    """Whom a key counts.
+def whom(key: Any, *, is_of_descriptors: bool = False) -> str:
+    """Whom a key counts; `is_of_descriptors`: where none is given, each of Envoy's descriptors is counted by itself.
 
     >>> whom("ip"), whom(["ip", "post:username"])
     ('address', 'address and post:username')
@@ -71,7 +71,7 @@ def whom(key: Any) -> str:
     if isinstance(key, (list, tuple)):
         return _(" and ").join(map(whom, key))
     if not key:
-        return _("key in the code")
+        return _("key in the code") if not is_of_descriptors else _("descriptor")
     return names.get(key, key if isinstance(key, str) else getattr(key, "__qualname__", str(key)))
 
 
@@ -125,7 +125,8 @@ def _sentence(given: Declared) -> str:
     if given.get("exempt"):
         parts.append(_("no limits"))
     elif given.get("rate") is not None:
-        parts.append(_("%(rate)s per %(whom)s") % {"rate": rate_words(given["rate"]), "whom": whom(given.get("key"))})
+        who = whom(given.get("key"), is_of_descriptors=bool(given.get("descriptor")))
+        parts.append(_("%(rate)s per %(whom)s") % {"rate": rate_words(given["rate"]), "whom": who})
     parts += [_(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)]
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()
@@ -149,6 +150,10 @@ def where(given: Declared) -> str:
         parts.append(_("at the route %(route)s") % given)
     if given.get("group"):
         parts.append(_("at the call site %(group)s") % given)
+    descriptor = given.get("descriptor")
+    if descriptor:
+        entries = descriptor if isinstance(descriptor, str) else ", ".join(descriptor)
+        parts.append(_("for Envoy's descriptor %(entries)s") % {"entries": entries})
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         names = [audience] if isinstance(audience, str) else audience

@@ -17,13 +17,14 @@ from ..identity.routes import resolved
 from ..limits.call import MOST_COST
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
+from .descriptors import DescriptorPattern, entry_of, unread
 from .methods import ALL, parse_methods
 from .paths import path_pattern
 from .template import LimitTemplate, compile_rate
 
 FIELDS = (
-    "name", "description", "order", "path", "route", "group", "method", "audience", "key", "rate", "tiers", "cost",
-    "exempt", "message", "durable", *OPTIONS,
+    "name", "description", "order", "path", "route", "group", "method", "audience", "descriptor", "key", "rate",
+    "tiers", "cost", "exempt", "message", "durable", *OPTIONS,
 )  # fmt: skip
 _KNOWN = frozenset((*FIELDS, "id"))
 TIER_FIELDS = ("group", "rate", "burst")
@@ -63,6 +64,7 @@ class Rule:
     - `template`: how much, and for whom; None: whatever the rule applies to is exempt;
     - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its namespaces; `group`: only
       at call sites of that name; `methods` (None: all) and `audience`: whose requests;
+    - `descriptor`: which of Envoy's descriptors, see `rules.descriptors`; a rule without a key counts each by itself;
     - `block`, `count_if`, `reset_if`, `cost_after`: as a call site says, see `ratelimit`;
     - `replaces`: the call sites in whose place it stands;
     - `given`: how it was declared; `problems`: what of that had to be left out.
@@ -75,6 +77,7 @@ class Rule:
     group: str | None = None
     methods: frozenset[str] | None = None
     audience: tuple[str, ...] = (EVERYONE,)
+    descriptor: DescriptorPattern | None = None
     mode: str = "enforce"
     order: int = 0
     message: str = ""
@@ -96,6 +99,11 @@ class Rule:
     def settles(self) -> bool:
         """Whether something is left to do when the outcome is known."""
         return self.count_if is not None or self.reset_if is not None or self.cost_after is not None
+
+    @property
+    def is_for_descriptors(self) -> bool:
+        """Whether it is for Envoy's descriptors, and for no request of Django's."""
+        return self.descriptor is not None and not self.paths and self.route is None and self.group is None
 
     @property
     def key(self) -> Key | None:
@@ -228,7 +236,7 @@ class _Reader:
         for text in _texts(self.given[word]):
             if UNWRITABLE.search(text) or (word not in ("description", "message") and _CONTROL.search(text)):
                 self.fail(word, f"{word} is {text!r}: must be text in one line, without control characters")
-            if self.plain and word in ("path", "key") and text != text.strip():
+            if self.plain and word in ("path", "key", "descriptor") and text != text.strip():
                 self.fail(word, f"{word} is {text!r}: must not begin or end with a space")
 
     def paths(self) -> tuple[str, ...]:
@@ -241,6 +249,26 @@ class _Reader:
             most = f"at most {MOST_PATTERNS} prefixes or globs of at most {LONGEST_PATTERN} characters"
             self.fail("path", f"path: {most}")
         return tuple(paths)
+
+    def descriptor(self) -> DescriptorPattern | None:
+        value = self.given.get("descriptor")
+        texts = [value] if isinstance(value, str) and value else value
+        if not texts:
+            return None
+        if not (isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts)):
+            self.refuse("descriptor", "; write a list of entries, such as ['generic_key=login', 'remote_address']")
+        try:
+            return DescriptorPattern.parse(texts)
+        except ValueError as error:
+            self.fail("descriptor", f"descriptor: {error}")
+
+    def check_readable(self, rule: Rule) -> None:
+        """Raises where the descriptors of a rule do not have what its key counts."""
+        if rule.descriptor is not None and rule.key is not None:
+            for part in unread(rule.key.name, rule.descriptor.keys):
+                entry = entry_of(part)
+                right = f"it needs an entry {entry!r}" if entry else "no descriptor has that"
+                self.fail("key", f"key: the descriptor cannot be counted by {part!r}; {right}")
 
     def audience(self) -> tuple[str, ...]:
         value = self.given["audience"]
@@ -262,14 +290,14 @@ class _Reader:
             if "+" in part:
                 self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
 
-    def template(self, name: str, group: str | None) -> LimitTemplate:
+    def template(self, name: str, group: str | None, *, needs_key: bool) -> LimitTemplate:
         given = self.given
         key, rate, cost = given.get("key"), given["rate"], given.get("cost")
         if self.plain:
             self.check_key()
             if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int)):
                 self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
-        if not key and group != name:
+        if not key and needs_key:
             self.fail("key", "needs a key: whom to count, such as 'ip'")
         if not isinstance(rate, str) and (self.plain or isinstance(rate, list)):
             rate = self.rates(rate)
@@ -418,12 +446,12 @@ def compile_rule(
         reader.refuse("exempt", "; write true or false")
     if given.get("durable") is not None and not isinstance(given["durable"], bool):
         reader.refuse("durable", "; write true or false")
-    paths = reader.paths()
+    paths, descriptor = reader.paths(), reader.descriptor()
     template, methods = None, None
     audience: tuple[str, ...] = (EVERYONE,)
     if exempt:
-        if not paths and route is None:
-            reader.fail("exempt", "exempts everything; name a path or a route")
+        if not paths and route is None and descriptor is None:
+            reader.fail("exempt", "exempts everything; name a path, a route or a descriptor")
         if plain:
             # What has no meaning where there are no limits is kept all the same, and has to be what it is elsewhere.
             reader.check_key()
@@ -435,15 +463,18 @@ def compile_rule(
         reader.fail("rate", "needs a rate, such as '100/m' (or exempt=True)")
     else:
         try:
-            template = reader.template(name, group)
+            is_for_descriptors = descriptor is not None and not paths and route is None and group is None
+            template = reader.template(name, group, needs_key=group != name and not is_for_descriptors)
             if "audience" in given:
                 audience = reader.audience()
             if given.get("method") is not ALL:
                 methods = parse_methods(given["method"])
         except WRONG as error:  # With the rate, unless it names another field.
             reader.fail(getattr(error, "field", "") or "rate", str(error))
-    return Rule(
+    rule = Rule(
         name=name, template=template, paths=paths, route=route, group=group, methods=methods, audience=audience,
-        mode=mode, order=order, message=given.get("message") or "", pk=given.get("id"), given=given,
-        problems=tuple(reader.left_out),
+        descriptor=descriptor, mode=mode, order=order, message=given.get("message") or "", pk=given.get("id"),
+        given=given, problems=tuple(reader.left_out),
     )  # fmt: skip
+    reader.check_readable(rule)
+    return rule

@@ -109,7 +109,7 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
 
 def _may_be_widened(rule: Rule) -> bool:
     """Whether no harm comes of a rule that holds for more requests than it was meant for."""
-    if rule.template is None or rule.mode == "off" or not (rule.paths or rule.route or rule.group):
+    if rule.template is None or rule.mode == "off" or not (rule.paths or rule.route or rule.group or rule.descriptor):
         return False
     return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)
 

@@ -20,7 +20,7 @@ NOTHING = "—"
 """Stands for a value that is not there: nobody is signed in, no such header."""
 _OWN = "\0own"
 """No kind of a key begins so."""
-_FIELDS = frozenset({"header", "cookie", "get", "post", "json", "data", "kwarg"})
+_FIELDS = frozenset({"header", "cookie", "get", "post", "json", "data", "kwarg", "entry"})
 
 
 def name_words(name: str, most: int = 60) -> str:

@@ -350,7 +350,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
             "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: ' pro', rate: 5/s}]}",
             "group: Enter it without spaces",
         ),
-        ("- {name: x, key: ip, rate: 1/s}", "names no path, route or group"),
+        ("- {name: x, key: ip, rate: 1/s}", "names no path, route, group or descriptor"),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
         ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "anchors .* line 1"),
         ("- {<<: {name: x}}", "merge keys"),

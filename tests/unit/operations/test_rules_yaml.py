@@ -54,7 +54,7 @@ def test_a_rule_comes_with_its_tiers() -> None:
             "\n- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: 5/moon}",
             "Rules, line 3: rule 'b'",
         ),
-        ("- {name: a, key: ip, rate: 5/m}", "names no path, route or group"),
+        ("- {name: a, key: ip, rate: 5/m}", "names no path, route, group or descriptor"),
         ("- {name: a, path: /, key: ip, rate: 5/m, id: 7}", "unknown id"),
         ("- {name: a, path: /, key: app.key, rate: 5/m}", "rule 'a'"),
         (

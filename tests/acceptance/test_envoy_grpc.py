@@ -1,0 +1,187 @@
+"""Envoy's rate limit service over gRPC, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from django.core.management import CommandError, call_command
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from django_ratelimit_lua.gateway.envoy import messages
+from django_ratelimit_lua.gateway.envoy.question import MOST_BYTES
+from django_ratelimit_lua.management.commands import ratelimit_grpc
+from tests.grpc_gateway import Gateway, question
+
+OK, OVER = messages.OK, messages.OVER_LIMIT
+LOGIN = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
+RULES = [
+    {"name": "login", "descriptor": ["generic_key=login", "remote_address"], "rate": "2/h"},
+    {"name": "many", "descriptor": ["generic_key=many"], "rate": "500/h", "algorithm": "sliding_log"},
+    {"name": "slow", "descriptor": ["generic_key=slow"], "rate": "1/s", "algorithm": "leaky_bucket", "queue": 5},
+]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with Gateway(tmp_path_factory.mktemp("gateway"), RULES, processes=2, RATELIMIT_ON_STORE_ERROR="closed") as found:
+        yield found
+
+
+def until(is_so: Callable[[], Any], seconds: float = 30) -> None:
+    """Wait for that."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_it_answers(gateway: Gateway) -> None:
+    """Over a real connection, from whichever process."""
+    with gateway.client() as one, gateway.client() as other:
+        assert [client.code(LOGIN) for client in (one, other, one, other)] == [OK, OK, OVER, OVER]
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "status"),
+    [
+        (f"/{messages.SERVICE}/{messages.METHOD}", b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        (f"/{messages.SERVICE}/{messages.METHOD}", question(), grpc.StatusCode.INVALID_ARGUMENT),
+        (f"/{messages.SERVICE}/{messages.METHOD}", bytes(MOST_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (f"/{messages.SERVICE}/Other", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b"", grpc.StatusCode.UNIMPLEMENTED),
+    ],
+    ids=["garbage", "nothing asked", "too large", "another method", "reflection"],
+)
+def test_every_mistake_is_a_status(method: str, data: bytes, status: grpc.StatusCode, gateway: Gateway) -> None:
+    """Of its own, in words, without a traceback; and the next is answered."""
+    with gateway.client() as client:
+        with pytest.raises(grpc.RpcError) as raised:
+            client.channel.unary_unary(method)(data, timeout=20, wait_for_ready=True)
+        error: Any = raised.value
+        assert error.code() == status
+        assert "Traceback" not in error.details()
+        assert client.code([("other", "x")]) == OK
+
+
+def test_exactly_as_many_go_as_may(gateway: Gateway) -> None:
+    """Of two thousand questions of sixteen clients, over as many connections to two processes."""
+
+    def some(_: int) -> Counter[int]:
+        with gateway.client() as client:
+            return Counter(client.code([("generic_key", "many")]) for _ in range(125))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(some, range(16)), Counter()) == {OK: 500, OVER: 1500}
+
+
+def test_a_process_that_is_killed_is_begun_again(gateway: Gateway) -> None:
+    """And the others answer meanwhile."""
+    children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
+    first, second = children.read_text().split()
+    time.sleep(2.5)  # One that ends sooner was never well.
+    os.kill(int(first), signal.SIGKILL)
+    until(lambda: len(set(children.read_text().split()) - {first, second}) == 1)
+    with gateway.client() as client:
+        assert client.code([("other", "x")]) == OK
+
+
+def test_an_edit_holds_from_the_next_question_on(gateway: Gateway, tmp_path: Path) -> None:
+    """As rules are edited, in the admin or by YAML."""
+    text = "- name: edited\n  descriptor:\n  - domain=edge\n  - tenant\n  rate: {}/h\n"
+    file = tmp_path / "rules.yaml"
+    descriptor = [("tenant", "acme")]
+    with gateway.client() as client:
+        for number in (1, 3):
+            file.write_text(text.format(number))
+            gateway.run("ratelimit_rules", "import", str(file))
+            assert client.ask(descriptor).statuses[0].current_limit.requests_per_unit == number
+        assert [client.code(descriptor) for _ in range(2)] == [OK, OVER]
+    assert "- domain=edge\n  - tenant\n" in gateway.run("ratelimit_rules", "export")
+
+
+def test_health_follows_redis(tmp_path: Path) -> None:
+    """Who cannot decide says so, of all and of the service, and answers by the fallback policy; and says so again when
+    Redis is back."""
+    settings = {"RATELIMIT_ON_STORE_ERROR": "closed", "RATELIMIT_TIMEOUT": 1}
+    with Gateway(tmp_path, RULES, **settings) as gateway, gateway.client() as client:
+        stub = health_pb2_grpc.HealthStub(client.channel)
+
+        def says(name: str = "") -> int:
+            request = health_pb2.HealthCheckRequest(service=name)
+            status: int = stub.Check(request, timeout=20, wait_for_ready=True).status
+            return status
+
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (says(), says(messages.SERVICE)) == (serving, serving)
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            says("another")
+        gateway.redis.stop()
+        until(lambda: says() == says(messages.SERVICE) == not_serving)
+        assert client.code(LOGIN) == OVER
+        gateway.redis.start()
+        until(lambda: says() == serving)
+        until(lambda: client.code(LOGIN) == OK)
+
+
+def test_who_has_asked_is_answered_before_it_stops(tmp_path: Path) -> None:
+    """Also where the answer is held; then all processes are gone, and what they have counted is written."""
+    with Gateway(tmp_path, RULES, processes=2) as gateway, ThreadPoolExecutor(4) as pool:
+        with gateway.client() as client:
+            first = client.code([("generic_key", "slow")])
+            held = [pool.submit(client.code, [("generic_key", "slow")]) for _ in range(2)]
+            until(lambda: any(future.running() for future in held))
+            time.sleep(0.2)
+            gateway.stop()
+            assert [first, *(future.result() for future in held)] == [OK] * 3
+        assert gateway.process.returncode == 0
+        assert "slow" in gateway.run("ratelimit_stats", "show")
+        gateway.start()
+
+
+def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
+    """By TLS; where it is told an authority, only clients with a certificate of it."""
+    authority = trustme.CA()
+    server, known = authority.issue_cert("localhost"), authority.issue_cert("envoy@example.org")
+    files = {"certificate": server.cert_chain_pems[0], "key": server.private_key_pem, "client-ca": authority.cert_pem}
+    for name, blob in files.items():
+        blob.write_to_path(str(tmp_path / f"{name}.pem"))
+    options = tuple(f"--{name}={tmp_path}/{name}.pem" for name in files)
+    trusted = authority.cert_pem.bytes()
+    with Gateway(tmp_path, RULES, options=options) as gateway:
+        pair = (known.private_key_pem.bytes(), known.cert_chain_pems[0].bytes())
+        with gateway.client(grpc.ssl_channel_credentials(trusted, *pair)) as client:
+            assert client.code(LOGIN) == OK
+        for credentials in (grpc.ssl_channel_credentials(trusted), None):
+            with gateway.client(credentials) as client, pytest.raises(grpc.RpcError):
+                client.channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")(question(LOGIN), timeout=20)
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command: the extra is missing, TLS is half told, a file is not there, a number is none."""
+    for arguments, problem in (
+        (["--key", str(tmp_path / "key.pem")], "--certificate and --key"),
+        (["--key", str(tmp_path / "k"), "--certificate", str(tmp_path / "c")], "No such file"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--processes", "0"], "from 1 to 256"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+    ):
+        with pytest.raises(CommandError, match=problem):
+            call_command("ratelimit_grpc", *arguments)
+    broken = tmp_path / "broken.pem"
+    broken.write_text("?")
+    arguments = ("ratelimit_grpc", "--port=0", f"--key={broken}", f"--certificate={broken}")
+    assert "cannot listen" in gateway.run(*arguments, "--processes=1", status=1)
+    assert "as soon as it had begun" in gateway.run(*arguments, "--processes=2", status=1)
+    monkeypatch.setattr(ratelimit_grpc, "find_spec", lambda name: None)
+    with pytest.raises(CommandError, match=r"django-ratelimit-lua\[grpc\]"):
+        call_command("ratelimit_grpc")

@@ -1,0 +1,70 @@
+"""Rules for Envoy's descriptors, as operators write them: in the admin, as YAML, and back from the history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
+from tests.acceptance import test_admin
+from tests.acceptance.test_admin import RULES, errors, given, visits
+from tests.acceptance.test_envoy_answers import ADA, LOGIN, OK, OVER, code
+
+pytestmark = pytest.mark.django_db(transaction=True)
+operator, site = test_admin.operator, test_admin.site
+FORM = {"name": "edge login", "descriptor": "domain=edge\r\n generic_key=login \r\n\r\nremote_address", "limit": 1}
+DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
+
+
+def test_a_rule_for_descriptors_is_made_changed_and_restored_by_form(operator: Client) -> None:
+    """Each holds for the next question; it is for no request of Django's, and nothing about it surprises."""
+    assert operator.post(f"{RULES}add/", given(**FORM)).status_code == 302
+    rule = RateLimitRule.objects.get()
+    assert rule.declared()["descriptor"] == DECLARED
+    assert [code([LOGIN, ADA]), code([LOGIN, ADA]), code([LOGIN, ADA], domain="other")] == [OK, OVER, OK]
+    assert visits(3) == [200] * 3
+    changed = given(**{**FORM, "descriptor": "generic_key=logout\nremote_address"})
+    assert operator.post(f"{RULES}{rule.pk}/change/", changed).status_code == 302
+    assert code([LOGIN, ADA]) == OK
+    first = RateLimitChange.objects.earliest("pk")
+    operator.post(f"{RULES}restore/{first.pk}/")
+    assert RateLimitRule.objects.get().declared()["descriptor"] == DECLARED
+    assert code([LOGIN, ADA]) == OVER
+    page = operator.get(RULES).content.decode()
+    assert "1 per hour per descriptor, for Envoy&#x27;s descriptor domain=edge, generic_key=login" in page
+    history = operator.get(f"{RULES}{rule.pk}/history/").content.decode()
+    assert "generic_key=logout" in history
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"descriptor": "=login"}, "Schreiben Sie einen Eintrag pro Zeile"),
+        ({"descriptor": "generic_key=login", "key": "ip"}, "Der Deskriptor braucht einen Eintrag remote_address"),
+        ({"descriptor": "a", "key": "session"}, "Ein Deskriptor kann nicht nach „session“ gezählt werden"),
+        ({"descriptor": "\n".join(f"key{number}" for number in range(21))}, "Höchstens 20"),
+        ({"descriptor": "", "exempt": "on", "limit": ""}, "oder einen Deskriptor"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field(
+    fields: dict[str, Any], problem: str, operator: Client, settings: Any
+) -> None:
+    """In the operator's language."""
+    settings.LANGUAGE_CODE = "de"
+    answer = operator.post(f"{RULES}add/", given(**{**FORM, **fields}))
+    assert problem in errors(answer)
+    assert not RateLimitRule.objects.exists()
+
+
+def test_a_descriptor_is_written_to_yaml_and_read_back(operator: Client) -> None:
+    """As a list of its entries."""
+    operator.post(f"{RULES}add/", given(**FORM))
+    text = export()
+    assert "descriptor:\n  - domain=edge\n  - generic_key=login\n  - remote_address\n" in text
+    assert plan(text) == []
+    apply(text.replace("generic_key=login", "generic_key=log*"))
+    assert RateLimitRule.objects.get().descriptor == "domain=edge\ngeneric_key=log*\nremote_address"
+    assert [code([LOGIN, ADA]), code([LOGIN, ADA])] == [OK, OVER]
