@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from django.http import HttpRequest
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
+from ..identity.sealed import seal
 from ..limits.ban import Ban
 from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision
@@ -29,6 +30,8 @@ from ..signals import banned
 from ..stats.names import shown
 from ..stats.results import Counted
 from ..store import get_store
+from .evidence import Evidence, evidence_now
+from .neighbours import network_of
 from .run import Wait
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
@@ -103,7 +106,8 @@ def _key(call: Call, charge: Charge) -> _Key:
 
 def told_key(ban_key: bytes) -> bytes:
     """Where it is kept whose ban it is, and by which limit, as long as it lasts: a JSON object with `limit`, `rule` and
-    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them."""
+    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them; the identity as it is, `sealed`; and
+    the digest of the `address` that it has in it."""
     return ban_key + b":told"
 
 
@@ -117,7 +121,9 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
             continue
         charge, rule = each.charge, None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
-        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(each.identity)})
+        network = network_of(each.identity)
+        about = {"sealed": seal(each.identity), "address": network.decode()}
+        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(each.identity), **about})
         waits.append(Wait(write, sync_to_async(write)))
         if ban.by_hand:
             continue
@@ -146,10 +152,17 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
                 "decision": decision,
                 "request": request,
             }
-            waits.append(
-                Wait(partial(banned.send_robust, Ban, **arguments), partial(banned.asend_robust, Ban, **arguments))
-            )
+            find = partial(evidence_now, call.ban_keys()[0], ban, network)
+            waits.append(Wait(partial(_send, find, arguments), partial(_asend, find, arguments)))
     return waits
+
+
+def _send(find: Callable[[], Evidence], arguments: dict[str, Any]) -> None:
+    banned.send_robust(Ban, evidence=find(), **arguments)
+
+
+async def _asend(find: Callable[[], Evidence], arguments: dict[str, Any]) -> None:
+    await banned.asend_robust(Ban, evidence=await sync_to_async(find)(), **arguments)
 
 
 def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from ..store import Patience, get_store
 from .bans import known_bans, telling
 from .counters import counters
 from .deny_cache import deny_cache
-from .evidence import evidence_notes
+from .evidence import drop_evidence, evidence_notes
 from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
@@ -210,13 +210,9 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     recorder.add(plan.charges, outcome.decision, seconds, plan.exempt)
                     if conf.OPENTELEMETRY:
                         telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
-                waits = (*planner.finish(outcome), *_bans_of(planner, outcome))
+                waits = (*planner.finish(outcome), *_bans_of(planner, call, outcome))
                 for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
                     yield wait
-                for state in outcome.decision.limits:
-                    if state.ban is not None:
-                        note_offences(call, outcome.planned, outcome.decision, getattr(planner, "request", None))
-                        break
                 return outcome
     raise AssertionError("the last attempt is not fenced")  # pragma: no cover
 
@@ -246,14 +242,16 @@ def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decisi
             evidence_notes.note(call, each.charge, ban, decision.moment, request)
 
 
-def _bans_of(planner: Planner, outcome: Outcome) -> Sequence[Wait]:
-    """What there is to tell of bans that a call has earned."""
+def _bans_of(planner: Planner, call: Call, outcome: Outcome) -> Sequence[Wait]:
+    """Note the offences of a call; what there is to tell of bans that it has earned."""
     for state in outcome.decision.limits:
         if state.ban is not None:
             break
     else:
         return ()
-    return telling(outcome.planned, outcome.decision, getattr(planner, "request", None))
+    request = getattr(planner, "request", None)
+    note_offences(call, outcome.planned, outcome.decision, request)
+    return telling(outcome.planned, outcome.decision, request)
 
 
 def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
@@ -382,6 +380,7 @@ def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = N
     """Tell of offences of whom these charges are, and whether they have earned a ban."""
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
     decision = yield from answered(call)
+    note_offences(call, charges, decision, request)
     for wait in telling(charges, decision, request):  # noqa: UP028 - as above
         yield wait
     return decision
@@ -407,6 +406,8 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
     try:
         decision: Decision = yield call
         yield Wait(partial(get_store().tell_reset, call), partial(get_store().atell_reset, call))
+        drop = partial(drop_evidence, call.ban_keys())
+        yield Wait(drop, sync_to_async(drop))
         return decision
     finally:
         digests = {charge.ban_digest for charge in call.charges}

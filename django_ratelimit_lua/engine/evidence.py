@@ -24,7 +24,8 @@ from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
-from ..store import PATIENCE, Patience, get_store, last_patience
+from ..store import PATIENCE, Patience, Store, get_store, last_patience
+from .neighbours import neighbours_at
 
 MOST_OFFENCES = 10
 """Of one ban: the last ones."""
@@ -49,6 +50,18 @@ class Offence(NamedTuple):
     method: str = ""
     path: str = ""
     agent: str = ""
+
+
+class Evidence(NamedTuple):
+    """Why there is a ban, or what may become one.
+
+    - `offences`: the last ones, the earliest first;
+    - `users`: how many signed-in users were seen lately at the address that it is about (see `neighbours`); None: it is
+      about none, or that is not known.
+    """
+
+    offences: tuple[Offence, ...] = ()
+    users: int | None = None
 
 
 class _Noted:
@@ -84,6 +97,7 @@ class EvidenceNotes:
     def clear(self) -> None:
         """Begin with nothing."""
         self._noted: dict[bytes, _Noted] = {}
+        self._writing: dict[bytes, _Noted] = {}
 
     def note(self, call: Call, charge: Charge, ban: Ban, moment: int, request: Any) -> None:
         """Note an offence that a call has counted: `ban` is what it knows of the ban since, `moment` its time."""
@@ -114,7 +128,8 @@ class EvidenceNotes:
 
     def write(self, patience: Patience) -> bool:
         """Write what was noted; whether all was."""
-        noted, self._noted = self._noted, {}
+        noted = self._writing = self._noted
+        self._noted = {}
         now = time.monotonic()
         items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
         if not items:
@@ -124,18 +139,23 @@ class EvidenceNotes:
         late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
         for key in late:
             self._noted.setdefault(key, noted[key])  # What has come since is newer.
+        self._writing = {}
         return not late
 
     def _say_last(self) -> None:
         if self._noted:
             self.write(last_patience())
 
-    def of(self, ban_key: bytes) -> list[Offence]:
-        """What is noted here and not yet written."""
-        noted = self._noted.get(evidence_key(ban_key))
-        return (
-            [] if noted is None else [Offence(each[0], *map(printable, each[1:])) for _, each in list(noted.offences)]
-        )
+    def of(self, ban_key: bytes) -> dict[str, Offence]:
+        """What is noted here and not yet written, by its name."""
+        found = [notes.get(evidence_key(ban_key)) for notes in (self._writing, self._noted)]
+        offences = [offence for noted in found if noted is not None for offence in list(noted.offences)]
+        return {name: Offence(offence.moment, *map(printable, offence[1:])) for name, offence in offences}
+
+    def drop(self, ban_keys: Sequence[bytes]) -> None:
+        """Write nothing of these."""
+        for key in ban_keys:
+            self._noted.pop(evidence_key(key), None)
 
 
 def evidence_key(ban_key: bytes) -> bytes:
@@ -154,15 +174,36 @@ def printable(text: str) -> str:
     )
 
 
-def evidence_of(ban_keys: Sequence[bytes]) -> list[tuple[Offence, ...]]:
-    """The last offences of each of these bans, the earliest first. Raises `StoreError`."""
-    store = get_store(background=True)
-    replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key in ban_keys])
+def evidence_of(bans: Sequence[tuple[bytes, Ban]], store: Store | None = None) -> list[tuple[Offence, ...]]:
+    """The last offences of each of these bans, by the keys of their states; the earliest first. Those that have earned
+    an earlier ban are none of them. Raises `StoreError`."""
+    store = store or get_store(background=True)
+    replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans])
     found = []
-    for key, reply in zip(ban_keys, replies, strict=True):
-        offences = [*_read(_pairs(reply)), *evidence_notes.of(key)]
-        found.append(tuple(sorted(offences)[-MOST_OFFENCES:]))
+    for (key, ban), reply in zip(bans, replies, strict=True):
+        offences = (_read(_pairs(reply)) | evidence_notes.of(key)).values()
+        found.append(tuple(sorted(each for each in offences if each.moment >= ban.first)[-MOST_OFFENCES:]))
     return found
+
+
+def drop_evidence(ban_keys: Sequence[bytes]) -> None:
+    """Forget the evidence of bans that were lifted. Where Redis cannot be asked, it goes when they would have ended."""
+    evidence_notes.drop(ban_keys)
+    with suppress(StoreError):
+        get_store().delete_keys([evidence_key(key) for key in ban_keys])
+
+
+def evidence_now(ban_key: bytes, ban: Ban, network: bytes) -> Evidence:
+    """What is known of a ban that is earned at this moment: of the last second, what this process has seen. `network`:
+    the digest of its address; empty: it has none. Asks Redis for as long as a decision may, and raises nothing."""
+    store, users = get_store(), None
+    try:
+        offences = evidence_of([(ban_key, ban)], store)[0]
+        if network:
+            (users,) = neighbours_at([network], store)
+    except StoreError:
+        offences = tuple(evidence_notes.of(ban_key).values())
+    return Evidence(offences, users)
 
 
 def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
@@ -171,12 +212,13 @@ def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
     return zip(reply[::2], reply[1::2], strict=False)
 
 
-def _read(pairs: Iterable[tuple[bytes, bytes]]) -> list[Offence]:
-    offences = []
+def _read(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, Offence]:
+    offences = {}
     for name, text in pairs:
         with suppress(ValueError, TypeError):  # Written by hand, or by another version.
             method, path, agent = json.loads(text)
-            offences.append(Offence(int(name.partition(b":")[0]), str(method), str(path), str(agent)))
+            moment = int(name.partition(b":")[0])
+            offences[name.decode()] = Offence(moment, str(method), str(path), str(agent))
     return offences
 
 

@@ -20,7 +20,7 @@ from ..identity import Identity, digest
 from ..identity.address import UNKNOWN, client_address
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
-from ..store import get_store
+from ..store import Store, get_store
 
 HOUR = 3600
 HOURS = 8
@@ -102,9 +102,10 @@ def keys_of(network: bytes) -> list[bytes]:
     return [_key(network, hour - ago) for ago in range(HOURS)]
 
 
-def neighbours_at(networks: Sequence[bytes]) -> list[int]:
+def neighbours_at(networks: Sequence[bytes], store: Store | None = None) -> list[int]:
     """How many signed-in users were seen lately at each of these addresses, by their digests. Raises `StoreError`."""
-    return get_store(background=True).execute_all([(b"PFCOUNT", *keys_of(network)) for network in networks])
+    store = store or get_store(background=True)
+    return store.execute_all([(b"PFCOUNT", *keys_of(network)) for network in networks])
 
 
 def address_of(identity: Identity) -> Identity:
@@ -118,6 +119,12 @@ def address_of(identity: Identity) -> Identity:
     if len(identity) == 2 and identity[0] == "ip":
         return identity if identity[1] not in (None, UNKNOWN) else None
     return next((found for part in identity if (found := address_of(part)) is not None), None)
+
+
+def network_of(identity: Identity) -> bytes:
+    """The digest of the address that an identity has in it; empty where there is none."""
+    address = address_of(identity)
+    return b"" if address is None else digest(address)
 
 
 def _key(network: bytes, hour: int) -> bytes:

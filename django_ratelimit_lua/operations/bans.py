@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from ..conf import conf
 from ..engine.bans import told_key
 from ..engine.decide import PlannedCharge, banning, unbanning
+from ..engine.evidence import Evidence, evidence_of
+from ..engine.neighbours import neighbours_at
 from ..engine.run import run
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
@@ -34,7 +36,9 @@ class ActiveBan:
     - `limit`, `rule`: the names of the limit and its rule, as far as they are known; `identity`: the digest of who is
       banned, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: not known;
     - `ban`: its end, its offences and how often there was one; `why`: of a ban by hand;
-    - `terms`: by what the limit bans; None: it is not known here; `key`: where the ban is kept in Redis.
+    - `terms`: by what the limit bans; None: it is not known here; `key`: where the ban is kept in Redis;
+    - `address`: the digest of the address that the identity has in it; `sealed`: the identity, see `identity.sealed`;
+      empty: not known.
     """
 
     limit: str
@@ -45,6 +49,8 @@ class ActiveBan:
     why: str
     terms: BanTerms | None
     key: bytes
+    address: str = ""
+    sealed: str = ""
 
     @property
     def next_us(self) -> int | None:
@@ -74,18 +80,34 @@ def active_bans(most: int = MOST) -> list[ActiveBan]:
         if terms is not None and not ban.by_hand:  # As the limit is now.
             ban = ban._replace(until=min(ban.until, ban.last + terms.duration_us(ban.times - 1)))
         if ban.until > now:
-            name, rule, who = _told(told)
+            name, rule, who, address, sealed = _told(told)
             name = name or match[2].removesuffix(b":ban").decode(errors="replace")
-            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key))
+            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, address, sealed))
     return sorted(found, key=lambda active: active.ban.until)
 
 
-def _told(text: bytes | None) -> tuple[str, str, Name]:
+def _told(text: bytes | None) -> tuple[str, str, Name, str, str]:
     try:
         told = json.loads(text or b"{}")
-        return str(told.get("limit") or ""), str(told.get("rule") or ""), [(str(a), str(b)) for a, b in told["who"]]
+        name, rule, address, sealed = (str(told.get(word) or "") for word in ("limit", "rule", "address", "sealed"))
+        return name, rule, [(str(a), str(b)) for a, b in told["who"]], address, sealed
     except (ValueError, TypeError, KeyError, AttributeError):  # Written by hand, or not at all.
-        return "", "", []
+        return "", "", [], "", ""
+
+
+def number_of_bans() -> int:
+    """How many bans are in force; of more than 10,000, those that end last. Raises `StoreError`."""
+    now = time.time_ns() // 1000
+    return int(get_store(background=True).execute(b"ZCOUNT", conf.CACHE_PREFIX + REGISTER, b"(%d" % now, b"+inf"))
+
+
+def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[Evidence]:
+    """Why they are banned: the last offences of each, and how many signed-in users were seen lately at the address.
+    Raises `StoreError`."""
+    offences = evidence_of([(active.key, active.ban) for active in bans])
+    addresses = sorted({active.address for active in bans if active.address})
+    users = dict(zip(addresses, neighbours_at([address.encode() for address in addresses]), strict=True))
+    return [Evidence(each, users.get(active.address)) for active, each in zip(bans, offences, strict=True)]
 
 
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from django.utils.translation import gettext as _
 
 from ..conf import conf
+from ..identity.sealed import cipher
 from ..limits.decision import Decision
 
 _PAYLOAD = Struct(">16sI4s")  # Whom (a digest), when (seconds since 1970), and which limit (see `_tag`).
@@ -152,10 +153,8 @@ def _sealed(letters: str) -> bytes:
     return base64.b32decode(letters[:-1].encode().translate(_READ))
 
 
-@lru_cache(maxsize=8)
 def _cipher(secret: str | bytes) -> AESSIV:
-    material = secret.encode() if isinstance(secret, str) else bytes(secret)
-    return AESSIV(hashlib.blake2b(material, digest_size=64, person=b"ratelimit-refer").digest())
+    return cipher(secret, b"ratelimit-refer")
 
 
 @lru_cache(maxsize=4096)

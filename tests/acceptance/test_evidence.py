@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -22,8 +24,10 @@ from django_ratelimit_lua.engine.evidence import (
 )
 from django_ratelimit_lua.engine.neighbours import HOUR, neighbours, neighbours_at
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.signals import banned
 from django_ratelimit_lua.store import PATIENCE, Patience
 
 OFFICE = "203.0.113.9"
@@ -72,11 +76,11 @@ def test_the_last_offences_are_kept_beside_the_ban(direct: redis.Redis, prefix: 
     for number in range(9):
         view(request(f"/login/{number}", f"agent {number}"))
     key = only_key(direct, prefix)
-    (noted,) = evidence_of([key])
+    (noted,) = evidence_of([(key, Ban())])
     assert [offence.path for offence in noted] == ["/login/2", "/login/3", "/login/4"]
     written()
     assert direct.exists(evidence_key(key))
-    assert evidence_of([key]) == [noted]
+    assert evidence_of([(key, Ban())]) == [noted]
     assert [offence.agent for offence in noted] == ["agent 2", "agent 3", "agent 4"]
     assert {offence.method for offence in noted} == {"POST"}
     assert sorted(offence.moment for offence in noted) == [offence.moment for offence in noted]
@@ -106,7 +110,7 @@ def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: st
             written()
     written()
     key = only_key(direct, prefix)
-    (offences,) = evidence_of([key])
+    (offences,) = evidence_of([(key, Ban())])
     assert [offence.path for offence in offences] == [f"/{number}" for number in range(15, 25)]
     assert direct.hlen(evidence_key(key)) == MOST_OFFENCES
 
@@ -121,7 +125,7 @@ def test_what_clients_send_harms_nobody_who_reads_it(direct: redis.Redis, prefix
     key = only_key(direct, prefix)
     direct.set(evidence_key(key), b"odd")
     written()
-    (offences,) = evidence_of([key])
+    (offences,) = evidence_of([(key, Ban())])
     assert all(letter.isprintable() for offence in offences for text in offence[1:] for letter in text)
     assert offences[0].path == "/a\\x1b[2J\\u202e"
     assert len(offences[0].agent) == LONGEST_AGENT
@@ -148,7 +152,7 @@ def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for _ in range(2):
         limiter.hit("ada")
-    (offences,) = evidence_of([only_key(direct, prefix)])
+    (offences,) = evidence_of([(only_key(direct, prefix), Ban())])
     assert [offence[1:] for offence in offences] == [("", "", "")] * 2
     assert isinstance(offences[0], Offence)
 
@@ -164,11 +168,11 @@ def test_without_redis_it_waits_and_is_bounded(settings: Any, monkeypatch: pytes
              settings.RATELIMIT_CACHE_PREFIX.encode()).ban_keys()[0]
         for number in range(5)
     ]  # fmt: skip
-    assert [len(offences) for offences in evidence_of(keys)] == [1, 1, 1, 0, 0]
+    assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [1, 1, 1, 0, 0]
     assert not evidence_notes.write(Patience(0.0))
     limiter.hit(0)
     written()
-    assert [len(offences) for offences in evidence_of(keys)] == [2, 1, 1, 0, 0]
+    assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [2, 1, 1, 0, 0]
 
 
 def at_office() -> int:
@@ -216,3 +220,63 @@ def test_a_user_nobody_has_asked_for_is_not_asked_for() -> None:
     lazy.user = SimpleLazyObject(fail)
     login()(lazy)
     assert at_office() == 0
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What the receivers of `banned` are told."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(sender: Any, **arguments: Any) -> None:
+        heard.append(arguments)
+
+    banned.connect(hear)
+    yield heard
+    banned.disconnect(hear)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_signal_carries_the_evidence(told: list[dict[str, Any]], is_async: bool) -> None:
+    """Of all processes, the offence that has earned the ban among them; and how many share the address."""
+    view, expected = login(), [f"/{number}" for number in range(2, 5)]
+    if is_async:
+
+        @ratelimit(group="login", key="ip", rate="2/h", ban_after=3, ban_for="10m")
+        async def aview(request: HttpRequest) -> HttpResponse:
+            return HttpResponse("in")
+
+        view = async_to_sync(aview)
+    for number in range(7):
+        if number == 4:
+            written()
+            neighbours.write()
+        view(request(f"/{number}", user=User(number)))
+    (arguments,) = told
+    evidence = arguments["evidence"]
+    assert [offence.path for offence in evidence.offences] == expected
+    assert evidence.offences[-1].moment == arguments["ban"].last
+    assert evidence.users == 4
+
+
+def test_a_lifted_ban_leaves_no_evidence(direct: redis.Redis, prefix: str) -> None:
+    """What had earned it is not held against anybody again."""
+    limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
+    for _ in range(2):
+        limiter.hit("ada")
+    written()
+    key = only_key(direct, prefix)
+    assert direct.exists(evidence_key(key))
+    limiter.unban("ada")
+    assert not direct.exists(evidence_key(key))
+    limiter.hit("ada")
+    written()
+    assert len(evidence_of([(key, Ban())])[0]) == 1
+
+
+def test_reported_offences_leave_evidence(direct: redis.Redis, prefix: str) -> None:
+    """Where the view says what is one, it is the request that it was about."""
+    view = login(rate="100/h", ban_on="counted", count_if=lambda request, response: "wrong" in request.path)
+    for path in ["/in", "/wrong/1", "/in", "/wrong/2"]:
+        view(request(path))
+    (offences,) = evidence_of([(only_key(direct, prefix), Ban())])
+    assert [offence.path for offence in offences] == ["/wrong/1", "/wrong/2"]
