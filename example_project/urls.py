@@ -15,5 +15,7 @@ urlpatterns = [
     path("clock/", views.clock, name="clock"),
     path("api/", api.Orders.as_view(), name="api"),
     path("address/", views.address, name="address"),
+    path("payments/", views.payment_desk, name="payments"),
+    path("payments/pay/", views.pay, name="pay"),
     path("reset/", views.reset, name="reset"),
 ]

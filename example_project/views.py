@@ -10,13 +10,13 @@ from typing import Any
 from django.contrib.auth.views import LoginView
 from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
-from django_ratelimit_lua import Decision, LimitState, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua import CircuitBreaker, Decision, LimitState, Ratelimited, RateLimiter, circuit, ratelimit
 from django_ratelimit_lua.operations import client_address, explain
 
 logger = logging.getLogger(__name__)
@@ -187,3 +187,34 @@ def reset(request: HttpRequest) -> HttpResponse:
         if b"{stats" not in key:  # What was counted of the requests stays.
             client.delete(key)
     return HttpResponse(status=204)
+
+
+# A payment service that may be sick: the page has a switch. The breaker stops asking it, tries now and then, and comes
+# back in steps; who pays meanwhile is told when to try again. Look at Breakers in the admin.
+
+payments = CircuitBreaker("payments", slow="1s", minimum=5, window="20s", open_for="6s")
+HEALTHS = {"well": "answers", "sick": "fails", "slow": "takes a second and a half"}
+
+
+def health_of_payments() -> str:
+    return str(caches["default"].get("payments", "well"))
+
+
+@require_POST
+@circuit(payments)
+def pay(request: HttpRequest) -> HttpResponse:
+    health = health_of_payments()
+    if health == "slow":
+        time.sleep(1.5)
+    if health == "sick":
+        return JsonResponse({"error": "the payment service failed"}, status=502)
+    return JsonResponse({"paid": True})
+
+
+@ensure_csrf_cookie
+def payment_desk(request: HttpRequest) -> HttpResponse:
+    if request.method == "POST" and request.POST.get("health") in HEALTHS:
+        caches["default"].set("payments", request.POST["health"], None)
+        return redirect("payments")
+    context = {"healths": HEALTHS.items(), "health": health_of_payments(), "state": payments.state}
+    return render(request, "payments.html", context)

@@ -1,8 +1,9 @@
-"""Rules, overrides and their history in Django's admin."""
+"""Rules, overrides, breakers and their history in Django's admin."""
 
 from django.contrib import admin
 
-from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from .breakers import BreakerAdmin
 from .clients import ClientAdmin
 from .history import ChangeAdmin
 from .index_entry import InspectorEntry, InspectorEntryAdmin, StatisticsEntry, StatisticsEntryAdmin
@@ -12,6 +13,7 @@ from .rules import RuleAdmin
 admin.site.register(RateLimitRule, RuleAdmin)
 admin.site.register(RateLimitOverride, OverrideAdmin)
 admin.site.register(RateLimitClient, ClientAdmin)
+admin.site.register(RateLimitBreaker, BreakerAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 admin.site.register([InspectorEntry], InspectorEntryAdmin)
 admin.site.register([StatisticsEntry], StatisticsEntryAdmin)

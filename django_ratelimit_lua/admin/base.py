@@ -44,16 +44,16 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Adding and changing."""
         with acting(request.user):
-            return _with_warnings(request, super().changeform_view(request, *args, **kwargs))
+            return with_warnings(request, super().changeform_view(request, *args, **kwargs))
 
     def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         with acting(request.user):
-            return _with_warnings(request, super().changelist_view(request, *args, **kwargs))
+            return with_warnings(request, super().changelist_view(request, *args, **kwargs))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Deleting."""
         with acting(request.user):
-            response: HttpResponse = _with_warnings(request, super().delete_view(request, object_id, extra_context))
+            response: HttpResponse = with_warnings(request, super().delete_view(request, object_id, extra_context))
             return response
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
@@ -84,7 +84,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
-def _with_warnings(request: HttpRequest, response: Any) -> Any:
+def with_warnings(request: HttpRequest, response: Any) -> Any:
     """The response, with a warning if what was saved is not live, or is published beside another site's rules."""
     if request.method == "POST" and getattr(response, "status_code", 0) == 302:
         if triggers.unpublished:

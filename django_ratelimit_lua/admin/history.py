@@ -15,7 +15,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
+from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import RuleError
@@ -33,6 +33,7 @@ MODELS: Mapping[str, Any] = {
     RateLimitChange.Kind.RULE: RateLimitRule,
     RateLimitChange.Kind.OVERRIDE: RateLimitOverride,
     RateLimitChange.Kind.CLIENT: RateLimitClient,
+    RateLimitChange.Kind.BREAKER: RateLimitBreaker,
 }
 
 
@@ -67,7 +68,7 @@ def _value(name: str, column: Any, value: Any) -> str:
         return "—"
     if name == "rate":
         return rate_words(value)
-    if name in ("starts", "ends"):
+    if name in ("starts", "ends", "until"):
         try:
             return moment_words(datetime.datetime.fromisoformat(value))
         except (TypeError, ValueError):

@@ -1,5 +1,6 @@
-"""The models: rules, tiers, overrides, clients of the gateway, what was changed, and what was counted."""
+"""The models: rules, tiers, overrides, breakers, clients of the gateway, what was changed, and what was counted."""
 
+from .breaker import RateLimitBreaker
 from .change import RateLimitChange, RateLimitRevision
 from .client import RateLimitClient
 from .hour import RateLimitHour
@@ -8,6 +9,7 @@ from .rule import RateLimitRule
 from .tier import RateLimitTier
 
 __all__ = [
+    "RateLimitBreaker",
     "RateLimitChange",
     "RateLimitClient",
     "RateLimitHour",

@@ -26,7 +26,7 @@ BATCH = 500
 """Rows of history that are written by one statement."""
 AUDITED = {
     f"django_ratelimit_lua.{name}"
-    for name in ("ratelimitrule", "ratelimittier", "ratelimitoverride", "ratelimitclient")
+    for name in ("ratelimitrule", "ratelimittier", "ratelimitoverride", "ratelimitclient", "ratelimitbreaker")
 }
 BEFORE, DELETION = "_ratelimit_before", "_ratelimit_deletion"
 

@@ -128,6 +128,7 @@ class RateLimitChange(models.Model):
         OVERRIDE = "override", _("override")
         IDENTITY = "identity", _("identity")
         CLIENT = "client", _("client of the gateway")
+        BREAKER = "breaker", _("breaker")
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
     tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)

@@ -30,7 +30,14 @@ from ..exceptions import LimitError, StoreError
 from ..identity import key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
-from ..models import RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRevision, RateLimitRule
+from ..models import (
+    RateLimitBreaker,
+    RateLimitChange,
+    RateLimitClient,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+)
 from ..models.change import Risen
 from ..models.override import OverrideQuerySet, about_several, has_exact_field, microseconds
 from ..process.tasks import Errand
@@ -281,6 +288,7 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
+        "breakers": _breakers(using),
         "kinds": {name: sorted(of) for name, of in sorted(kinds.items())},
         "blocks": sorted(blocks),
         "keys": list(secrets_by_id()),
@@ -302,6 +310,11 @@ def _rules(using: str) -> list[dict[str, Any]]:
         return [
             rule for pk in RateLimitRule.objects.using(using).values_list("pk", flat=True) for rule in _one(using, pk)
         ]
+
+
+def _breakers(using: str) -> list[dict[str, Any]]:
+    """What the rows say of breakers; what cannot be understood is skipped by whoever reads it, and the log says so."""
+    return [row.published() for row in RateLimitBreaker.objects.using(using)]
 
 
 def _one(using: str, pk: int) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ PUBLIC = {
     "gateway.asgi": "application",
     "gateway.urls": "urlpatterns",
     "middleware": "RateLimitMiddleware",
-    "models": "RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision RateLimitRule "
-    "RateLimitTier",
+    "models": "RateLimitBreaker RateLimitChange RateLimitClient RateLimitHour RateLimitOverride RateLimitRevision "
+    "RateLimitRule RateLimitTier",
     "operations": "ActiveBan BadReferenceError ClientAddress Explanation Health OpenedReference ReferredLimit "
     "RuleError active_bans ahealth client_address compile_rule explain finish health lift_bans normalised "
     "open_reference publish reading refusal_counts",

@@ -1,0 +1,130 @@
+"""Breakers as rows: other thresholds than the code has, and what an operator has forced, until when."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ..rules.breakers import BREAKER_FIELDS, TUNED, BreakerError, read_row
+from .audit import AuditedModel, AuditedQuerySet, Declared
+from .change import RateLimitChange
+from .override import microseconds, within
+
+
+class RateLimitBreaker(AuditedModel):
+    """What holds for the breaker of this name, in the place of what the code says; empty fields are as in the code."""
+
+    CHANGE_KIND = RateLimitChange.Kind.BREAKER
+
+    class Forced(models.TextChoices):
+        """What an operator may force."""
+
+        OPEN = "open", _("open: nothing is asked")
+        CLOSED = "closed", _("closed: everything is asked")
+        BROWNOUT = "brownout", _("brown-out: so many percent are served")
+
+    name = models.CharField(
+        _("name"), max_length=200, unique=True, help_text=_("The name of a CircuitBreaker in the code.")
+    )
+    description = models.TextField(_("description"), blank=True, help_text=_("For colleagues: why these numbers."))
+    failure_ratio = models.FloatField(
+        _("ratio of failures"), null=True, blank=True,
+        help_text=_("It opens when so many of the calls fail: 0.5 is half of them. Empty: as in the code."),
+    )  # fmt: skip
+    failures = models.BigIntegerField(
+        _("failures"), null=True, blank=True,
+        help_text=_("It opens at so many failures, however many calls there were. Empty: as in the code."),
+    )  # fmt: skip
+    slow = models.CharField(
+        _("slow from"), max_length=20, blank=True,
+        help_text=_("A call that takes so long is slow, for example 2s. Empty: as in the code."),
+    )  # fmt: skip
+    slow_ratio = models.FloatField(
+        _("ratio of slow calls"), null=True, blank=True,
+        help_text=_("It opens when so many of the calls are slow. Empty: as in the code."),
+    )  # fmt: skip
+    minimum = models.BigIntegerField(
+        _("least calls"), null=True, blank=True,
+        help_text=_("Ratios count from so many calls on. Empty: as in the code."),
+    )  # fmt: skip
+    window = models.CharField(
+        _("window"), max_length=20, blank=True,
+        help_text=_("Calls of so long are judged, for example 30s. Empty: as in the code."),
+    )  # fmt: skip
+    open_for = models.CharField(
+        _("open for"), max_length=20, blank=True,
+        help_text=_("So long nothing is asked, for example 10s; then it is tried. Empty: as in the code."),
+    )  # fmt: skip
+    open_max = models.CharField(
+        _("longest pause"), max_length=20, blank=True,
+        help_text=_("Where it fails again, it is open twice as long, up to this. Empty: as in the code."),
+    )  # fmt: skip
+    probes = models.BigIntegerField(
+        _("probes"), null=True, blank=True,
+        help_text=_("So many calls at a time try whether it is well again. Empty: as in the code."),
+    )  # fmt: skip
+    forced = models.CharField(_("forced"), max_length=8, blank=True, choices=Forced.choices, editable=False)
+    share = models.FloatField(_("percent served"), null=True, blank=True, editable=False)
+    until = models.DateTimeField(_("until"), null=True, blank=True, editable=False)
+    why = models.CharField(_("reason"), max_length=300, blank=True, editable=False)
+
+    objects = AuditedQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("breaker")
+        verbose_name_plural = _("breakers")
+        ordering = ("name",)
+        permissions = (("force_breaker", "May force breakers open or closed, and brown them out"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def prepare(self) -> bool:
+        """Moments are such that every time zone can show them."""
+        before, self.until = self.until, within(self.until)
+        return before != self.until
+
+    def prepared(self) -> Declared:
+        """The fields that `prepare` fills in."""
+        return {"until": self.until}
+
+    def declared(self) -> Declared:
+        """The row in words that history and YAML can keep."""
+        values = {field: getattr(self, field) for field in BREAKER_FIELDS}
+        values["until"] = None if self.until is None else self.until.isoformat()
+        if not self.forced:
+            values |= {"share": None, "until": None, "why": None}
+        return {field: value for field, value in values.items() if value not in (None, "")}
+
+    def published(self) -> Declared:
+        """The row as processes read it: the end as microseconds since 1970."""
+        published = {field: value for field, value in self.declared().items() if field not in ("description", "why")}
+        if "until" in published and self.until is not None:
+            published["until"] = microseconds(self.until)
+        return published
+
+    def force(self, how: str, until: datetime.datetime | None, share: float | None, why: str) -> None:
+        """Force it, or no more where `how` is empty, and save."""
+        self.forced, self.until, self.share, self.why = how, until, share if how == "brownout" else None, why
+        self.save()
+
+    def is_forced(self) -> bool:
+        """Whether anything is forced now."""
+        return bool(self.forced) and (self.until is None or self.until > timezone.now())
+
+    def clean(self) -> None:
+        """Raises `ValidationError` that names the field."""
+        try:
+            read_row(self.published())
+        except BreakerError as error:
+            is_field = error.field in (*TUNED, "name")
+            raise ValidationError({error.field: error.problem} if is_field else error.problem) from None
+
+    def thresholds(self) -> dict[str, Any]:
+        """The thresholds that the row says, by name."""
+        return {field: value for field, value in self.declared().items() if field in TUNED}

@@ -1,0 +1,248 @@
+"""Circuit breakers in operators' hands: rows retune and force them, by the admin and a command, everywhere at once."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
+from django.urls import path
+from django.utils import timezone
+
+from django_ratelimit_lua import CircuitBreaker, CircuitOpen
+from django_ratelimit_lua.engine.circuits import circuits
+from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
+from django_ratelimit_lua.operations.breakers import breaker, breakers, force
+
+pytestmark = pytest.mark.django_db(transaction=True)
+urlpatterns = [path("admin/", admin.site.urls)]
+HERE = "/admin/django_ratelimit_lua/ratelimitbreaker/"
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    """A site with an admin."""
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+
+
+def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def payments() -> Iterator[Callable[..., str]]:
+    """Pays for whom is named: "paid" or "open"; with an error where there is to be one."""
+    payments = CircuitBreaker("payments", minimum=10, open_for="30s")
+
+    def pay(identity: Any = None, *, fails: bool = False) -> str:
+        try:
+            with payments.call(identity) as call:
+                if fails:
+                    call.fail()
+        except CircuitOpen as error:
+            return error.reason
+        return "paid"
+
+    pay()
+    yield pay
+    circuits.by_name.pop("payments")
+
+
+def pays(pay: Callable[..., str], expected: str) -> bool:
+    return pay() == expected
+
+
+@pytest.fixture
+def operator() -> Client:
+    user = User.objects.create_user("operator", password="x", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="force_breaker"))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_it_is_forced_and_ends_by_itself(payments: Callable[..., str]) -> None:
+    """Open, closed whatever happens, and by its own state when the time is over."""
+    force("payments", "open", until=timezone.now() + datetime.timedelta(seconds=1.5), why="maintenance")
+    until(lambda: pays(payments, "forced"))
+    until(lambda: pays(payments, "paid"))
+    force("payments", "closed")
+    until(lambda: circuits.by_name["payments"].force() is not None)
+    for _ in range(30):
+        assert payments(fails=True) == "paid"
+    until(lambda: circuits.by_name["payments"].state == "open")
+    assert payments() == "paid"
+    force("payments", "")
+    until(lambda: pays(payments, "open"))
+
+
+def test_a_brown_out_serves_the_same_people(payments: Callable[..., str]) -> None:
+    """So many percent of them, the same again and again; others who are served at more percent are served as well."""
+    force("payments", "brownout", share=30)
+    until(lambda: circuits.by_name["payments"].force() is not None)
+    hour = time.time() // 3600
+    first = {person for person in range(2000) if payments(person) == "paid"}
+    second = {person for person in range(2000) if payments(person) == "paid"}
+    if time.time() // 3600 == hour:
+        assert first == second
+    assert 0.25 < len(first) / 2000 < 0.35
+    force("payments", "brownout", share=60)
+    until(lambda: circuits.by_name["payments"].force().share == 60)
+    third = {person for person in range(2000) if payments(person) == "paid"}
+    if time.time() // 3600 == hour:
+        assert first < third
+    assert 0.55 < len(third) / 2000 < 0.65
+    assert 0 < sum(payments() == "paid" for _ in range(300)) < 300
+
+
+def test_a_row_retunes_it_and_keeps_what_was_counted(payments: Callable[..., str]) -> None:
+    """Live; and what the row does not say is as in the code."""
+    for _ in range(4):
+        payments(fails=True)
+    until(lambda: circuits.by_name["payments"].answer.failures == 4)
+    RateLimitBreaker.objects.create(name="payments", failures=5)
+    until(lambda: circuits.by_name["payments"].by.failures == 5)
+    payments()
+    assert circuits.by_name["payments"].by.minimum == 10
+    payments(fails=True)
+    assert payments() == "open"
+    RateLimitBreaker.objects.all().delete()
+    until(lambda: circuits.by_name["payments"].by.failures is None)
+    assert payments() == "open"
+
+
+def test_a_row_that_cannot_be_understood_is_left_out(payments: Callable[..., str]) -> None:
+    """What somebody wrote by hand: the breaker goes on, by the code or by what was understood last."""
+    RateLimitBreaker.objects.create(name="payments", minimum=7)
+    until(lambda: circuits.by_name["payments"].by.minimum == 7)
+    RateLimitBreaker.objects.update(window="soon")
+    until(lambda: payments() == "paid" and circuits.by_name["payments"].row is not None)
+    time.sleep(1.2)
+    assert circuits.by_name["payments"].by.minimum == 7
+
+
+def test_what_operators_do_is_in_the_history(payments: Callable[..., str], operator: Client) -> None:
+    """Who, what and why; in words, on the page of the history."""
+    operator.post(f"{HERE}one/?name=payments", {"how": "open", "period": "1h", "why": "the bank is down"})
+    change = RateLimitChange.objects.get()
+    assert (change.by, change.kind, change.name) == ("operator", "breaker", "payments")
+    assert (change.after["forced"], change.after["why"]) == ("open", "the bank is down")
+    assert LogEntry.objects.get().user.username == "operator"
+    superuser = User.objects.create_superuser("root")
+    client = Client()
+    client.force_login(superuser)
+    page = client.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
+    assert "the bank is down" in page
+    assert "open: nothing is asked" in page
+
+
+def test_the_list_shows_all_breakers_and_how_they_are(payments: Callable[..., str], operator: Client) -> None:
+    """Those without a row as well; states and numbers are those of all processes."""
+    for _ in range(10):
+        payments(fails=True)
+    until(lambda: breaker("payments").state == "open")
+    page = operator.get(HERE).content.decode()
+    assert "payments" in page
+    assert ">open</span>" in page
+    one = operator.get(f"{HERE}one/?name=payments").content.decode()
+    assert "It opened because" in one
+    assert re.search(r"10 calls, 9 failures, 0 slow", one)
+    assert operator.get(f"{HERE}one/?name=nothing").status_code == 404
+
+
+def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) -> None:
+    """Each of the four, with an end; what is wrong is said beside its field."""
+    assert operator.post(f"{HERE}one/?name=payments", {"how": "brownout", "period": "1h"}).status_code == 200
+    late = operator.post(f"{HERE}one/?name=payments", {"how": "open", "until": "2001-01-01T12:00"}).content.decode()
+    assert "Enter a moment in the future." in late
+    assert not RateLimitBreaker.objects.exists()
+    response = operator.post(
+        f"{HERE}one/?name=payments", {"how": "brownout", "share": "0", "period": "1d"}, follow=True
+    )
+    assert "This holds everywhere within milliseconds." in response.content.decode()
+    row = RateLimitBreaker.objects.get()
+    assert (row.forced, row.share) == ("brownout", 0)
+    assert abs((row.until - timezone.now()).total_seconds() - 86_400) < 60
+    until(lambda: pays(payments, "brown-out"))
+    operator.post(f"{HERE}one/?name=payments", {"how": "auto"})
+    until(lambda: pays(payments, "paid"))
+
+
+def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
+    """Viewing, changing thresholds and forcing are permissions of their own."""
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_ratelimitbreaker"))
+    client = Client()
+    client.force_login(user)
+    assert "Force it" not in client.get(f"{HERE}one/?name=payments").content.decode()
+    assert client.post(f"{HERE}one/?name=payments", {"how": "open"}).status_code == 403
+    assert client.get(f"{HERE}add/").status_code == 403
+    stranger = User.objects.create_user("stranger", is_staff=True)
+    client.force_login(stranger)
+    assert client.get(HERE).status_code == client.get(f"{HERE}one/?name=payments").status_code == 403
+
+
+def test_thresholds_in_the_admin_are_checked(admin_client: Client) -> None:
+    """As in the code, with the problem at its field."""
+    wrong = admin_client.post(f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"})
+    assert "no time: write" in wrong.content.decode()
+    assert admin_client.post(f"{HERE}add/", {"name": "payments", "window": "1m"}).status_code == 302
+    assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("ratelimit_breakers", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
+    """With a time or for good, and a reason; by its own state again with `auto`."""
+    assert "payments: closed; " in run("list")
+    assert "forced: open until " in run("open", "payments", "--for", "10m", "--why", "the bank is down")
+    until(lambda: pays(payments, "forced"))
+    assert RateLimitChange.objects.latest("pk").by == "ratelimit_breakers"
+    tomorrow = (timezone.now() + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
+    assert "forced: brownout 20 % until " in run("brownout", "payments", "20", "--until", tomorrow)
+    assert "forced: closed until it is taken back" in run("close", "payments", "--for-good")
+    assert "forced" not in run("auto", "payments")
+    until(lambda: pays(payments, "paid"))
+    for wrong in (
+        ["open", "payment", "--for", "1h"],
+        ["open", "payments", "--for", "soon"],
+        ["open", "payments", "--until", "2001-01-01T00:00"],
+        ["open", "payments", "--until", "noon"],
+        ["brownout", "payments", "120", "--for", "1h"],
+    ):
+        with pytest.raises(CommandError):
+            run(*wrong)
+
+
+def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) -> None:
+    """As they have noted in Redis, though nothing of them is imported here."""
+    until(lambda: circuits.by_name["payments"].noted_at > 0)
+    of_others = circuits.by_name.pop("payments")
+    try:
+        (found,) = [state for state in breakers() if state.name == "payments"]
+        assert (found.by.minimum, found.state) == (10, "closed")
+        assert found.places == (f"{__name__}, line {found.places[0].rpartition(' ')[2]}",)
+    finally:
+        circuits.by_name["payments"] = of_others
