@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
@@ -38,3 +39,10 @@ async def nothing(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [path("ratelimit/", include("django_ratelimit_lua.gateway.urls")), path("nothing", nothing)]
 asgi = get_asgi_application()
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    """204 to everything, for the bench: what uvicorn costs."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})

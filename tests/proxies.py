@@ -106,6 +106,7 @@ class Site:
             **settings,
         }
         self._all, self._gateway = ExitStack(), ExitStack()
+        self.pid = 0
 
     def __enter__(self) -> Site:
         self._all.enter_context(self.redis)
@@ -132,7 +133,7 @@ class Site:
         """Start the gateway."""
         options = ["--no-proxy-headers", "--log-level=warning", "--host=127.0.0.1", f"--port={self.port}"]
         command = [sys.executable, "-m", "uvicorn", f"tests.gateway_site:{self.application}", *options]
-        self._gateway.enter_context(running(command, self.port, cwd=ROOT, env=self.environment))
+        self.pid = self._gateway.enter_context(running(command, self.port, cwd=ROOT, env=self.environment)).pid
 
     def stop(self) -> None:
         """Stop the gateway."""

@@ -36,6 +36,7 @@ async def check(request: HttpRequest, below: str = "") -> HttpResponse:
     """`answer_check`, for Django. `below`: what Envoy adds to the path."""
     response = await answer_check(request.META)
     # Django would log every one, and of the gateway's path. `refusal_log` has said it.
+    response.headers["Content-Length"] = str(len(response.content))
     response._has_been_logged = True  # type: ignore[attr-defined]
     return response
 

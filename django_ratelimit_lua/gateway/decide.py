@@ -65,6 +65,7 @@ async def decide(request: HttpRequest) -> HttpResponse:
     except (ValueError, RequestDataTooBig, UnreadablePostError):
         body = bytes(MOST_BYTES + 1)
     response = await answer_decide(str(request.method), request.META.get("HTTP_AUTHORIZATION", ""), body)
+    response.headers["Content-Length"] = str(len(response.content))
     response._has_been_logged = True  # type: ignore[attr-defined] # By Django, which logs every refusal.
     return response
 

@@ -17,6 +17,7 @@ from tests.bench.alone import deny_cache, outage  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
+from tests.bench.gateway import gateway  # noqa: E402
 from tests.bench.measure import DIRECT  # noqa: E402
 from tests.bench.memory import crowd_memory, memory  # noqa: E402
 from tests.bench.replay import bench_replay  # noqa: E402
@@ -40,6 +41,7 @@ def main() -> None:
     backlog()
     slots()
     faces()
+    gateway()
     memory()
     crowd_memory()
     kept()
