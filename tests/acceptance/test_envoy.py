@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ RULES = [
     {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "2/h", "message": "Slower."},
     {"name": "bytes", "descriptor": ["generic_key=bytes", "remote_address"], "rate": "1000/h"},
 ]
+SLOTS = [{"name": "exports", "descriptor": ["generic_key=site", "remote_address"], "key": "ip", "rate": "2",
+          "algorithm": "concurrency"}]  # fmt: skip
 
 
 class Service(BaseHTTPRequestHandler):
@@ -37,10 +40,15 @@ class Service(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[Counter[str]] = Counter()
+    leases: ClassVar[list[str | None]] = []
+    may_end: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         self.asked[self.path] += 1
         body = b"x" * 100
+        if self.path == "/export":
+            self.leases.append(self.headers["X-RateLimit-Lease"])
+            self.may_end.wait(60)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -212,6 +220,39 @@ def test_redis_may_be_away_and_the_gateway_too(tmp_path: Path) -> None:
         assert (site.get()[0], site.get(port=other)[0]) == (503, 200)
         site.gateway.start()
         until(lambda: site.get()[0] == 200)
+
+
+def test_a_slot_is_held_while_a_request_runs(tmp_path: Path) -> None:
+    """Also where its client goes away; what is refused, or brings a lease that is none, gives nothing back."""
+    with Site(tmp_path, SLOTS) as site, ThreadPoolExecutor(2) as pool:
+        Service.leases.clear()
+        Service.may_end.clear()
+        look = {"entries": [("generic_key", "site"), ("remote_address", "127.0.0.1")], "hits": 0}
+
+        def left() -> int:
+            remaining: int = client.ask(look, domain="site").statuses[0].limit_remaining
+            return remaining
+
+        with site.gateway.client() as client:
+            try:
+                running = pool.submit(site.get, "/export", X_RateLimit_Lease="made-up")
+                until(lambda: left() == 1)
+                leaving = socket.create_connection(("127.0.0.1", site.port))
+                leaving.sendall(b"GET /export HTTP/1.1\r\nHost: site\r\n\r\n")
+                until(lambda: left() == 0)
+                assert [site.get(X_RateLimit_Lease=lease or "")[0] for lease in ("made-up", Service.leases[0])] == [
+                    429
+                ] * 2
+                assert left() == 0
+                leaving.close()
+                until(lambda: left() == 1)
+                assert site.get()[0] == 200
+                until(lambda: left() == 1)
+            finally:
+                Service.may_end.set()
+            assert running.result()[0] == 200
+            until(lambda: left() == 2)
+            assert [bool(lease) and lease != "made-up" for lease in Service.leases] == [True, True]
 
 
 def test_the_rules_of_the_documentation_are_rules(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from django_ratelimit_lua.gateway.envoy import answer as answers
 from django_ratelimit_lua.gateway.envoy import messages
 from django_ratelimit_lua.gateway.envoy.answer import UNLIMITED, answer
 from django_ratelimit_lua.gateway.envoy.question import (
@@ -290,6 +292,81 @@ def test_who_has_to_wait_is_held(settings: Any) -> None:
         return loop.time() - began
 
     assert asyncio.run(all_at_once()) >= 0.3
+
+
+SLOTS_RULE = {"name": "exports", "descriptor": ["generic_key=login", "remote_address"], "key": "ip", "rate": "2",
+              "algorithm": "concurrency"}  # fmt: skip
+
+
+def lease_of(found: Any) -> Any:
+    """The descriptor that gives back what an answer has taken."""
+    (header,) = found.request_headers_to_add
+    return [(header.key, header.value)]
+
+
+def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
+    """Once; beside others that clients have made up; whatever else was taken in the call stays taken."""
+    settings.RATELIMIT_RULES = [SLOTS_RULE, {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"}]
+    everything = [("generic_key", "all")]
+    first, second, third = (ask([LOGIN, ADA], everything) for _ in range(3))
+    assert [found.overall_code for found in (first, second, third)] == [OK, OK, OVER]
+    assert not third.request_headers_to_add
+    assert left([LOGIN, ADA], everything) == [0, 98]
+    ((_, value),) = lease_of(first)
+    for forged in ("", "x", value[:-1], value[1:], value.replace(":", ";"), "x," * 50 + "x"):
+        assert code([("x-ratelimit-lease", forged)]) == OK
+    assert left() == [0]
+    for _ in range(3):
+        assert code([("x-ratelimit-lease", f"made-up, {value}")]) == OK
+    assert left([LOGIN, ADA], everything) == [1, 98]
+    assert code(lease_of(second)) == OK
+    assert left() == [2]
+
+
+@pytest.mark.parametrize("more", [{"hits": 0}, {"hits": 2, "negative": True}, {"limit": (9, 1)}])
+def test_slots_are_taken_by_hits_alone(more: dict[str, Any], settings: Any) -> None:
+    """Who looks takes none, negative hits give none back, and Envoy's limits are for rates."""
+    settings.RATELIMIT_RULES = [SLOTS_RULE]
+    held = ask([LOGIN, ADA])
+    found = ask({"entries": [LOGIN, ADA], **more})
+    assert bool(found.request_headers_to_add) == ("limit" in more)
+    assert left() == [0 if "limit" in more else 1]
+    assert code(lease_of(held)) == OK
+
+
+def test_a_slot_nobody_gives_back_ends_by_itself(settings: Any) -> None:
+    """After the time that the settings say."""
+    settings.RATELIMIT_RULES, settings.RATELIMIT_GATEWAY_SLOT_SECONDS = [SLOTS_RULE], 0.5
+    assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
+    until = time.monotonic() + 20
+    while left() != [2]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_who_goes_away_while_it_is_decided_holds_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Envoy does when it has waited long enough."""
+    settings.RATELIMIT_RULES = [SLOTS_RULE]
+    decide = answers.adecide
+
+    async def slowly(planner: Any) -> Any:
+        outcome = await decide(planner)
+        if planner.is_hit:
+            task.cancel()
+            await asyncio.sleep(0)
+        return outcome
+
+    async def cancelled() -> None:
+        nonlocal task
+        task = asyncio.ensure_future(answer(question([LOGIN, ADA])))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    task: Any = None
+    monkeypatch.setattr(answers, "adecide", slowly)
+    asyncio.run(cancelled())
+    monkeypatch.undo()
+    assert left() == [2]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])

@@ -11,11 +11,12 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from ...conf import conf
-from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call
-from ...engine.run import Wait
-from ...engine.waiting import ahold
+from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
+from ...engine.run import Wait, arun
+from ...engine.waiting import ahold, to_the_end, unmasked
 from ...identity import digest
-from ...limits.call import MOST_COST, Charge
+from ...limits.algorithms.concurrency import new_slot
+from ...limits.call import MOST_COST, Charge, Operation
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import Limit
 from ...limits.rate import SECOND, LimitError, Rate
@@ -28,10 +29,12 @@ from ...rules.template import LimitTemplate
 from ...signals import limit_exceeded
 from ...stats.recorder import recorder
 from ...web.overrides import Applied, apply_overrides, override_kinds, override_subjects
+from ...web.plan import is_never_banned
 from ...web.refusal import refusal_of
 from ...web.responses import REFERENCE_HEADER
 from . import messages
-from .question import PERIODS, STRANGER, Asked, DescribedRequest, Purpose, read_question
+from .lease import LEASE, read_leases, write_lease
+from .question import PERIODS, STRANGER, Asked, DescribedRequest, read_question
 
 UNLIMITED = 2**32 - 1
 _UNITS = {period: unit for unit, period in PERIODS.items()}
@@ -65,10 +68,12 @@ class _Planner:
     units = 0
     gathers = False
 
-    def __init__(self, met: Sequence[Met], purpose: Purpose) -> None:
+    def __init__(self, met: Sequence[Met], purpose: Operation) -> None:
         self._met = met
-        self._purpose: Purpose = purpose
+        self._purpose = purpose
         self.is_hit = purpose == "hit"
+        self._slot = new_slot(conf.GATEWAY_SLOT_SECONDS)
+        self._held: list[Charge] = []
         self._blocked: Met | None = None
 
     def gather(self, ruleset: Ruleset) -> None:
@@ -84,7 +89,7 @@ class _Planner:
         self._blocked = None
         block: tuple[LimitState, bytes] | None = None
         subjects: dict[SubjectRef, None] = {}
-        found = [(met, _charges(met, ruleset)) for met in self._met]
+        found = [(met, self._charges(met, ruleset)) for met in self._met]
         refs = [_subjects(met, charges, ruleset) for met, charges in found] if ruleset.kinds else [()] * len(found)
         for (met, charges), about in zip(found, refs, strict=True):
             applied = Applied(charges)
@@ -104,13 +109,30 @@ class _Planner:
                 counted.append(each.charge)
             else:
                 is_refused = is_refused or each.blocked.enforced
+        self._held = [charge for charge in counted if charge.limit.holds]
         call = build_call(
-            counted, "peek" if is_refused and self.is_hit else self._purpose,
+            counted, "peek" if is_refused and self.is_hit else self._purpose, slot=self._slot if self._held else b"",
             longest_hold_us=round(conf.MAX_WAIT * SECOND), ruleset=ruleset,
             subjects=override_cache.get_many(tuple(subjects)).call_subjects() if subjects else (),
         )  # fmt: skip
         state, subject = block or (None, b"")
         return Plan(call, charges, state, subject, exempt)
+
+    def _charges(self, met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
+        planned = []
+        for each in _charges(met, ruleset):
+            charge = each.charge
+            if charge.limit.holds and not self.is_hit:
+                continue  # Slots are released by what was told when they were taken.
+            if charge.limit.ban is not None and is_never_banned(met.request):
+                charge = charge._replace(limit=charge.limit.without_bans())
+            planned.append(each._replace(charge=charge))
+        return planned
+
+    async def leave(self) -> None:
+        """Nobody hears the answer: give back the slot that was asked for, if it was taken."""
+        if self._held:
+            await to_the_end(arun(releasing(self._held, self._slot)))
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Note what was decided about each; tell the receivers of `limit_exceeded` who was refused."""
@@ -172,7 +194,7 @@ def _charges_by(rule: Rule, met: Met) -> list[PlannedCharge]:
     rates: Sequence[Rate] = [rate for rate in template.rates if isinstance(rate, Rate)]
     if len(rates) < len(template.rates) or callable(template.cost):
         raise UnreadableKeyError("a function of the site says its rate or cost, and knows only requests of Django's")
-    if asked.rate is not None:
+    if asked.rate is not None and not any(rate.is_slots for rate in rates):
         rates = [asked.rate]
     key = template.key
     if key is None:
@@ -235,20 +257,37 @@ async def answer(data: bytes) -> bytes:
     met = [Met(asked) for asked in read_question(data)]
     decision = Decision(True)
     # What was used or is given back is settled first, and refuses nothing.
-    purposes: Sequence[Purpose] = ("refund", "charge", "hit")
+    lease = ""
+    for slot, charges in (slot for each in met if each.asked.purpose == "release" for slot in _leased(each.asked)):
+        await arun(releasing(charges, slot))
+    purposes: Sequence[Operation] = ("refund", "charge", "hit")
     for purpose in purposes:
         of_purpose = [each for each in met if each.asked.purpose == purpose]
         if of_purpose:
-            outcome = await adecide(_Planner(of_purpose, purpose))
+            planner = _Planner(of_purpose, purpose)
+            try:
+                outcome = await adecide(planner)
+            except BaseException as error:
+                with unmasked(error):
+                    await planner.leave()
+                raise
             if purpose == "hit":
                 decision = outcome.decision
+                lease = write_lease(outcome.held) if outcome.held else ""
                 if decision and decision.wait > 0:
                     await ahold(outcome)
-    return _written(met, decision)
+    return _written(met, decision, lease)
 
 
-def _written(met: Sequence[Met], decision: Decision) -> bytes:
+def _leased(asked: Asked) -> list[tuple[bytes, list[Charge]]]:
+    """The slots that a descriptor gives back."""
+    return [slot for key, value in asked.entries if key == LEASE for slot in read_leases(value)]
+
+
+def _written(met: Sequence[Met], decision: Decision, lease: str) -> bytes:
     response = messages.Response(overall_code=messages.OK if decision.allowed else messages.OVER_LIMIT)
+    if lease:
+        response.request_headers_to_add.add(key=LEASE, value=lease)
     refused: Met | None = None
     for each in met:
         is_refused = each.asked.purpose == "hit" and any(state.refuses for state in each.states)
