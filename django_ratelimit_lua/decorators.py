@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from .breaker import NOTHING, CircuitBreaker, LastGood
 from .engine.decide import adecide, decide
 from .engine.run import Waiting, arun, run
-from .engine.waiting import ahold, hold, in_thread, to_the_end, unmasked
+from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
 from .exceptions import CircuitOpen
 from .identity import Identity, digest
 from .identity.keys import KeyLike, compile_key
@@ -27,6 +27,7 @@ from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.stacks import Stack
 from .rules.template import CostLike, RateLike
+from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner, identifying
 from .web.reduced import areduced_capacity, reduced_capacity
 from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
@@ -56,9 +57,11 @@ class _Ratelimit:
       says how many more units the request turned out to cost;
     - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
 
-    The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the
-    request until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would
-    take longer is refused. Raises `LimitError` for what cannot be understood, when the decorator is written.
+    The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the request
+    until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would take
+    longer is refused. With `algorithm="concurrency"`, or beside rates in a list, a number alone ("5") says how many
+    requests may run at the same time, each until its response is closed. Raises `LimitError` for what cannot be
+    understood, when the decorator is written.
     """
 
     ALL = ALL
@@ -147,18 +150,19 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
             return refused_response(request, decision)
+        held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
             hold(outcome)
-        if not settles:
+        if not settles and held is None:
             return add_ratelimit_headers(request, checked(request, *args, **kwargs))
         try:
             response = checked(request, *args, **kwargs)
         except BaseException as error:
             with unmasked(error):
-                run(settle(request, error, outcome))
+                run(settle(request, error, outcome, held))
             raise
         run(settle(request, response, outcome))
-        return add_ratelimit_headers(request, response)
+        return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -168,23 +172,18 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
             return await arefused_response(request, decision)
+        held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
             await ahold(outcome)
-        if not settles:
+        if not settles and held is None:
             return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
         try:
             response = await checked(request, *args, **kwargs)
-        except GeneratorExit as stopped:
-            # Nothing can be waited for any more here.
-            with unmasked(stopped):
-                in_thread(functools.partial(run, settle(request, stopped, outcome)))
-            raise
         except BaseException as error:
-            with unmasked(error):
-                await to_the_end(arun(settle(request, error, outcome)))
+            await settled(error, settle(request, error, outcome, held))
             raise
         await to_the_end(arun(settle(request, response, outcome)))
-        return add_ratelimit_headers(request, response)
+        return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
 
     wrapper: Any = achecker if _is_async(checked) else checker
     wrapper._ratelimits = Stack(wrapper, checked, rules, group)

@@ -10,7 +10,8 @@ from django.http import HttpRequest, HttpResponseBase
 
 from .conf import conf
 from .engine.decide import adecide, decide
-from .engine.waiting import ahold, hold
+from .engine.run import run
+from .engine.waiting import ahold, hold, unmasked
 from .exceptions import CircuitOpen, Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen
@@ -18,6 +19,7 @@ from .limits.decision import Decision
 from .rules.exempt import is_exempt
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
+from .web.holding import hold_slots, release_left, releasing, watch_body
 from .web.plan import Place, RequestPlanner
 from .web.reduced import reduced_capacity
 from .web.responses import (
@@ -59,13 +61,22 @@ class RateLimitMiddleware:
             return self._acall(request)
         response = self._refused(request, _now)
         if response is None:
-            response = cast(HttpResponseBase, self.get_response(request))
+            try:
+                response = cast(HttpResponseBase, self.get_response(request))
+            except BaseException as error:
+                with unmasked(error):
+                    run(releasing(request))
+                raise
         return self._with_headers(request, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         response = await self._arefused(request, _now)
         if response is None:
-            response = cast(HttpResponseBase, await self.get_response(request))
+            try:
+                response = cast(HttpResponseBase, await self.get_response(request))
+            except BaseException as error:
+                await release_left(request, error)
+                raise
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
@@ -87,6 +98,7 @@ class RateLimitMiddleware:
         if is_exempt(request):
             return None
         outcome = decide(_planner(request, choose))
+        hold_slots(request, outcome)
         decision = outcome.decision
         if decision and decision.wait > 0:
             hold(outcome)
@@ -97,6 +109,7 @@ class RateLimitMiddleware:
         if is_exempt(request):
             return None
         outcome = await adecide(_planner(request, choose))
+        hold_slots(request, outcome)
         decision = outcome.decision
         if decision and decision.wait > 0:
             await ahold(outcome)
@@ -110,6 +123,8 @@ class RateLimitMiddleware:
 
     @staticmethod
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        if request_state(request).held:
+            watch_body(request, response)
         return (
             cast(HttpResponseBase, add_ratelimit_headers(request, response))
             if hasattr(request, "ratelimit")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
@@ -53,25 +54,31 @@ class Held:
             held_slots.add(self._slots)
 
     @property
+    def counters(self) -> Iterator[tuple[bytes, bytes]]:
+        """What counts those that are not released: identity and limit of each."""
+        return ((slot.charge.digest, slot.charge.limit.key_part) for slot in self._slots)
+
+    @property
     def is_lost(self) -> bool:
         """Whether any of them has ended while it was held: others may have got it."""
         return any(slot.is_lost for slot in self._slots)
 
     def release(self) -> None:
         """Release them; does nothing where they are not held any more."""
-        run(self._releasing())
+        run(self.releasing())
 
     async def arelease(self) -> None:
         """`release`, for coroutines: also for one that is cancelled meanwhile, or closed."""
         if self._slots:
-            await to_the_end(arun(self._releasing()))
+            await to_the_end(arun(self.releasing()))
 
     def release_in_thread(self) -> None:
         """`release`, where nothing can be awaited any more: a coroutine is closed."""
         if self._slots:
             in_thread(self.release)
 
-    def _releasing(self) -> Waiting[None]:
+    def releasing(self) -> Waiting[None]:
+        """`release`, for whoever drives it with other things."""
         slots, self._slots = self._slots, []
         mine = {(slot.key, slot.slot) for slot in held_slots.drop(slots)}
         yield from refunding(

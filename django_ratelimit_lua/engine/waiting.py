@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ..process.tasks import Errand
 from ..store import PATIENCE
 from .decide import Outcome, refunding
-from .run import arun, run
+from .run import Waiting, arun, run
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -36,14 +36,18 @@ async def ahold(outcome: Outcome) -> None:
     """`hold`, for coroutines."""
     try:
         await asyncio.sleep(outcome.decision.wait)
-    except GeneratorExit as error:  # The coroutine is closed, and cannot wait for anything more.
-        with unmasked(error):
-            in_thread(lambda: run(refunding(outcome.charges)))
-        raise
     except BaseException as error:
-        with unmasked(error):
-            await to_the_end(arun(refunding(outcome.charges)))
+        await settled(error, refunding(outcome.charges))
         raise
+
+
+async def settled(error: BaseException, waiting: Waiting[None]) -> None:
+    """Do what a coroutine owes that is left by an exception, whatever that is."""
+    with unmasked(error):
+        if isinstance(error, GeneratorExit):  # The coroutine is closed, and cannot wait for anything more.
+            in_thread(lambda: run(waiting))
+        else:
+            await to_the_end(arun(waiting))
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -64,16 +68,16 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
     raise cancelled
 
 
-def in_thread(function: Callable[[], object]) -> None:
+def in_thread(function: Callable[[], object], *, waits: bool = True) -> None:
     """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in. Raises
-    `TimeoutError` where it takes too long; it goes on all the same.
+    `TimeoutError` where it takes too long; it goes on all the same. Without `waits`, it is left to that thread.
 
     Each in a thread of its own: a coroutine may be closed anywhere, also where another one is being settled.
     """
     done = Errand("settling").give(function)
     if done is None:
         function()  # As well as can be.
-    else:
+    elif waits:
         done.result(PATIENCE)
 
 

@@ -18,7 +18,7 @@ class RequestState:
 
     - `counted`: the rules that were counted for it; `charged`: the counters that `cost_after` has charged for it;
     - `waits`: some rules wait until the user and the session are known;
-    - `throttles`: the decision about all throttles of its DRF view;
+    - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it holds;
     - `groups`: a user, and the names of the Django groups that this user is in;
     - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
     - `readings`: what parsers make of its body; `last_days`: what the admin shows of rules;
@@ -29,6 +29,7 @@ class RequestState:
     charged: set[tuple[bytes, bytes]] = field(default_factory=set)
     waits: bool = False
     throttles: Any = None
+    held: list[Any] = field(default_factory=list)
     groups: tuple[Any, frozenset[str]] = (None, frozenset())
     looked_ahead: bool = False
     ahead: ResolverMatch | None = None

@@ -97,7 +97,7 @@ class Limit:
         for attribute, value in attributes.items():
             object.__setattr__(self, attribute, value)
         if self.rate.is_slots != kind.holds:
-            raise LimitError(f"Limit {name!r}: {_other_rate(self.rate, kind.name)}", "rate")
+            raise LimitError(f"Limit {name!r}: {other_rate(self.rate, kind.name)}", "rate")
         numbers = kind.numbers(self, 0)
         object.__setattr__(self, "packed", b"" if self.align in calendar.PERIODS else _NUMBERS.pack(*numbers))
 
@@ -155,7 +155,7 @@ class Limit:
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
 
 
-def _other_rate(rate: Rate, algorithm: str) -> str:
+def other_rate(rate: Rate, algorithm: str) -> str:
     """What to say of a rate that is not of the algorithm's kind."""
     if rate.is_slots:
         return (

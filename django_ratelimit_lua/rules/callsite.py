@@ -167,6 +167,10 @@ def call_site(
     for name, function in (("count_if", count_if), ("reset_if", reset_if), ("cost_after", cost_after)):
         if function is not None and not callable(function):
             raise LimitError(f"{name} is {function!r}: must be a callable (request, response or exception)")
+        if function is not None and all(isinstance(each, Rate) and each.is_slots for each in template.rates):
+            raise LimitError(
+                f"{name} is for rates: a slot is released when the response is closed, whatever came of it"
+            )
     if group is not None:
         known_call_sites.add(group)
     assert template.key is not None

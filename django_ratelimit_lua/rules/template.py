@@ -81,12 +81,12 @@ class LimitTemplate:
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}
         nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]
-        if len(rates) > 1 and any(isinstance(each, Rate) and each.is_slots for each in rates):
-            raise LimitError("a number of slots stands alone; write another rule for rates beside it", "rate")
-        if algorithms.find(with_default["algorithm"]).holds:
+        if len(rates) == 1 and algorithms.find(with_default["algorithm"]).holds:
             nominal = 0
         for each in rates:
-            limit = Limit(name, each if isinstance(each, Rate) else Rate(1, nominal), **with_default)
+            known = each if isinstance(each, Rate) else Rate(1, nominal)
+            own = with_default if len(rates) == 1 else template._options_of(known, with_default["algorithm"])
+            limit = Limit(name, known, **own)
             if len(rates) == 1 and limit.rate is each:
                 template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"]] = limit
         return template

@@ -8,6 +8,7 @@ from ..engine.decide import decide
 from ..engine.waiting import hold
 from ..identity.request_state import plain, request_state
 from ..limits.decision import LimitState
+from ..web.holding import hold_slots, watched_method
 from ..web.refusal import Refusal, refusal_of
 from ..web.responses import attach_decision
 from ..web.throttles import Throttle, own_clock, throttle_planner
@@ -25,6 +26,10 @@ class BatchDecision:
         throttles = self._together(view, asking)
         now = own_clock(throttles)
         outcome = decide(throttle_planner(request, view, throttles, now=now))
+        held = hold_slots(request, outcome)
+        if held is not None and hasattr(view, name := request.method.lower()):
+            # DRF asks it next. An exception becomes a response, but of what is none no throttle would hear.
+            setattr(view, name, watched_method(request, held, getattr(view, name)))
         decision = outcome.decision
         if decision.limits:
             attach_decision(plain(request), decision)

@@ -27,9 +27,9 @@ from ..identity.request_state import plain, request_state
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
-from ..limits.limit import Limit
+from ..limits.limit import Limit, other_rate
 from ..limits.options import Options, refuse_unknown
-from ..limits.rate import ACCEPTED, SECOND, LimitError, Rate
+from ..limits.rate import SECOND, LimitError, Rate
 from ..rules.callsite import CallSite, known_call_sites
 from ..rules.methods import method_name
 from ..rules.rule import Rule
@@ -60,7 +60,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     - a rate is anything `Rate.parse` reads, or a dict of rates by HTTP method ("*": all others; GET: HEAD too, unless
       it has a rate of its own; None: no limit);
-    - `algorithm` and `options`: those of `Limit`. By default a sliding log, whose verdicts are the ones that DRF
+    - `algorithm` and `options`: those of `Limit`; with `algorithm = "concurrency"` a rate is a number alone, "5": so
+      many at once, each until its response is closed. By default a sliding log, whose verdicts are the ones that DRF
       documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
     - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
 
@@ -130,13 +131,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             ) from None
 
     def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
-        """Requests and seconds; (None, None) for no limit."""
+        """Requests and seconds, of slots 0; (None, None) for no limit."""
         if rate is None:
             return None, None
         try:
             parsed = Rate.parse(rate)
-            if parsed.is_slots:
-                raise LimitError(f"Rate {rate!r}: throttles go by rates; {ACCEPTED}")
+            algorithm = self._algorithm_of(parsed)
+            if parsed.is_slots != (algorithm == "concurrency"):
+                raise LimitError(f"Rate {rate!r}: {other_rate(parsed, algorithm)}")
         except LimitError as error:
             raise ImproperlyConfigured(f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}") from None
         whole, rest = divmod(parsed.period_us, SECOND)
@@ -222,11 +224,15 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         name = self.name
         if isinstance(self.rate, Mapping):
             name = f"{name}:{self._counts_as(method)}"
-        rate = Rate.parse((self.num_requests or 0, self.duration or 0))
-        algorithm = self.algorithm or conf.THROTTLE_ALGORITHM
+        requests = self.num_requests or 0
+        rate = Rate.parse((requests, self.duration)) if self.duration else Rate(requests, 0)
+        return _limit(name, rate, self._algorithm_of(rate), tuple(self.options.items()))
+
+    def _algorithm_of(self, rate: Rate) -> str:
+        algorithm: str = self.algorithm or conf.THROTTLE_ALGORITHM
         if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:
             algorithm = "sliding_window"
-        return _limit(name, rate, algorithm, tuple(self.options.items()))
+        return algorithm
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
@@ -406,7 +412,9 @@ def _unavailable(exc: CircuitOpen, context: Any) -> Any:
 
 def _detail(refusal: Refusal) -> str | None:
     """What DRF says in the place of "Request was throttled."; it adds when to try again."""
-    return (refusal.message if refusal.retry_after is not None else refusal.detail()) or None
+    if refusal.retry_after is None:
+        return refusal.detail() or None
+    return refusal.message or (refusal.begin() if refusal.reason == "at once" else None)
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():

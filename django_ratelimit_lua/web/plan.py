@@ -25,7 +25,7 @@ from ..identity.request_state import request_state
 from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
-from ..limits.rate import SECOND, LimitError, Rate
+from ..limits.rate import SECOND, Rate
 from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
 from ..rules.problems import problems
 from ..rules.rule import Rule
@@ -78,8 +78,6 @@ class Place:
             while (subject, limit.key_part) in taken:  # Each has a name of its own here.
                 ordinal += 1
                 limit = numbers.limit(name, rate, ordinal)
-            if limit.holds:
-                raise LimitError(f"{name}: slots are held by RateLimiter.slot(), not by requests", "algorithm")
             taken.add((subject, limit.key_part))
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
@@ -272,6 +270,8 @@ class RequestPlanner:
                 break
         if len(self.charges) > 1:
             self.charges = _tell_apart(self.charges)
+        if self.is_hit and self._state.held:
+            self.charges = self._without_held()
         applied = Applied(self.charges)
         subjects: Sequence[Subject] = ()
         if self.subjects:
@@ -304,6 +304,15 @@ class RequestPlanner:
             elif rule is not None and rule.count_if is not None and ban.on == "counted":
                 charge = charge._replace(reports=True)
             self.charges[place] = planned._replace(charge=charge)
+
+    def _without_held(self) -> list[PlannedCharge]:
+        """The same, without the slots that the request holds already: it is one request, however often it is asked
+        about."""
+        counters = {counter for held in self._state.held for counter in held.counters}
+        return [
+            planned for planned in self.charges
+            if not planned.charge.limit.holds or (planned.charge.digest, planned.charge.limit.key_part) not in counters
+        ]  # fmt: skip
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Note which rules were counted; tell the receivers of `limit_exceeded` who was refused."""

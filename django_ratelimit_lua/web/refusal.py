@@ -26,7 +26,7 @@ from .headers import violated_policies
 from .reference import reference_of
 from .refusal_log import refusal_log
 
-Reason = Literal["wait", "banned", "blocked", "unavailable", "too large", "unknown"]
+Reason = Literal["wait", "at once", "banned", "blocked", "unavailable", "too large", "unknown"]
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 ABNORMAL_USAGE = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
@@ -38,9 +38,9 @@ ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal reque
 class Refusal:
     """What is told of a decision that refuses.
 
-    - `reason`: "wait": it helps to wait; "banned": until a ban ends; "blocked": for good; "unavailable": the limit is
-      0; "too large": for what the limit could ever allow; "unknown": nothing is known, as where `Ratelimited` is
-      raised by hand;
+    - `reason`: "wait": it helps to wait; "at once": so it does, for slots to be released; "banned": until a ban ends;
+      "blocked": for good; "unavailable": the limit is 0; "too large": for what the limit could ever allow; "unknown":
+      nothing is known, as where `Ratelimited` is raised by hand;
     - `message`: what the rule has to say; empty: nothing;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
     - `reference`: see `web.reference`; empty: none;
@@ -88,9 +88,16 @@ class Refusal:
         until = None if self.retry_after is None else self.decision.banned_until
         return "" if until is None else until.isoformat().replace("+00:00", "Z")
 
+    def begin(self) -> str:
+        """That it is refused, in the language in force; empty for who is blocked, which is told otherwise."""
+        if self.is_forbidden:
+            return ""
+        return _("Too many requests at the same time.") if self.reason == "at once" else _("Too many requests.")
+
     def detail(self) -> str:
         """The message, and when to try again, or why not."""
-        return " ".join(filter(None, (self.message, self.when())))
+        message = self.message or (self.begin() if self.reason == "at once" else "")
+        return " ".join(filter(None, (message, self.when())))
 
     def members(self) -> dict[str, object]:
         """What a body says to programs (RFC 9457): type, title and the names of the violated policies as
@@ -151,7 +158,7 @@ def _reason(refused: Sequence[LimitState]) -> Reason:
         return "banned"
     never = [state for state in refused if state.retry_after is None]
     if not never:
-        return "wait"
+        return "at once" if all(state.is_slots for state in refused) else "wait"
     if any(state.is_block for state in never):
         return "blocked"
     return "too large" if all(state.limit for state in never) else "unavailable"

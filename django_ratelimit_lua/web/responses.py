@@ -90,8 +90,7 @@ def _rendered(template: Any, request: HttpRequest, refusal: Refusal) -> HttpResp
 
 
 def _plain(refusal: Refusal) -> HttpResponse:
-    begin = "" if refusal.is_forbidden else _("Too many requests.")
-    lines = [" ".join(filter(None, (begin, refusal.detail())))]
+    lines = [" ".join(filter(None, (refusal.begin(), refusal.message, refusal.when())))]
     if refusal.remedy:
         lines.append(refusal.remedy)
     if refusal.reference:

@@ -14,22 +14,26 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..engine.decide import Outcome, answered, build_call, forgetting, offending, refunding
+from ..engine.holding import Held
 from ..engine.run import Waiting
 from ..identity.request_state import request_state
 from ..limits.call import whole_cost
 from .plan import awaited
 
 
-def settle(request: HttpRequest, response: Any, outcome: Outcome) -> Waiting[None]:
+def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None) -> Waiting[None]:
     """Settle the charges of a decision by the response, or by the exception that was raised instead, which may be what
-    stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`."""
+    stopped the view: `CancelledError`, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit`. What is `held` is released
+    by an exception; else, when the response is closed."""
+    if held is not None and isinstance(response, BaseException):
+        yield from held.releasing()
     if outcome.decision.source == "fallback":
         return  # Nothing was taken that could be given back.
     refunds, charges, resets, offences = [], [], [], []
     charged = request_state(request).charged
     for decided in outcome.charges:
         rule, charge = decided.planned.rule, decided.charge
-        if rule is None:
+        if rule is None or charge.limit.holds:
             continue
         if rule.reset_if is not None and (yield from _called(rule.reset_if, request, response)):
             resets.append(charge)

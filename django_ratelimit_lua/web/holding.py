@@ -1,0 +1,166 @@
+"""Slots that a request holds until its response is closed.
+
+Django closes a request with the response to it, whatever that has become on its way out: when the last byte of its body
+is sent, when the client has hung up, and after what an exception was turned into. That is where its slots are released,
+for views, middleware and throttles alike. What does not come that far is met by one of these:
+
+- an exception that passes a decorator, a method of a DRF view or the middleware: what was taken there is released;
+- a body that raises: Django's handler for ASGI closes no such response;
+- under ASGI, a client that hangs up before there is a response, while a view in a thread runs on: Django tells that the
+  request is over when that thread is done. Where a server cancels even that, asgiref's context of the request goes;
+- a response that nobody closes: with the request, what it holds is garbage, and the background releases it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+from asgiref.sync import SyncToAsync, sync_to_async
+from django.core.signals import request_finished
+from django.http import FileResponse, StreamingHttpResponse
+from django.utils.encoding import escape_uri_path
+
+from ..engine.decide import Outcome
+from ..engine.holding import Held
+from ..engine.run import Waiting, run
+from ..engine.waiting import in_thread, settled, to_the_end, unmasked
+from ..identity.request_state import plain, request_state
+
+LONGEST_PATH = 180
+"""Letters of a path that operators are shown."""
+
+
+class _OfContext(list[list[Held]]):
+    """What the requests of a context of asgiref hold. With it, nothing: that is left to the background, as garbage is
+    collected anywhere, where nothing can be waited for."""
+
+    def __del__(self) -> None:
+        for of_request in self:
+            of_request.clear()
+
+
+_by_context: weakref.WeakKeyDictionary[object, _OfContext] = weakref.WeakKeyDictionary()
+"""Such a context is of one request of an ASGI server."""
+
+
+def hold_slots(request: Any, outcome: Outcome) -> Held | None:
+    """Hold the slots of an outcome until the response to the request is closed. Returns what is held, if any is."""
+    if not outcome.held:
+        return None
+    request = plain(request)
+    # Escaped: no line break of a client's gets into a log.
+    held = Held(outcome, f"{request.method} {escape_uri_path(request.path)[:LONGEST_PATH]}")
+    of_request = request_state(request).held
+    if not of_request:
+        _release_when_closed(request, of_request)
+    of_request.append(held)
+    return held
+
+
+def releasing(request: Any) -> Waiting[None]:
+    """Release all that a request holds."""
+    of_request = request_state(request).held
+    while of_request:
+        yield from of_request.pop().releasing()
+
+
+def watch_body(request: Any, response: Any) -> Any:
+    """The response, whose body releases what the request holds where it raises."""
+    if isinstance(response, StreamingHttpResponse) and not isinstance(response, FileResponse):
+        watched = _awatched if response.is_async else _watched
+        response.streaming_content = watched(request, response.streaming_content)  # type: ignore[arg-type]
+    return response
+
+
+def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that makes a response, as a decorator of ours would watch over it: what it raises releases what is held,
+    also where it is none that becomes a response, such as `SystemExit`."""
+
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return watch_body(request, method(*args, **kwargs))
+        except BaseException:
+            held.release()
+            raise
+
+    return called
+
+
+async def release_left(request: Any, error: BaseException) -> None:
+    """Release what a request holds that is left by an exception: of one that is cancelled, behind whatever runs on in
+    its thread."""
+    if not request_state(request).held:
+        return
+    if isinstance(error, asyncio.CancelledError):
+        with unmasked(error):
+            await to_the_end(sync_to_async(run)(releasing(request)))
+    else:
+        await settled(error, releasing(request))
+
+
+def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from content
+    except Exception:
+        run(releasing(request))
+        raise
+
+
+async def _awatched(request: Any, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for part in content:
+            yield part
+    except Exception as error:
+        await settled(error, releasing(request))
+        raise
+
+
+def _context() -> object | None:
+    return SyncToAsync.thread_sensitive_context.get(None)
+
+
+def _release_when_closed(request: Any, of_request: list[Held]) -> None:
+    close = request.close
+
+    def close_and_release() -> None:
+        try:
+            close()
+        finally:
+            _release(of_request)
+
+    request.close = close_and_release
+    context = _context()
+    if context is not None:
+        _by_context.setdefault(context, _OfContext()).append(of_request)
+
+
+def _release(of_request: list[Held]) -> None:
+    held, of_request[:] = of_request[:], []
+    if not held:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        _release_each(held)
+    else:  # Closed by hand, in a coroutine: Django's handlers close responses in a thread.
+        in_thread(partial(_release_each, held), waits=False)
+
+
+def _release_each(held: list[Held]) -> None:
+    for each in held:
+        each.release()
+
+
+def _finished(sender: Any, **kwargs: Any) -> None:
+    """A request is over: of which handler, a response says only if it was not another one on the way."""
+    context = _context() if sender is not None and _by_context else None
+    for of_request in _by_context.pop(context, ()) if context is not None else ():
+        _release(of_request)
+
+
+request_finished.connect(_finished, dispatch_uid="django_ratelimit_lua.slots")

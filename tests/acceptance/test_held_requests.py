@@ -1,0 +1,415 @@
+"""Slots of requests: held until the response is closed, by every face, whatever becomes of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils import translation
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.engine.slots import holders
+from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.clusters import until
+from tests.held import SlotsInUse
+from tests.slots_site import CHUNKS, FACES, PREFIX, SLOTS, Throttle
+
+pytestmark = [
+    pytest.mark.usefixtures("site"),
+    pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume synchronous iterators:Warning"),
+]
+N = int(SLOTS)
+MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+PLACES = [*((face, MIDDLEWARE) for face in FACES), *((face, []) for face in FACES if "middleware" not in face)]
+"""Faces with our middleware around them, and without."""
+RULE = {"name": "at once", "path": "/middleware/", "key": "get:who", "rate": SLOTS, "algorithm": "concurrency"}
+
+
+@pytest.fixture
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.slots_site"
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.RATELIMIT_RULES = [RULE]
+    settings.DEBUG_PROPAGATE_EXCEPTIONS = False
+
+
+@pytest.fixture
+def slots(direct: redis.Redis, prefix: str) -> Iterator[SlotsInUse]:
+    yield SlotsInUse(direct, prefix, PREFIX)
+    for key in direct.scan_iter(f"running:{PREFIX}*"):
+        direct.delete(key)
+
+
+def begin(path: str, method: str = "GET") -> tuple[int, Any]:
+    """What a WSGI server does with a request: its status, and the body, which is to be closed."""
+    environ = RequestFactory().generic(method, path).environ
+    environ["wsgi.input"] = BytesIO()
+    said: list[str] = []
+    body = WSGIHandler()(environ, lambda status, headers: said.append(status))
+    return int(said[0].split()[0]), body
+
+
+def end(body: Any) -> bytes:
+    try:
+        return b"".join(body)
+    finally:
+        body.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("ending", ["plain", "stream", "file", "nothing", "raises"])
+def test_a_slot_is_held_until_the_response_is_closed(slots: SlotsInUse, face: str, ending: str) -> None:
+    """By every face, of every kind of response: one slot while it is open, also when its body is at its end; none
+    afterwards. What a view raises is over by then."""
+    status, body = begin(f"/{face}/{ending}/?who=ada")
+    assert status == (500 if ending in ("nothing", "raises") else 200)
+    is_over = ending == "raises" and not face.startswith("middleware")
+    assert slots.held == (0 if is_over else 1)
+    b"".join(body)
+    assert slots.held == (0 if is_over else 1)
+    body.close()
+    assert slots.held == slots.running("ada") == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_who_comes_while_all_are_held_is_refused(slots: SlotsInUse, face: str) -> None:
+    """N may be open at once, by every face; the next is refused, holds nothing, and gets in when one is closed."""
+    bodies = [begin(f"/{face}/plain/?who=ada") for _ in range(N)]
+    assert [status for status, _ in bodies] == [200] * N
+    refused, body = begin(f"/{face}/plain/?who=ada")
+    assert refused == 429
+    assert slots.held == N
+    body.close()
+    assert slots.held == N
+    bodies.pop()[1].close()
+    bodies.append(begin(f"/{face}/plain/?who=ada"))
+    assert bodies[-1][0] == 200
+    for _, each in bodies:
+        each.close()
+    assert slots.held == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_requests_without_a_body_end_as_well(slots: SlotsInUse, face: str, method: str) -> None:
+    """HEAD and OPTIONS hold a slot, and release it."""
+    _, body = begin(f"/{face}/plain/?who=ada", method)
+    body.close()
+    assert slots.held == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("ending", ["exits", "interrupted", "closed"])
+def test_what_stops_a_view_releases_its_slot(slots: SlotsInUse, face: str, ending: str) -> None:
+    """`SystemExit`, `KeyboardInterrupt` and `GeneratorExit` pass Django, which makes no response of them: the slot is
+    released as they go by."""
+    with pytest.raises(BaseException) as stopped:  # noqa: PT011 - which of them depends on the ending
+        begin(f"/{face}/{ending}/?who=ada")
+    assert not isinstance(stopped.value, Exception)
+    assert slots.held == slots.running("ada") == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_body_that_breaks_off_releases_its_slot(slots: SlotsInUse, face: str) -> None:
+    """A generator that raises in the middle, and a client that goes there: the server closes the response."""
+    _, body = begin(f"/{face}/stream/?who=ada&breaks")
+    with pytest.raises(ValueError, match="in the middle"):
+        end(body)
+    assert slots.held == 0
+    _, body = begin(f"/{face}/stream/?who=ada")
+    iterator = iter(body)
+    next(iterator)
+    assert slots.held == slots.running("ada") == 1
+    body.close()
+    assert slots.held == slots.running("ada") == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_response_that_nobody_closes_holds_its_slot_no_longer_than_it_is_there(
+    slots: SlotsInUse, face: str, settings: Any
+) -> None:
+    """With the response goes what it holds: the background releases it."""
+    settings.RATELIMIT_SLOT_SECONDS = 0.8
+    _, body = begin(f"/{face}/plain/?who=ada")
+    assert slots.held == 1
+    del body
+    gc.collect()
+    slots.until_free()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_exception_that_django_lets_through_releases_the_slot(slots: SlotsInUse, face: str, settings: Any) -> None:
+    """Where `DEBUG_PROPAGATE_EXCEPTIONS` is set there is no response to what a view raises."""
+    settings.DEBUG_PROPAGATE_EXCEPTIONS = True
+    with pytest.raises(ValueError, match="raised by the view"):
+        begin(f"/{face}/raises/?who=ada")
+    assert slots.held == 0
+
+
+Messages = list[dict[str, Any]]
+
+
+async def asgi(path: str, *, until_sent: int = 10**6, until_true: Callable[[], bool] | None = None) -> Messages:
+    """What an ASGI server does with a request, whose client goes after so many messages, or when that is true."""
+    sent: Messages = []
+    begun, gone = False, asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal begun
+        if not begun:
+            begun = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        while not gone.is_set():
+            if until_true is not None and await asyncio.to_thread(until_true):
+                gone.set()
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        if len(sent) >= until_sent:
+            gone.set()
+            await asyncio.sleep(0.05)
+
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": [],
+        "server": ("testserver", 80), "client": ("127.0.0.1", 1), "scheme": "http", "http_version": "1.1",
+    }  # fmt: skip
+    await ASGIHandler()(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("ending", ["plain", "stream", "astream", "file", "nothing", "raises"])
+def test_under_asgi_a_slot_is_released_with_the_response(slots: SlotsInUse, face: str, ending: str) -> None:
+    """By every face, of every kind of response."""
+    sent = asyncio.run(asgi(f"/{face}/{ending}/?who=ada"))
+    assert sent[0]["status"] == (500 if ending in ("nothing", "raises") else 200)
+    assert slots.held == slots.running("ada") == 0
+
+
+@pytest.mark.parametrize(("face", "middleware"), PLACES)
+def test_under_asgi_a_client_that_goes_while_the_view_runs_holds_it_until_the_view_is_over(
+    slots: SlotsInUse, face: str, middleware: list[str], settings: Any
+) -> None:
+    """A coroutine is cancelled, and a thread runs on to its end: the slot goes with it, not before, not later."""
+    settings.MIDDLEWARE = middleware
+    running_unheld: list[int] = []
+
+    def runs() -> bool:
+        return slots.running("ada") == 1
+
+    async def watched() -> None:
+        request = asyncio.ensure_future(asgi(f"/{face}/plain/?who=ada&seconds=0.5", until_true=runs))
+        while not request.done():
+            running = await asyncio.to_thread(slots.running, "ada")
+            held = await asyncio.to_thread(lambda: slots.held)
+            if running > held and await asyncio.to_thread(slots.running, "ada"):
+                running_unheld.append(running)
+            await asyncio.sleep(0.02)
+        assert await request == []
+
+    asyncio.run(watched())
+    assert running_unheld == []
+    slots.until_free()
+    assert slots.running("ada") == 0
+
+
+@pytest.mark.parametrize(("face", "middleware"), PLACES)
+@pytest.mark.parametrize("ending", ["stream", "astream"])
+def test_under_asgi_a_client_that_goes_while_the_body_is_sent_releases_the_slot(
+    slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
+) -> None:
+    """The rest of the body is made for nobody."""
+    settings.MIDDLEWARE = middleware
+    sent = asyncio.run(asgi(f"/{face}/{ending}/?who=ada&seconds=0.4", until_sent=3))
+    assert len(sent) < CHUNKS + 2 or ending == "stream"
+    slots.until_free()
+
+
+@pytest.mark.parametrize(("face", "middleware"), PLACES)
+@pytest.mark.parametrize("ending", ["stream", "astream"])
+def test_under_asgi_a_body_that_breaks_off_releases_its_slot(
+    slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
+) -> None:
+    """Django's handler closes no response whose body raises; the slot is released all the same."""
+    settings.MIDDLEWARE = middleware
+    with pytest.raises(ValueError, match="in the middle"):
+        asyncio.run(asgi(f"/{face}/{ending}/?who=ada&breaks"))
+    slots.until_free()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_server_that_cancels_a_request_releases_its_slot(slots: SlotsInUse, face: str, settings: Any) -> None:
+    """Django has no response then, and does not tell that the request is over."""
+    settings.RATELIMIT_SLOT_SECONDS = 0.8
+
+    async def cancelled() -> None:
+        request = asyncio.ensure_future(asgi(f"/{face}/plain/?who=ada&seconds=0.3"))
+        while not await asyncio.to_thread(slots.running, "ada"):
+            await asyncio.sleep(0.01)
+        request.cancel()
+        await asyncio.wait([request])
+
+    asyncio.run(cancelled())
+    slots.until_free()
+    assert slots.running("ada") == 0
+
+
+def called(view: Any, who: str = "ada", **headers: str) -> tuple[HttpRequest, Any]:
+    """A view, called by itself: its request is to be closed."""
+    request = RequestFactory().get("/", {"who": who}, headers=headers)
+    return request, view(request)
+
+
+def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
+    """In one list, and in decorators on top of each other: who is refused by one has taken nothing of the other."""
+
+    @ratelimit("listed", "get:who", ["100/h", "1"], algorithm="sliding_log")
+    def listed(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str([(state.name, state.used) for state in request.ratelimit.limits]))
+
+    @ratelimit("stacked", "get:who", "1", algorithm="concurrency")
+    @ratelimit("stacked", "get:who", "2/h", algorithm="sliding_log")
+    def stacked(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str([(state.name, state.used) for state in request.ratelimit.limits]))
+
+    for view, used in ((listed, 2), (stacked, 2)):
+        first, answered = called(view)
+        assert answered.content.decode().count(", 1)") == 2
+        assert [called(view)[1].status_code for _ in range(3)] == [429] * 3
+        assert slots.held == 1
+        first.close()
+        second, answered = called(view)
+        assert f", {used})" in answered.content.decode()  # The refused ones took nothing of the rate.
+        second.close()
+    assert called(stacked)[1].status_code == 429  # By the rate: its slot is free, and stays so.
+    assert slots.held == 0
+
+
+def test_a_request_holds_one_slot_of_a_limit_however_often_it_is_asked_about(slots: SlotsInUse) -> None:
+    """A view that calls another with the same limit needs no second slot."""
+    once = ratelimit("nested", "get:who", "1", algorithm="concurrency")
+
+    @once
+    def inner(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("inner")
+
+    @once
+    def outer(request: HttpRequest) -> HttpResponse:
+        return inner(request)
+
+    request, answered = called(outer)
+    assert (answered.content, slots.held) == (b"inner", 1)
+    assert called(inner)[1].status_code == 429
+    request.close()
+    request.close()
+    assert slots.held == 0
+
+
+def test_a_view_may_run_although_there_is_no_slot(slots: SlotsInUse) -> None:
+    """With `block=False` it is told, and holds none."""
+
+    @ratelimit("advice", "get:who", "1", algorithm="concurrency", block=False)
+    def advised(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(request.limited))
+
+    first, answered = called(advised)
+    assert answered.content == b"False"
+    second, answered = called(advised)
+    assert (answered.content, slots.held) == (b"True", 1)
+    second.close()
+    assert slots.held == 1
+    first.close()
+    assert slots.held == 0
+
+
+def test_what_is_given_back_by_outcome_are_units_of_rates(slots: SlotsInUse) -> None:
+    """`count_if` beside slots gives back the rate's unit, and not the slot, whose response is open still."""
+
+    @ratelimit("counted", "get:who", ["1/h", "2"], count_if=lambda request, response: False, reset_if=lambda *_: False)
+    def counted(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("counted")
+
+    requests = [called(counted) for _ in range(2)]
+    assert [answered.status_code for _, answered in requests] == [200, 200]
+    assert slots.held == 2
+    for request, _ in requests:
+        request.close()
+    assert slots.held == 0
+    with pytest.raises(LimitError, match="reset_if is for rates"):
+        ratelimit("slots", "ip", "2", algorithm="concurrency", reset_if=lambda *_: True)
+
+
+ANSWERS = {
+    "text/plain": "Too many requests at the same time. Try again in ",
+    "application/json": "Too many requests at the same time. Try again in ",
+    "text/html": "<h1>Too many requests at the same time</h1>",
+}
+
+
+@pytest.mark.parametrize("accept", ANSWERS)
+def test_who_is_refused_is_told_why(slots: SlotsInUse, accept: str, settings: Any) -> None:
+    """Too many at the same time: in each form of the answer, with a guess when to try again."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+
+    @ratelimit("told", "get:who", "1", algorithm="concurrency")
+    def told(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("told")
+
+    first, _ = called(told)
+    _, refused = called(told, accept=accept)
+    assert refused.status_code == 429
+    assert ANSWERS[accept] in refused.content.decode()
+    assert 1 <= int(refused["Retry-After"]) <= 10
+    assert 'qu="concurrent-requests"' in refused["RateLimit-Policy"]
+    with translation.override("de"):
+        _, refused = called(told, accept="text/plain")
+    assert refused.content.decode().startswith("Zu viele Anfragen gleichzeitig. Versuchen Sie es in")
+    first.close()
+
+
+def test_a_throttle_that_is_refused_says_why(slots: SlotsInUse) -> None:
+    """In DRF's words, of our handler; a rate of the other kind is named with its scope."""
+    bodies = [begin("/drf/plain/?who=ada") for _ in range(N)]
+    status, refused = begin("/drf/plain/?who=ada")
+    assert (status, b"".join(refused)[:45]) == (429, b'{"detail":"Too many requests at the same time')
+    for _, body in [*bodies, (429, refused)]:
+        body.close()
+
+    class Wrong(Throttle):
+        scope = "wrong"
+        rate = "5/m"
+
+    class AlsoWrong(SimpleRateThrottle):
+        scope = "also wrong"
+        rate = "5"
+
+    assert (Throttle().num_requests, Throttle().duration) == (N, 0)
+    for throttle in (Wrong, AlsoWrong):
+        with pytest.raises(ImproperlyConfigured, match="wrong"):
+            throttle()
+
+
+def test_operators_see_what_a_slot_is_held_for(slots: SlotsInUse, settings: Any) -> None:
+    """Method and path, as they fit on a line: no line break of a client's is among it."""
+    settings.RATELIMIT_SLOT_SECONDS = 0.8
+    _, body = begin(f"/sync/plain%0A{'x' * 1000}/?who=ada&secret=1")
+    until(lambda: len(holders()) == 1, "it is told", 20)
+    (holder,) = holders()
+    assert holder.what.startswith("GET /sync/plain%0Axxx")
+    assert len(holder.what) <= 200
+    assert "secret" not in holder.what
+    body.close()

@@ -1,0 +1,172 @@
+"""Slots of requests, under real servers: who streams, who hangs up, and what dies meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.clusters import until
+from tests.demo import await_port, free_port
+from tests.held import SlotsInUse
+from tests.slots_site import SLOTS
+
+ADDRESS = "127.0.0.1"
+N = int(SLOTS)
+SLOT_SECONDS = 2.0
+CLIENTS = 50
+COMMANDS = {
+    "wsgi": ["gunicorn", "tests.slots_site:wsgi", "--workers=2", "--threads=30", "--log-level=critical"],
+    "asgi": ["uvicorn", "tests.slots_site:asgi", "--log-level=critical"],
+}
+BODIES = {"wsgi": ("plain", "stream", "file"), "asgi": ("plain", "astream", "file")}
+_serial = count()
+Site = tuple[int, int, SlotsInUse]
+"""Its port, the id of its process, and what is held there."""
+
+
+def start(kind: str, direct: redis.Redis) -> tuple[subprocess.Popen[bytes], Site]:
+    port, prefix = free_port(), f"held-served-{kind}-{next(_serial)}:"
+    environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": str(SLOT_SECONDS)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    where = [f"--bind={ADDRESS}:{port}"] if kind == "wsgi" else [f"--host={ADDRESS}", f"--port={port}"]
+    command = [sys.executable, "-m", *COMMANDS[kind], *where]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment)
+    await_port(port)
+    return process, (port, process.pid, SlotsInUse(direct, prefix, prefix))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[redis.Redis]:
+    from tests.server import url
+
+    with redis.Redis.from_url(url()) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module", params=list(COMMANDS))
+def site(request: pytest.FixtureRequest, client: redis.Redis) -> Iterator[tuple[str, Site]]:
+    process, found = start(request.param, client)
+    yield request.param, found
+    process.terminate()
+    process.wait(30)
+
+
+def get(port: int, path: str, method: str = "GET") -> int:
+    """The status of a response, which is read to its end."""
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=60)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("face", ["sync", "async", "class", "drf", "middleware", "middleware/async"])
+def test_never_more_than_n_at_once_whoever_comes(site: tuple[str, Site], face: str) -> None:
+    """Fifty clients at a time, with bodies of every kind: N views and bodies run at the same time, measured inside
+    them, and never more; all others are refused; afterwards nothing is held."""
+    kind, (port, _, slots) = site
+    for ending in BODIES[kind]:
+        who = f"{face}-{ending}".replace("/", "-")
+        path = f"/{face}/{ending}/?who={who}&seconds=0.3"
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            statuses = Counter(pool.map(lambda _, path=path: get(port, path), range(CLIENTS)))
+        assert set(statuses) == {200, 429}
+        assert statuses[200] >= N
+        assert slots.most(who) == N
+        slots.until_free()
+        assert slots.running(who) == 0
+
+
+def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> None:
+    """Ask for something, and go when that is true, with so many bytes of the answer read."""
+    with socket.create_connection((ADDRESS, port)) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        until(when, "it runs", 20)
+        if most:
+            client.recv(most)
+
+
+@pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware"])
+def test_who_hangs_up_while_the_body_is_sent_holds_nothing(site: tuple[str, Site], face: str) -> None:
+    """The server finds nobody to send to, and closes the response."""
+    kind, (port, _, slots) = site
+    who = f"gone-{face}"
+    path = f"/{face}/{'stream' if kind == 'wsgi' else 'astream'}/?who={who}&seconds=1&size=3000000"
+    hang_up(port, path, lambda: slots.running(who) == 1, most=10)
+    assert slots.held <= 1
+    slots.until_free()
+    assert slots.running(who) == 0
+
+
+@pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware", "middleware/async"])
+def test_who_hangs_up_while_the_view_runs_holds_nothing_afterwards(site: tuple[str, Site], face: str) -> None:
+    """Whether the view is cancelled or runs on to its end: its slot is released with it."""
+    _, (port, _, slots) = site
+    who = f"early-{face}".replace("/", "-")
+    hang_up(port, f"/{face}/plain/?who={who}&seconds=0.5", lambda: slots.running(who) == 1)
+    slots.until_free()
+    assert slots.running(who) == 0
+
+
+def test_a_request_without_a_body_and_one_that_fails(site: tuple[str, Site]) -> None:
+    """HEAD, an exception, and a view that returns nothing, again and again: none leaves anything."""
+    _, (port, _, slots) = site
+    for _ in range(N + 1):
+        assert get(port, "/sync/stream/?who=head", "HEAD") in (200, 500)
+        assert get(port, "/sync/raises/?who=head") == 500
+        assert get(port, "/drf/raises/?who=head") == 500
+        assert get(port, "/middleware/nothing/?who=head") == 500
+        slots.until_free()
+
+
+def workers(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("kind", list(COMMANDS))
+def test_what_is_killed_holds_nothing_for_long(kind: str, client: redis.Redis) -> None:
+    """A process that is killed releases nothing: its slots end by themselves, within `RATELIMIT_SLOT_SECONDS`; while it
+    lived, it had them for longer than that."""
+    process, (port, pid, slots) = start(kind, client)
+    try:
+        with socket.create_connection((ADDRESS, port)) as asking:
+            asking.sendall(b"GET /sync/plain/?who=killed&seconds=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(lambda: slots.running("killed") == 1, "it runs", 20)
+            time.sleep(SLOT_SECONDS * 1.5)
+            assert slots.held == 1
+            for each in workers(pid) if kind == "wsgi" else [pid]:
+                os.kill(each, signal.SIGKILL)
+            killed = time.monotonic()
+            slots.until_free()
+            assert time.monotonic() - killed < SLOT_SECONDS + 1
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.parametrize("kind", list(COMMANDS))
+def test_a_server_that_is_told_to_end_releases_what_it_holds(kind: str, client: redis.Redis) -> None:
+    """What a worker still holds when it ends is free at once, as nobody runs there any more."""
+    process, (port, _, slots) = start(kind, client)
+    with socket.create_connection((ADDRESS, port)) as asking:
+        asking.sendall(b"GET /async/plain/?who=ended&seconds=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: slots.running("ended") == 1, "it runs", 20)
+        process.terminate()
+        process.wait(30)
+    assert slots.held == 0
