@@ -191,11 +191,11 @@ def crowded() -> Iterator[Hurt]:
 
 class Wire:
     """Stands between clients and a server: passes everything on, late or torn if told so; or nothing more, without a
-    word, to those who listen to a channel, or wish to."""
+    word, to those who listen to a channel, or wish to; or nothing at all, either way."""
 
     def __init__(self, port: int) -> None:
         self.delay = 0.0
-        self.tears = self.is_deaf = False
+        self.tears = self.is_deaf = self.is_cut = False
         self._listening: set[socket.socket] = set()
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -226,7 +226,7 @@ class Wire:
                 count += 1
                 if b"SUBSCRIBE" in data and not is_reply:
                     self._listening.add(client)
-                if self.is_deaf and client in self._listening:
+                if self.is_cut or (self.is_deaf and client in self._listening):
                     continue
                 if is_reply and self.delay:
                     time.sleep(self.delay)
@@ -495,7 +495,12 @@ def table(outcomes: dict[str, Outcome]) -> str:
                 str(outcome.over("closed")), str(outcome.over("local")),
             )
         )  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows as a table of reStructuredText, the first as its head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     line = " ".join("=" * width for width in widths)
     lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([line, lines[0], line, *lines[1:], line])
@@ -516,7 +521,12 @@ def main() -> None:
         print(f"{name}: done", file=sys.stderr, flush=True)
     print(f"{PROCESSES} processes; the limit is {LIMIT}/{PERIOD}, the deadline {DEADLINE * 1000:.0f} ms\n")
     print(table(outcomes))
-    print("\n* loses data: all of it, or what was not replicated yet")
+    print("\n* loses data: all of it, or what was not replicated yet\n")
+    if not sys.argv[1:]:
+        from tests import holders
+
+        names = [name for name in holders.FAULTS if LIBFAKETIME or "clock" not in name]
+        print(holders.table({name: holders.run(name) for name in names}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests import faults
+from tests import faults, holders
 
 pytestmark = pytest.mark.faults
 ROUNDING = 3 * faults.PROCESSES + 10
@@ -43,3 +43,16 @@ def test_requests_are_answered_and_limits_hold(name: str, runs: dict[str, Future
     assert outcome.over("local") <= forgotten["local"] + ROUNDING
     assert outcome.admitted("closed") > faults.LIMIT // 2
     assert outcome.p99(faults.HURT_AT, faults.HEALED_AT) < (faults.DEADLINE + 0.4) * 1000
+
+
+@pytest.mark.parametrize("name", holders.FAULTS)
+def test_slots_hold_whatever_happens_to_their_holders(name: str) -> None:
+    """Never more than there are; the next one gets its slot when the time of the lost one is over, and whoever lives
+    and has lost one is told, once."""
+    if lacks_clock(name):
+        pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
+    outcome = holders.run(name)
+    assert outcome.most <= holders.SLOTS
+    assert outcome.seconds < holders.SLOT_SECONDS + 5.0
+    assert outcome.told is None or len(outcome.told) <= 1
+    assert outcome.told == [False] or outcome.told is None or name == "FLUSHALL"

@@ -162,11 +162,11 @@ def test_who_is_cut_off_loses_the_slot_and_is_told(limiter: RateLimiter, setting
         settings.CACHES = own
         with worker(prefix, at=f"redis://127.0.0.1:{wire.port}/0") as process:
             assert used(limiter) == 1
-            wire.delay = 3600.0
+            wire.is_cut = True
             ends(lambda: used(limiter) == 0, "the slot of one that is cut off ends")
             with limiter.slot("ada"), limiter.slot("ada"):
                 ends(lambda: process("lost") == [False], "it is told while it is cut off")
-                wire.delay = 0.0
+                wire.is_cut = False
                 ends(lambda: process("held._held.is_lost"), "it knows that nobody keeps its place")
                 assert used(limiter) == 2
             assert process("lost") == [False]

@@ -24,7 +24,7 @@ from tests.bench.replay import bench_replay  # noqa: E402
 from tests.bench.rules import bench_rules  # noqa: E402
 from tests.bench.scale import bench_scale  # noqa: E402
 from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
-from tests.bench.slots import slots
+from tests.bench.slots import slots  # noqa: E402
 from tests.bench.threads import threads  # noqa: E402
 from tests.server import server  # noqa: E402
 

@@ -53,6 +53,4 @@ def slots() -> None:
     renewed = interleaved({"renewed": lambda: held_slots._perform(b"renew", many)}, calls=3)["renewed"]
     share = renewed[1] / 1e6 / held_slots.interval
     print(f"{MANY} slots are renewed in {renewed[0] / 1000:.1f} ms, {RENEWALS} times while they last:", end=" ")
-    print(
-        f"{share:.1%} of a core\naim: taken at most 2 hits, in and out at most 4; 1,000 slots at most 1 % of a core\n"
-    )
+    print(f"{share:.1%} of a core\naim: taken at most 2 hits, in and out at most 4; renewals at most 1 % of a core\n")
