@@ -9,9 +9,12 @@ WORKERS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 # The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint bench bench-peers faults docs format
+.PHONY: demo demo-gateway test lint bench bench-peers faults docs format
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
+
+demo-gateway: $(VENV)/demo-gateway
+	$(RUN)/python -m example_project.gateway
 
 test: $(VENV)/test
 	$(RUN)/python -m coverage erase
@@ -53,7 +56,7 @@ $(PEERS)/bench: setup.cfg pyproject.toml
 	@touch $@
 
 # What each of these needs is an extra of the package of the same name.
-$(VENV)/demo $(VENV)/test: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python
+$(VENV)/demo $(VENV)/demo-gateway $(VENV)/test: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 

@@ -92,7 +92,9 @@ def main() -> None:
         place = f"REDIS_URL={os.environ['REDIS_URL']} EXAMPLE_DATABASE={os.environ['EXAMPLE_DATABASE']}"
         print("  Commands for this database and this Redis, in another terminal, such as:")
         print(f"  {place} \\\n    {sys.executable} -m example_project.manage ratelimit_rules list\n", flush=True)
-        server = uvicorn.Server(uvicorn.Config("example_project.asgi:application", log_level="warning"))
+        # Whose word is taken for an address, the settings say.
+        config = uvicorn.Config("example_project.asgi:application", log_level="warning", proxy_headers=False)
+        server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 

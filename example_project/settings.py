@@ -74,6 +74,11 @@ RATELIMIT_RULES = [
     {"name": "scanners", "path": ["/wp-*", "/**.php"], "key": "ip", "rate": "8/10s"},
 ]
 
+# What proxies in front of other services are believed by, see `make demo-gateway`; without it, none is.
+RATELIMIT_GATEWAY_DIALECT = os.environ.get("RATELIMIT_GATEWAY_DIALECT")
+RATELIMIT_GATEWAY_SECRET = os.environ.get("RATELIMIT_GATEWAY_SECRET")
+RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32"] if RATELIMIT_GATEWAY_DIALECT else None
+
 REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_RATES": {"anon": "5/s", "user": "100/h"},
 }

@@ -1,7 +1,7 @@
 """Where everything is."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
 from . import api, views
 
@@ -17,5 +17,6 @@ urlpatterns = [
     path("address/", views.address, name="address"),
     path("payments/", views.payment_desk, name="payments"),
     path("payments/pay/", views.pay, name="pay"),
+    path("ratelimit/", include("django_ratelimit_lua.gateway.urls")),
     path("reset/", views.reset, name="reset"),
 ]

