@@ -78,6 +78,8 @@ class RateLimiter:
         self, name: str, rate: RateConstant | list[RateConstant], *, durable: bool = False, **options: Unpack[Options]
     ) -> None:
         self.name = name
+        if options.get("ban_key"):
+            raise LimitError(f"RateLimiter {name!r} has no request to read ban_key from: bans are of the identity")
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options
         self._made: dict[str, tuple[Limit, ...]] = {}

@@ -121,9 +121,10 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
             continue
         charge, rule = each.charge, None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
-        network = network_of(each.identity)
-        about = {"sealed": seal(each.identity), "address": network.decode()}
-        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(each.identity), **about})
+        subject = each.identity if each.banned is None else each.banned
+        network = network_of(subject)
+        about = {"sealed": seal(subject), "address": network.decode()}
+        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject), **about})
         waits.append(Wait(write, sync_to_async(write)))
         if ban.by_hand:
             continue

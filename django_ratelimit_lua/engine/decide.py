@@ -59,7 +59,7 @@ class PlannedCharge(NamedTuple):
       `RateLimiter` by itself); `owner`: whom the answer is for;
     - `blocked`: what an override says in the place of the limit. Then nothing is counted; `subject`: the digest of whom
       that override is about;
-    - `identity`: who is charged, for statistics.
+    - `identity`: who is charged, for statistics; `banned`: whom its bans are of, where that is somebody else.
     """
 
     charge: Charge
@@ -69,6 +69,7 @@ class PlannedCharge(NamedTuple):
     blocked: LimitState | None = None
     subject: bytes = b""
     identity: Identity = None
+    banned: Identity = None
 
 
 class Plan(NamedTuple):

@@ -57,6 +57,7 @@ class Limit:
     ban_max: str | None
     ban_forget: str | None
     ban_on: BanOn
+    ban_key: str | None
     ban_renew: bool
     key_part: bytes = field(repr=False, compare=False)
     packed: bytes = field(repr=False, compare=False)

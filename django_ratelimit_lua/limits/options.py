@@ -41,6 +41,13 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
+def _joined(value: Any) -> str:
+    parts = value.split("+") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) and part.strip() for part in parts):
+        raise ValueError("write a key such as 'ip', or several as 'ip+post:username'; none that names code")
+    return "+".join(part.strip() for part in parts)
+
+
 def _algorithm(value: Any) -> str:
     return algorithms.find(value).name
 
@@ -181,6 +188,11 @@ class Options(TypedDict, total=False):
             "refused": _("requests that this limit refuses"), "counted": _("requests that this limit counts"),
             "reported": _("only what code reports"),
         },
+        needs=_NEEDS_BANS, is_general=True,
+    )]
+    ban_key: Annotated[str | None, Option(
+        None, _joined, _("ban by"),
+        _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
         needs=_NEEDS_BANS, is_general=True,
     )]
     ban_renew: Annotated[bool, Option(

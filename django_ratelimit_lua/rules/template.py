@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 from django.http import HttpRequest
@@ -14,7 +15,7 @@ from ..identity.keys import Key, KeyLike, compile_key
 from ..limits import algorithms, calendar
 from ..limits.call import MOST_COST, whole_cost
 from ..limits.limit import Limit
-from ..limits.options import Options
+from ..limits.options import OPTIONS, Options
 from ..limits.rate import ACCEPTED, SECOND, LimitError, Rate
 
 RateFunction = Callable[[str, HttpRequest], Any]
@@ -43,6 +44,19 @@ def compile_cost(cost: CostLike) -> int | CostFunction:
         return whole_cost(cost, "Cost")
     right = f"must be a whole number from 0 to {MOST_COST}, a callable (group, request) or its dotted path"
     raise LimitError(f"Cost {cost!r}: {right}", "cost")
+
+
+@lru_cache(maxsize=1024)
+def ban_key(text: str) -> Key:
+    """Whom bans are of, by the option `ban_key`. Raises `LimitError`."""
+    try:
+        parts = text.split("+")
+        key = compile_key(tuple(parts) if len(parts) > 1 else text)
+    except LimitError as error:
+        raise LimitError(f"ban_key: {error}", "ban_key") from None
+    if key.functions:
+        raise LimitError(f"ban_key is {text!r}: it cannot name code", "ban_key")
+    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,7 @@ class LimitTemplate:
             limit = Limit(name, known, **own)
             if len(rates) == 1 and limit.rate is each:
                 template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"]] = limit
+        _ = template.ban_key  # What is no key raises.
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
@@ -127,6 +142,12 @@ class LimitTemplate:
     def limits(self, name: str) -> tuple[Limit, ...]:
         """The limits that keep the constant rates."""
         return tuple([self.limit(name, rate) for rate in self.rates if isinstance(rate, Rate)])
+
+    @property
+    def ban_key(self) -> Key | None:
+        """Whom its bans are of; None: of whom it counts."""
+        text = self.options.get("ban_key")
+        return ban_key(OPTIONS["ban_key"].check(text)) if text else None
 
     @property
     def _longest(self) -> int:

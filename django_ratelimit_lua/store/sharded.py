@@ -19,10 +19,12 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
-from ..limits.call import Call, Charge, StaleRules
+from ..limits.ban import Ban
+from ..limits.call import Call, Charge, Operation, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.program import Program
+from ..limits.rate import SECOND
 from .cluster import Ask, Cluster, Steps, slot_of
 from .connection_params import ConnectionParams
 from .exchange import Address, Question, to_ask, to_decide, to_delete, to_execute, to_run, to_tell_reset
@@ -138,12 +140,53 @@ class ShardedStore(Store):
             longest_hold_us=call.longest_hold_us, slack_us=call.slack_us, slot=call.slot, waits=call.waits,
             registers=False, why=call.why,
         )  # fmt: skip
+        elsewhere = [place for place, charge in call.banning if _bans_elsewhere(charge)]
+        if elsewhere:
+            decision = yield from self._decide_with_bans(call, elsewhere, patience)
+        else:
+            decision = yield from self._decide_limits(call, patience)
+        return decision._replace(revision=revision)
+
+    def _decide_limits(self, call: Call, patience: Patience) -> Deciding:
         parts = _parts_of(call)
         if len(parts) == 1:
             decision = yield from self._decide_at(_slot_of(call.charges[0]), call, patience)
         else:
             decision = yield from self._decide_in_turn(call, parts, patience)
-        return decision._replace(revision=revision)
+        return decision
+
+    def _decide_with_bans(self, call: Call, elsewhere: Sequence[int], patience: Patience) -> Deciding:
+        """Decide a call some of whose bans are of others than those who are counted, in other slots: look there first;
+        ask the limits, which only look where somebody is banned; and tell what was an offence."""
+        is_hit, bans = call.operation == "hit", {}
+        for place in elsewhere:
+            bans[place] = yield from self._of_ban(call, place, 0 if is_hit else call.charges[place].cost, patience)
+        enforced = [place for place in elsewhere if call.charges[place].limit.mode == "enforce"]
+        held = {place for place, ban in bans.items() if ban.until}
+        is_banned = not held.isdisjoint(enforced)
+        charges = list(call.charges)
+        for place in elsewhere:
+            charges[place] = charges[place]._replace(limit=charges[place].limit.without_bans())
+        operation: Operation = "peek" if is_hit and is_banned else call.operation
+        decision = yield from self._decide_limits(call._replace(charges=charges, operation=operation), patience)
+        states = list(decision.limits)
+        for place in elsewhere:
+            charge, state = call.charges[place], states[place]
+            if is_hit and charge.cost and (place in held or (not is_banned and _is_offence(charge, state))):
+                bans[place] = yield from self._of_ban(call, place, 1, patience)
+            states[place] = _with_ban(state, bans[place], decision.moment, is_held=place in held)
+        if is_hit and is_banned:
+            decision = decision._replace(allowed=False, granted=0)
+        return decision._replace(limits=tuple(states), allowed=decision.allowed and not is_banned)
+
+    def _of_ban(self, call: Call, place: int, units: int, patience: Patience) -> Generator[Any, Any, Ban]:
+        """A ban that lives in a slot of its own: offences are told there, and what a call says of it is done."""
+        charge = call.charges[place]
+        operation: Operation = call.operation if call.operation in ("ban", "unban") else "offend"
+        charge = Charge(charge.limit, charge.ban_digest, 0 if call.operation == "peek" else units)
+        alone = Call([charge], operation, call.prefix, call.now, slack_us=call.slack_us, registers=False, why=call.why)
+        decision = yield from self._decide_at(_slot_of(charge), alone, patience)
+        return decision.limits[0].ban or Ban()
 
     def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
         decision: Decision = yield from self._ask(slot, to_decide(call), patience)
@@ -276,6 +319,29 @@ class ShardedStore(Store):
                     step = steps.send(answer)
         except StopIteration as finished:
             return finished.value
+
+
+def _bans_elsewhere(charge: Charge) -> bool:
+    return bool(charge.banned) and slot_of(b"{%b}" % charge.banned) != _slot_of(charge)
+
+
+def _is_offence(charge: Charge, state: LimitState) -> bool:
+    """Whether a hit that was decided is one."""
+    terms = charge.limit.ban
+    if terms is None or charge.reports:
+        return False
+    return not state.allowed if terms.on == "refused" else terms.on == "counted" and state.counted_at > 0
+
+
+def _with_ban(state: LimitState, ban: Ban, moment: int, *, is_held: bool) -> LimitState:
+    """The state of a limit, as it is with a ban that is kept elsewhere."""
+    if not ban.until:
+        return state._replace(ban=ban)
+    seconds, is_allowed = max(0, ban.until - moment) / SECOND, state.allowed and not is_held
+    retry = 0.0 if is_allowed else None if state.retry_after is None else max(state.retry_after, seconds)
+    return state._replace(
+        allowed=is_allowed, remaining=0, retry_after=retry, reset_after=max(state.reset_after, seconds), ban=ban
+    )
 
 
 def _slot_of(charge: Charge) -> int:

@@ -84,6 +84,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_unknown(f"Throttle {cls.__name__}", cls.options)
+        if cls.options.get("ban_key"):
+            raise LimitError(
+                f"Throttle {cls.__name__}: ban_key is for rules and decorators; bans are of whom it counts"
+            )
         if isinstance(cls.scope, str):
             # Where it has no rate of its own, that is in the settings.
             site = CallSite("throttle", f"{cls.__module__}.{cls.__qualname__}", _constant(cls.rate))

@@ -64,11 +64,19 @@ class Place:
         self._taken: set[tuple[bytes, bytes]] = set()
 
     def add(
-        self, rule: Rule, name: str, numbers: LimitTemplate, rates: Sequence[Rate], cost: int, identity: Any
+        self,
+        rule: Rule,
+        name: str,
+        numbers: LimitTemplate,
+        rates: Sequence[Rate],
+        cost: int,
+        identity: Any,
+        banned: Identity = None,
     ) -> None:
         """Charge what a rule says, by the numbers of a tier or its own: all of it, or nothing where any of it is wrong,
         which is raised."""
         subject = digest(identity)
+        ban_subject = b"" if banned is None else digest(banned)
         if numbers.key is None or numbers.key.functions:
             identity = own(identity)
         charges: list[PlannedCharge] = []
@@ -81,7 +89,8 @@ class Place:
             taken.add((subject, limit.key_part))
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
-            charges.append(PlannedCharge(Charge(limit, subject, cost), name, rule, self.owner, identity=identity))
+            charge = Charge(limit, subject, cost, ban_subject)
+            charges.append(PlannedCharge(charge, name, rule, self.owner, identity=identity, banned=banned))
         self._taken = taken
         self.charges += charges
 
@@ -186,7 +195,8 @@ class RequestPlanner:
             identity = key.read(name, request, user)
             if type(identity) is not tuple:  # As those are that are not a function's.
                 identity = _now(identity)
-            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity)
+            banned = None if numbers.ban_key is None else _identity_of(request, numbers.ban_key, name)
+            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
 
     async def _agather(self, rule: Rule, place: Place) -> None:
         request, name, numbers = self.request, rule.name or rule.group or place.group, rule.template
@@ -214,7 +224,8 @@ class RequestPlanner:
             if key.needs_session:
                 await aload(request)
             identity = await _later(key.read(name, request, user))
-            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity)
+            banned = None if numbers.ban_key is None else await _aidentity_of(request, numbers.ban_key, name)
+            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
 
     def _groups(self, user: Any) -> Collection[str]:
         if self._state.groups[0] is not user:

@@ -21,6 +21,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import banned
@@ -301,6 +302,48 @@ def test_throttles_ban(rf: RequestFactory, settings: Any) -> None:
     answer = view(rf.get("/", **CLIENT)).render()
     assert int(answer["Retry-After"]) > 3500
     assert "banned-until" in json.loads(answer.content)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_ban_may_be_wider_than_who_is_counted(is_async: bool, rf: RequestFactory, told: list[dict[str, Any]]) -> None:
+    """Offences of all names that an address tries add up, and the ban is of the address; others with these names go."""
+    options: Any = {"key": ("ip", "post:username"), "rate": "1/h", "ban_after": 3, "ban_for": "1h", "ban_key": "ip"}
+
+    @ratelimit(group="sync", **options)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("in")
+
+    @ratelimit(group="async", **options)
+    async def aview(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("in")
+
+    def ask(name: str, address: str = "203.0.113.9") -> int:
+        request = rf.post("/", {"username": name}, REMOTE_ADDR=address)
+        return int((asyncio.run(aview(request)) if is_async else view(request)).status_code)
+
+    assert [ask(name) for name in ("ada", "ada", "bob", "bob", "eve")] == [200, 429, 200, 429, 200]
+    assert [ask("eve"), ask("new")] == [429, 429]
+    assert ask("new", "203.0.113.10") == 200
+    (heard,) = told
+    assert heard["ban"].offences == 3
+    assert heard["identity"] == digest(("ip", "203.0.113.9")).decode()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [("nobody", "ban_key: .*nobody"), ("shop.keys.who", "cannot name code"), (7, "write a key such as")],
+)
+def test_whom_a_ban_is_of_is_a_key(wrong: Any, message: str) -> None:
+    """What is none is an error where it is written; so is one where there is no request to read it from."""
+    bans: Any = {"ban_after": 3, "ban_for": "1h"}
+    with pytest.raises(LimitError, match=message):
+        ratelimit(key="ip", rate="1/m", ban_key=wrong, **bans)
+    with pytest.raises(LimitError, match="has no request to read ban_key from"):
+        RateLimiter("x", "1/m", ban_key="ip", **bans)
+    with pytest.raises(LimitError, match="for rules and decorators"):
+        type("Throttle", (UserRateThrottle,), {"options": {**bans, "ban_key": "ip"}})
+    with pytest.raises(LimitError, match="ban_key needs ban_after"):
+        ratelimit(key="ip", rate="1/m", ban_key="ip")
 
 
 PRIVATE = ["10.1.2.3", "172.16.0.1", "192.168.1.1", "127.0.0.1", "::1", "fd00::7", "::ffff:10.1.2.3", ""]

@@ -26,6 +26,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.bans import active_bans, lift_bans
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.replay import Log, replay
 from django_ratelimit_lua.operations.seen import one, overview
@@ -502,3 +503,40 @@ def test_settings_of_the_alias_reach_every_node(mortal: Cluster, settings: Any, 
     mortal.move(key, target, while_moving=lambda: limiter.hit("elsewhere"))
     assert limiter.hit("elsewhere").limits[0].used == 3
     limiter.reset("elsewhere")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
+    """Those of whoever is counted, in one call; and those of others, in a slot of their own: earned once, by exactly so
+    many offences, listed and lifted."""
+    own = RateLimiter("own", "1/h", ban_after=10, ban_for="1h")
+    with ThreadPoolExecutor(20) as pool:
+        decisions = list(pool.map(lambda _: own.hit("ada"), range(60)))
+    (earned,) = [decision.limits[0].ban for decision in decisions if decision.limits[0].ban.is_new]
+    assert earned.offences == 10
+    limit = Limit("wide", "1/h", algorithm="fixed_window", ban_after=10, ban_for="1h")
+    address = digest(("ip", "203.0.113.9"))
+    names = [digest(("name", number)) for number in range(40)]
+
+    def hit(name: bytes) -> Any:
+        return get_store().decide(build_call([Charge(limit, name, 1, address)]))
+
+    assert all(map(hit, names))
+    with ThreadPoolExecutor(20) as pool:
+        decisions = list(pool.map(hit, names))
+    bans = [decision.limits[0].ban for decision in decisions]
+    assert not any(decisions)
+    (new,) = [ban for ban in bans if ban.is_new]
+    assert (new.offences, new.times) == (10, 1)
+    late = hit(digest(("name", "new")))
+    assert (late.allowed, late.limits[0].used, late.limits[0].ban.until) == (False, 0, new.until)
+    assert 3590 < late.retry_after <= 3600
+    assert get_store().decide(build_call([Charge(limit, digest("free"), 1)]))
+    call = build_call([Charge(limit, names[0], 0, address)], "unban")
+    assert get_store().decide(call).limits[0].ban.until == 0
+    assert hit(digest(("name", "another")))
+    (listed,) = active_bans()
+    assert (listed.limit, listed.ban.until) == ("own", earned.until)
+    lift_bans([listed])
+    assert active_bans() == []
+    assert own.peek("ada").limits[0].ban.until == 0
