@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
 from .conf import SETTINGS, callables, conf
+from .engine.circuits import circuits
 from .exceptions import StoreError
 from .identity import secrets_by_id
 from .limits.rate import LimitError, Rate
@@ -78,6 +79,7 @@ NO_GATEWAY = Problem(
 NOT_FOR_PROXIES = Problem(
     Info, "I020", "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say."
 )
+TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
@@ -305,6 +307,18 @@ def check_paths(**kwargs: Any) -> Iterator[CheckMessage]:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
             yield BAD_PATH.message(f"{error}.")
+
+
+@register(Tags.caches)
+def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
+    """No breaker is declared twice with other numbers: those that were imported last would hold."""
+    _all_views()  # What views declare is known when they are imported.
+    for name, circuit in sorted(circuits.by_name.items()):
+        if circuit.conflicts:
+            first, *_ = [place for place in circuit.places if place not in circuit.conflicts] or circuit.places
+            yield TWO_BREAKERS.message(
+                f"The breaker {name!r} has other numbers in {', '.join(circuit.conflicts)} than in {first}."
+            )
 
 
 @register(Tags.caches, deploy=True)

@@ -24,6 +24,9 @@ from ..rules.rule import RuleError
 LARGEST = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
 
+BREAKERS = [f"django_ratelimit_lua.{action}_ratelimitbreaker" for action in ("add", "change", "delete")]
+"""Whoever has these may change breakers by a file that has some."""
+
 
 class FileForm(forms.Form):
     """A file to be looked at; then its text, to be confirmed."""
@@ -107,6 +110,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 if is_seen and (given["delete"] or not deleted) and (given["intended"] or not surprising):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
+                    has_breakers = any(isinstance(change, rules_yaml.BreakerChange) for change in changes)
+                    if has_breakers and not request.user.has_perms(BREAKERS):
+                        raise PermissionDenied
                     with acting(request.user):
                         rules_yaml.apply(given["text"], delete=True)
                     self._log(request, changes)
@@ -138,7 +144,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         rows = {rule.name: rule for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])}
         for change in changes:
-            if change.name in rows:
+            if change.name in rows and not isinstance(change, rules_yaml.BreakerChange):
                 self.log_change(request, rows[change.name], _("From a file."))
         words = _("%(number)d rules are those of the file: they apply from the next request on.")
         messages.success(request, words % {"number": len(changes)} if changes else _("The file changes nothing."))

@@ -125,6 +125,10 @@ class RateLimitBreaker(AuditedModel):
             is_field = error.field in (*TUNED, "name")
             raise ValidationError({error.field: error.problem} if is_field else error.problem) from None
 
+    def thresholds_declared(self) -> Declared:
+        """What the row says that is no force: description and thresholds."""
+        return {field: value for field, value in self.declared().items() if field in ("description", *TUNED)}
+
     def thresholds(self) -> dict[str, Any]:
         """The thresholds that the row says, by name."""
         return {field: value for field, value in self.declared().items() if field in TUNED}

@@ -1,4 +1,4 @@
-"""Rules of the admin as code: a YAML text that goes through review like any other, and back."""
+"""Rules and breakers of the admin as code: a YAML text that goes through review like any other, and back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from yaml.reader import ReaderError
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError
-from ..models import RateLimitRule, RateLimitTier
+from ..models import RateLimitBreaker, RateLimitRule, RateLimitTier
 from ..models.audit import one_change
+from ..rules.breakers import TUNED
 from ..rules.describe import difference, reading
 from ..rules.rule import FIELDS, RuleError, compile_rule, meant_by
 
@@ -45,8 +46,15 @@ def dump(rules: Sequence[Declared]) -> str:
 
 
 def export() -> str:
-    """The rules of the admin as YAML, in their order."""
-    return dump([rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")])
+    """The rules of the admin as YAML, in their order, and the thresholds of breakers behind them."""
+    rules = [rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")]
+    return dump([*rules, *_breakers_declared().values()])
+
+
+def _breakers_declared() -> dict[str, Declared]:
+    """What rows say of breakers, by name; what is forced at the moment is not code."""
+    rows = {row.name: row.thresholds_declared() for row in RateLimitBreaker.objects.all()}
+    return {name: {BREAKER: name, **said} for name, said in rows.items() if said}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,20 @@ class RuleChange:
         return [f"~ {self.name}", *(f"    {line}" for line in difference(self.before, self.after))]
 
 
+class BreakerChange(RuleChange):
+    """What has to be done to the thresholds of a breaker."""
+
+    def words(self) -> list[str]:
+        """The step in words."""
+        mark = "+" if self.before is None else "-" if self.after is None else "~"
+        before, after = self.before or {}, self.after or {}
+        said = [f"{field}: {before.get(field, '—')} → {after.get(field, '—')}" for field in {**before, **after}]
+        changed = [line for line, field in zip(said, {**before, **after}, strict=True) if field != BREAKER]
+        return [f"{mark} breaker {self.name}", *(f"    {line}" for line in changed)]
+
+
+BREAKER = "breaker"
+"""The word that begins what is no rule but a breaker: its name."""
 LONGEST_TEXT = 4 * 1024 * 1024
 DEEPEST = 20
 
@@ -149,6 +171,24 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     return rule, tiers
 
 
+def build_breaker(given: Declared, where: str = "Rules") -> RateLimitBreaker:
+    """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RuleError`."""
+    words = {field: value for field, value in given.items() if field != BREAKER}
+    if unknown := sorted(map(str, set(words) - {"description", *TUNED})):
+        raise RuleError(where, BREAKER, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
+    row = RateLimitBreaker(name=given[BREAKER])
+    for field, value in words.items():
+        setattr(row, field, value)
+    try:
+        if not isinstance(row.name, str):
+            raise ValidationError({"name": "must be text"})
+        row.full_clean(validate_unique=False)
+    except ValidationError as error:
+        field, problems = next(iter(error.message_dict.items()))
+        raise RuleError(f"{where}: breaker {row.name!r}", field, f"{field}: {' '.join(problems)}") from None
+    return row
+
+
 def _names(given: Declared, field: str, where: str) -> list[str]:
     """The names in a field that holds one or several."""
     value = given.get(field)
@@ -178,8 +218,18 @@ def load(text: str, source: str = "Rules") -> list[Built]:
     problems: list[RuleError] = []
     lines: dict[str, int] = {}
     twice: set[str] = set()
+    breakers: dict[str, RateLimitBreaker] = {}
     for line, given in _parsed(text, source):
         where = f"{source}, line {line}"
+        if isinstance(given, Mapping) and BREAKER in given:
+            try:
+                breaker = build_breaker(given, where)
+                if breaker.name in breakers:
+                    raise RuleError(where, BREAKER, f"two breakers are called {breaker.name}")
+                breakers[breaker.name] = breaker
+            except RuleError as error:
+                problems.append(error)
+            continue
         name = given.get("name") if isinstance(given, Mapping) else None
         try:
             built.append(build_rule(given, where))
@@ -282,13 +332,27 @@ def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
 def plan(text: str, source: str = "Rules") -> list[RuleChange]:
     """What has to be done so that the rules are those of a text: nothing for those that are the same. `source` as in
     `load`. Raises `RulesError`."""
-    return _plan(load(text, source))
+    return _plan(load(text, source), load_breakers(text, source))
 
 
-def _plan(built: Sequence[Built]) -> list[RuleChange]:
+def load_breakers(text: str, source: str = "Rules") -> dict[str, RateLimitBreaker]:
+    """The breakers of a YAML text that `load` can read, by name, not saved."""
+    rows = [
+        build_breaker(given, source)
+        for _, given in _parsed(text, source)
+        if isinstance(given, Mapping) and BREAKER in given
+    ]
+    return {row.name: row for row in rows}
+
+
+def _plan(built: Sequence[Built], breakers: Mapping[str, RateLimitBreaker]) -> list[RuleChange]:
     before = {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
     after = {rule.name: _declared(rule, tiers) for rule, tiers in built}
     changes = [RuleChange(name, before.get(name), after.get(name)) for name in {**after, **before}]
+    if breakers:  # A text without any is of rules alone.
+        there = _breakers_declared()
+        wanted = {name: {BREAKER: name, **row.thresholds_declared()} for name, row in breakers.items()}
+        changes += [BreakerChange(name, there.get(name), wanted.get(name)) for name in {**wanted, **there}]
     return [change for change in changes if change.before != change.after]
 
 
@@ -312,18 +376,32 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
     """
     with one_change(router.db_for_write(RateLimitRule)):
         built = {rule.name: (rule, tiers) for rule, tiers in load(text)}
-        changes = _plan(list(built.values()))
+        breakers = load_breakers(text)
+        changes = _plan(list(built.values()), breakers)
         names = deletions(changes)
         if names and not delete:
             listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
             problem = f"the file lacks {len(names)} of the rules there are, which would be deleted: {listed}"
             raise RuleError("Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant")
         for change in changes:
-            if change.after is None:
+            if isinstance(change, BreakerChange):
+                _save_breaker(change.name, breakers.get(change.name))
+            elif change.after is None:
                 RateLimitRule.objects.get(name=change.name).delete()
             else:
                 save_rule(*built[change.name])
     return changes
+
+
+def _save_breaker(name: str, wanted: RateLimitBreaker | None) -> None:
+    """Save what a breaker's row is to say, and leave what is forced."""
+    row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
+    if wanted is None and not row.is_forced():
+        row.delete()
+        return
+    for field in ("description", *TUNED):
+        setattr(row, field, getattr(wanted or RateLimitBreaker(name=name), field))
+    row.save()
 
 
 def save_rule(rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None) -> RateLimitRule:

@@ -27,7 +27,7 @@ from ..rules.rule import RuleError, lumps_strangers
 from ..rules.ruleset import settings_rules
 from ..stats.reading import shadow_numbers
 from .call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
-from .rules_yaml import Built, Declared, RuleChange, build_rule
+from .rules_yaml import BreakerChange, Built, Declared, RuleChange, build_rule
 from .words import clients_words, number_words, share_words
 
 WIDE = {4: 8, 6: 16}
@@ -131,6 +131,7 @@ def judged(rule: RateLimitRule) -> str:
 def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     """What changes of rules would do that their author may not expect and the rules do not do already, by the names of
     the rules."""
+    changes = [change for change in changes if not isinstance(change, BreakerChange)]
     changed = {change.name for change in changes}
     after = {change.name: _built(change.after) for change in changes if change.after is not None}
     exempt = exempt_paths(without=changed)

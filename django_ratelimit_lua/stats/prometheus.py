@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import StoreError
-from ..store import FAILURES, Patience, get_store
+from ..store import FAILURES, Patience, circuit_key, circuits_key, get_store
 from .buckets import TIME_BOUNDS
-from .keys import OTHER
+from .keys import MOST_PLACES, OTHER
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0
 """For which a scrape waits for Redis at most; Prometheus by default waits ten."""
+STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "ramp"}
+"""States of breakers, as their keys have them, and as labels."""
 REST = "other"
 """The label of all that have none of their own."""
 
@@ -43,12 +45,16 @@ class Collector:
         families, is_up = _families(), True
         try:
             found = totals(Patience(SECONDS))
+            states = breaker_states(Patience(SECONDS))
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
         if not is_up:
             return [families["store_up"]]
         families["rules_revision"].add_metric([], found.revision)
+        for breaker, state in states.items():
+            for each in STATES.values():
+                families["breaker_state"].add_metric([breaker, each], each == state)
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
             label = REST if name == OTHER else name.encode(errors="replace").decode()
@@ -64,6 +70,18 @@ class Collector:
         for kind in FAILURES:
             families["store_errors"].add_metric([kind], found.of_all[f"E{kind}"])
         return families.values()
+
+
+def breaker_states(patience: Patience) -> dict[str, str]:
+    """The state of each breaker that any process has noted, at most `MOST_PLACES` of them, by the order of their names.
+    Raises `StoreError`."""
+    store, found = get_store(background=True), {}
+    names = sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MOST_PLACES]
+    for name in names:
+        text = name.decode(errors="replace")
+        state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)
+        found[text] = STATES.get(state or b"closed", "closed")
+    return found
 
 
 def _families() -> dict[str, Any]:
@@ -83,6 +101,11 @@ def _families() -> dict[str, Any]:
         ),
         "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
         "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),
+        "breaker_state": GaugeMetricFamily(
+            "ratelimit_breaker_state",
+            "1 for the state that a circuit breaker has, 0 for the others.",
+            labels=["breaker", "state"],
+        ),
         "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
     }
 

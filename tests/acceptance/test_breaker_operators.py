@@ -20,9 +20,12 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen
+from django_ratelimit_lua.checks import check_breakers
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
+from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.operations.breakers import breaker, breakers, force
+from django_ratelimit_lua.rules.rule import RuleError
 
 pytestmark = pytest.mark.django_db(transaction=True)
 urlpatterns = [path("admin/", admin.site.urls)]
@@ -234,6 +237,71 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     ):
         with pytest.raises(CommandError):
             run(*wrong)
+
+
+FILE = """
+- breaker: payments
+  failure_ratio: 0.25
+  slow: 3s
+- name: api
+  path: /api/
+  key: ip
+  rate: 100/m
+"""
+
+
+def test_thresholds_are_rules_as_code(payments: Callable[..., str]) -> None:
+    """They come and go with the file of the rules; what is forced stays as it is, and a file without breakers leaves
+    them alone."""
+    assert "payments" not in rules_yaml.export()
+    assert [change.name for change in rules_yaml.apply(FILE)] == ["api", "payments"]
+    assert RateLimitBreaker.objects.get().thresholds() == {"failure_ratio": 0.25, "slow": "3s"}
+    exported = rules_yaml.export()
+    assert rules_yaml.plan(exported) == []
+    assert "breaker: payments" in exported
+    force("payments", "open")
+    assert rules_yaml.export() == exported
+    (change,) = rules_yaml.plan(FILE.replace("0.25", "0.75"))
+    assert change.words() == ["~ breaker payments", "    failure_ratio: 0.25 → 0.75", "    slow: 3s → 3s"]
+    only_rules = exported.partition("- breaker")[0]
+    assert rules_yaml.plan(only_rules) == []
+    other = f"{only_rules}- breaker: search\n  minimum: 5\n"
+    assert rules_yaml.deletions(rules_yaml.plan(other)) == ["payments"]
+    rules_yaml.apply(other, delete=True)
+    row = RateLimitBreaker.objects.get(name="payments")
+    assert (row.thresholds(), row.forced) == ({}, "open")
+    assert RateLimitBreaker.objects.get(name="search").minimum == 5
+
+
+@pytest.mark.parametrize("wrong", ["window: soon", "minimum: 0", "forced: open", "mood: blue"])
+def test_a_file_with_a_breaker_that_cannot_be_is_refused(wrong: str) -> None:
+    """All or nothing, with the line."""
+    with pytest.raises(RuleError, match="line 2"):
+        rules_yaml.apply(f"\n- breaker: payments\n  {wrong}\n")
+    with pytest.raises(RuleError, match="two breakers"):
+        rules_yaml.apply("- breaker: x\n  minimum: 5\n- breaker: x\n  minimum: 6\n")
+    assert not RateLimitBreaker.objects.exists()
+
+
+def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
+    """1 for the state that it has, 0 for the others."""
+    from tests.acceptance.test_metrics import scraped
+
+    until(lambda: circuits.by_name["payments"].noted_at > 0)
+    states = ("closed", "half_open", "open", "ramp")
+    assert [scraped()["ratelimit_breaker_state", "payments", state] for state in states] == [1, 0, 0, 0]
+    for _ in range(10):
+        payments(fails=True)
+    assert [scraped()["ratelimit_breaker_state", "payments", state] for state in states] == [0, 0, 1, 0]
+
+
+def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(payments: Callable[..., str]) -> None:
+    """Where it is the same, nothing is said."""
+    CircuitBreaker("payments", minimum=10, open_for="30s")
+    assert not list(check_breakers())
+    CircuitBreaker("payments", minimum=11)
+    (message,) = check_breakers()
+    assert (message.id, "payments" in message.msg) == ("django_ratelimit_lua.W021", True)
 
 
 def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) -> None:

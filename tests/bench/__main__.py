@@ -14,6 +14,7 @@ from django.core.management import call_command  # noqa: E402
 from django_ratelimit_lua import RateLimiter  # noqa: E402
 from django_ratelimit_lua.limits.program import GENERAL  # noqa: E402
 from tests.bench.alone import deny_cache, outage  # noqa: E402
+from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
@@ -40,6 +41,7 @@ def main() -> None:
     server_cost()
     backlog()
     slots()
+    breakers()
     faces()
     gateway()
     memory()
