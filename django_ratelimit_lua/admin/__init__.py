@@ -6,7 +6,14 @@ from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLim
 from .breakers import BreakerAdmin
 from .clients import ClientAdmin
 from .history import ChangeAdmin
-from .index_entry import InspectorEntry, InspectorEntryAdmin, StatisticsEntry, StatisticsEntryAdmin
+from .index_entry import (
+    BansEntry,
+    BansEntryAdmin,
+    InspectorEntry,
+    InspectorEntryAdmin,
+    StatisticsEntry,
+    StatisticsEntryAdmin,
+)
 from .overrides import OverrideAdmin
 from .rules import RuleAdmin
 
@@ -17,3 +24,4 @@ admin.site.register(RateLimitBreaker, BreakerAdmin)
 admin.site.register(RateLimitChange, ChangeAdmin)
 admin.site.register([InspectorEntry], InspectorEntryAdmin)
 admin.site.register([StatisticsEntry], StatisticsEntryAdmin)
+admin.site.register([BansEntry], BansEntryAdmin)

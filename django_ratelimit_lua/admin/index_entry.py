@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import path, reverse
 from django.utils.translation import gettext_lazy as _
 
+from .bans import BanPages
 from .inspector import may_inspect
 from .statistics import StatisticsPages, may_see
 
@@ -42,6 +43,12 @@ class StatisticsEntry:
     """The statistics, as the admin registers a model."""
 
     _meta = _Options("Statistics", _("Statistics"))
+
+
+class BansEntry:
+    """The bans, as the admin registers a model."""
+
+    _meta = _Options("Bans", _("Bans"))
 
 
 class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -90,3 +97,11 @@ class StatisticsEntryAdmin(PageAdmin, StatisticsPages):
     def may_see(self, request: HttpRequest) -> bool:
         """Whether they may."""
         return may_see(request)
+
+
+class BansEntryAdmin(PageAdmin, BanPages):
+    """The bans."""
+
+    def may_see(self, request: HttpRequest) -> bool:
+        """Whether they may."""
+        return may_inspect(request)

@@ -44,7 +44,7 @@ from ..operations.seen import (
 )  # fmt: skip
 from ..operations.words import clients_words, number_words, share_words
 from ..rules.describe import whom
-from ..stats.names import NOTHING, name_words
+from ..stats.names import NOTHING, Name, name_words
 from .history import changed_words
 from .inspector import may_inspect
 from .last_day import RESULT_NAMES, VIEW, between_words, counts_words, day_words
@@ -604,6 +604,12 @@ def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], rul
     users = _users([part["value"] for each in people for part in each["parts"] if part["kind"] == "user"])
     may_override = request.user.has_perm(f"{APP}.add_ratelimitoverride")
     return [_shown_person(request, each, rule, users, may_override=may_override) for each in people]
+
+
+def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[dict[str, str]]]:
+    """Identities as their parts are shown, each with a link where there is one."""
+    users = _users([value for name in named for kind, value in name if kind == "user"])
+    return [[_shown_part(request, kind, value, users) for kind, value in name] for name in named]
 
 
 def _users(keys: Sequence[str]) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..engine.bans import told_key
@@ -14,15 +19,27 @@ from ..engine.decide import PlannedCharge, banning, unbanning
 from ..engine.evidence import Evidence, evidence_of
 from ..engine.neighbours import neighbours_at
 from ..engine.run import run
+from ..identity import Identity, digest
+from ..identity.address import address_as
+from ..identity.keys import EXACT, FIELD_KINDS, field_identity, split_field
+from ..identity.sealed import unseal
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
-from ..models import RateLimitChange, RateLimitRevision
+from ..models import RateLimitChange, RateLimitRevision, RateLimitRule
 from ..models.audit import current_actor
 from ..publishing.publish import primary
+from ..rules.callsite import known_call_sites
+from ..rules.describe import whom
+from ..rules.overrides import MOST_FIELDS
+from ..rules.provider import reload
+from ..rules.rule import Rule
 from ..stats.names import Name
 from ..store import get_store
+from .call_sites import look_for_call_sites
+from .described import find_user
 from .reference import known_limits
+from .subjects import Subject
 
 MOST = 1000
 """Bans that are listed, unless told otherwise: those that end last."""
@@ -133,6 +150,130 @@ def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = 
     names = [planned.charge.limit.name for planned in charges]
     _record(RateLimitChange.Action.BANNED, names, [planned.charge.ban_digest.decode() for planned in charges], why)
     return [state.ban for state in decision.limits if state.ban is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class BanningLimit:
+    """A limit that bans, its rule (None: it is in the code), and by what it bans, as keys name it."""
+
+    limit: Limit
+    rule: Rule | None
+    key: str
+
+    @property
+    def whom(self) -> str:
+        """Whom it bans, in words."""
+        return whom(self.key.split("+"))
+
+
+def banning_limits() -> dict[str, BanningLimit]:
+    """The limits that ban, by name, as far as it is known whom; of a rule with several, the first."""
+    found: dict[str, BanningLimit] = {}
+    look_for_call_sites()
+    rules = {rule.name: rule for rule in reload().rules if rule.template is not None}
+    for name, rule in rules.items():
+        key = rule.template.key if rule.template is not None else None
+        keys = [key.name] if key is not None else [site.key for site in known_call_sites.of(name)]
+        limits = rule.template.limits(name) if rule.template is not None else ()
+        for limit in [limit for limit in limits if limit.ban is not None and keys and keys[0]][:1]:
+            found[name] = BanningLimit(limit, rule, limit.ban_key or keys[0])
+    for name in known_call_sites.names():
+        for site in known_call_sites.of(name) if name not in rules else ():
+            for limit in site.limits if site.key else ():
+                if limit.ban is not None:
+                    found.setdefault(limit.name, BanningLimit(limit, None, limit.ban_key or site.key))
+    return found
+
+
+def ban_somebody(
+    banning: BanningLimit,
+    address: str,
+    user: str,
+    value: str,
+    *,
+    length: str | None,
+    why: str,
+    spared: Collection[Identity] = (),
+) -> Ban:
+    """Ban by hand whom a limit bans for an address, a user (by name or primary key), or a value of the field that it
+    bans by; as `ban`. Raises `ValidationError` where it is not said who that is, or it is somebody `spared`."""
+    parts = [_part(part, address.strip(), user.strip(), value) for part in banning.key.split("+")]
+    identity = parts[0] if len(parts) == 1 else tuple(parts)
+    if identity in spared:
+        raise ValidationError(_("This includes yourself: you would lock yourself out."))
+    charge = Charge(banning.limit, digest(identity))
+    name = banning.limit.name if banning.rule is None else banning.rule.name
+    return ban([PlannedCharge(charge, name, banning.rule, identity=identity)], length, why)[0]
+
+
+def _part(part: str, address: str, user: str, value: str) -> Identity:
+    if part == "user" or (part == "user_or_ip" and user):
+        found = find_user(user) if user else None
+        if found is None:
+            raise ValidationError(_("Enter a user: this limit counts by users."))
+        return ("user", str(found.pk))
+    if part in ("ip", "user_or_ip"):
+        try:
+            own = ipaddress.ip_address(address)
+        except ValueError:
+            raise ValidationError(_("Enter an address: this limit counts by addresses.")) from None
+        if any(own.version == network.version and own in network for network in conf.NEVER_BAN):
+            raise ValidationError(_("RATELIMIT_NEVER_BAN names this address: nobody there is banned."))
+        return ("ip", address_as(address, "").network)
+    if split_field(part) is None:
+        text = _("This limit counts by %(key)s, which cannot be entered here.")
+        raise ValidationError(text % {"key": part})
+    identity = field_identity(part, value)
+    if identity[-1] is None:
+        raise ValidationError(_("Enter the value of %(field)s.") % {"field": part})
+    return identity
+
+
+def permanent(active: ActiveBan) -> tuple[Subject | None, RateLimitRule | None]:
+    """Whom an override would be about that takes the place of a ban (None: it can be about nobody, or that is not
+    known), and the rule of the admin that has banned them (None: none has)."""
+    identity = unseal(active.sealed) if active.sealed else None
+    rule = RateLimitRule.objects.named(active.rule).first() if active.rule else None
+    return (None if identity is None else _subject(identity)), rule
+
+
+def _subject(identity: Identity) -> Subject | None:
+    if not isinstance(identity, tuple) or not identity:
+        return None
+    parts = [identity] if isinstance(identity[0], str) else identity
+    user, address, fields = None, "", []
+    for part in parts:
+        if not isinstance(part, tuple) or not part or part[-1] is None:
+            return None
+        kind, rest = str(part[0]), part[1:]
+        if kind == "user" and len(rest) == 1:
+            user = find_user(str(rest[0]))
+            if user is None or str(user.pk) != rest[0]:
+                return None
+        elif kind == "ip" and len(rest) == 1:
+            address = _network(str(rest[0]))
+            if not address:
+                return None
+        elif kind == "session" and len(rest) == 1:
+            fields.append((f"cookie:{settings.SESSION_COOKIE_NAME}", str(rest[0])))
+        elif kind in FIELD_KINDS and len(rest) == 2:
+            field, value = f"{kind}:{rest[0]!s}", str(rest[1])
+            is_plain = field_identity(field, value)[-1] == value
+            fields.append((field if is_plain else EXACT + field, value))
+        elif kind not in ("path", "route"):  # An override is about who asks, and not what for.
+            return None
+    subject = Subject(user, address, tuple(fields))
+    return None if subject == Subject() or len(fields) > MOST_FIELDS else subject
+
+
+def _network(text: str) -> str:
+    """What is masked, as a network; empty for what is no address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return ""
+    size = conf.IPV4_MASK if address.version == 4 else conf.IPV6_MASK
+    return text if size == address.max_prefixlen else f"{text}/{size:d}"
 
 
 def _record(action: RateLimitChange.Action, names: Sequence[str], digests: Sequence[str], why: str = "") -> None:

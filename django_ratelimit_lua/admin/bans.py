@@ -1,0 +1,279 @@
+"""The page of bans: who is banned, why, and how to end it or make one."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, path, reverse
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..engine.evidence import Offence
+from ..exceptions import StoreError
+from ..identity.address import client_address
+from ..limits.rate import SECOND, LimitError
+from ..models import RateLimitRule
+from ..models.audit import acting
+from ..operations.bans import (
+    MOST,
+    ActiveBan,
+    active_bans,
+    ban_somebody,
+    banning_limits,
+    evidence_of_bans,
+    lift_bans,
+    number_of_bans,
+    permanent,
+)
+from ..operations.subjects import add
+from ..publishing import triggers
+from ..web.durations import duration_words
+from .forms import own_address, own_proxy
+from .inspector import BLOCK_PERMISSION, may_inspect
+from .limits import breakable
+from .statistics import WHO, readable_parts
+from .times import moment_element, moment_words
+
+SHOWN = 100
+"""Bans on the page: those that began last."""
+LENGTHS = {
+    "": gettext_lazy("as long as the next ban"),
+    "10m": gettext_lazy("for 10 minutes"),
+    "1h": gettext_lazy("for 1 hour"),
+    "1d": gettext_lazy("for 1 day"),
+    "7d": gettext_lazy("for 1 week"),
+}
+
+
+class Row(NamedTuple):
+    """A ban as the page shows it. `can_stay`: it is known whom an override would be about."""
+
+    active: ActiveBan
+    key: str
+    limit: SafeString
+    rule_url: str
+    statistics_url: str
+    parts: list[dict[str, str]]
+    words: str
+    since: SafeString
+    until: SafeString
+    why: str
+    following: str
+    others: str
+    offences: list[tuple[SafeString, Offence]]
+    span: str
+    can_stay: bool
+
+
+class HandForm(forms.Form):
+    """Whom to ban by hand, by which limit, how long and why."""
+
+    limit = forms.ChoiceField(label=gettext_lazy("Limit"))
+    address = forms.CharField(
+        label=gettext_lazy("Address"), required=False, max_length=49, help_text=gettext_lazy("For example 203.0.113.9.")
+    )
+    user = forms.CharField(
+        label=gettext_lazy("User"), required=False, max_length=254, help_text=gettext_lazy("Name or primary key.")
+    )
+    value = forms.CharField(
+        label=gettext_lazy("Value of the field"), required=False, max_length=500,
+        help_text=gettext_lazy("Where the limit counts by a form field, a header or the like."),
+    )  # fmt: skip
+    length = forms.ChoiceField(label=gettext_lazy("How long"), required=False, choices=list(LENGTHS.items()))
+    why = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data, label_suffix="")
+        self.limits = banning_limits()
+        field: Any = self.fields["limit"]
+        field.choices = [(name, f"{name} ({banning.whom})") for name, banning in self.limits.items()]
+
+
+class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The page and what its buttons do."""
+
+    class Media:
+        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
+
+    def get_urls(self) -> list[Any]:
+        """The one page."""
+        return [path("", self.admin_site.admin_view(self.bans_view), name="django_ratelimit_lua_bans_changelist")]
+
+    def bans_view(self, request: HttpRequest) -> HttpResponse:
+        """Who is banned; what buttons do is sent to the same URL."""
+        if not may_inspect(request):
+            raise PermissionDenied
+        may_act = request.user.has_perm(BLOCK_PERMISSION)
+        form, pending = HandForm(), None
+        if request.method == "POST":
+            if not may_act:
+                raise PermissionDenied
+            try:
+                with acting(request.user):
+                    if request.POST.get("action") == "add":
+                        form = HandForm(request.POST)
+                        is_done = self._add(request, form)
+                    else:
+                        pending = self._act(request)
+                        is_done = pending is None
+            except StoreError as error:
+                messages.error(request, _("Nothing was done: %s") % error)
+                is_done = True
+            if is_done:
+                return HttpResponseRedirect(request.get_full_path())
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Bans"),
+            "opts": self.opts,
+            "media": self.media,
+            "may_act": may_act,
+            "may_see_who": request.user.has_perm(WHO),
+            "form": form if form.limits else None,
+            "is_open": form.is_bound,
+            "pending": pending,
+            "chosen": request.GET.get("rule", ""),
+            **self._found(request),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_ratelimit_lua/bans.html", context)
+
+    def _found(self, request: HttpRequest) -> dict[str, Any]:
+        chosen = request.GET.get("rule", "")
+        try:
+            found, number = active_bans(), number_of_bans()
+            names = sorted({active.rule or active.limit for active in found})
+            listed = [active for active in found if chosen in ("", active.rule, active.limit)]
+            listed.sort(key=lambda active: -active.ban.since)
+            shown = listed[:SHOWN]
+            rows = self._rows(request, shown)
+        except StoreError as error:
+            return {"error": str(error), "names": []}
+        beyond = number - len(found) if not chosen and number > len(found) else 0
+        return {"rows": rows, "names": names, "more": len(listed) - len(shown) + beyond, "number": len(listed) + beyond}
+
+    def _rows(self, request: HttpRequest, shown: list[ActiveBan]) -> list[Row]:
+        pks = dict(RateLimitRule.objects.filter(name__in={active.rule for active in shown}).values_list("name", "pk"))
+        may_see_rules = request.user.has_perm("django_ratelimit_lua.view_ratelimitrule")
+        may_see_who = request.user.has_perm(WHO)
+        named = readable_parts(request, [active.who if may_see_who else [] for active in shown])
+        rows = []
+        for active, evidence, parts in zip(shown, evidence_of_bans(shown), named, strict=True):
+            ban, name = active.ban, active.rule or active.limit
+            pk = pks.get(active.rule) if may_see_rules else None
+            offences = [(moment_element(_moment(offence.moment)), offence) for offence in reversed(evidence.offences)]
+            rows.append(
+                Row(
+                    active,
+                    active.key.decode(errors="replace"),
+                    breakable(name),
+                    _url("ratelimitrule_change", pk) if pk is not None else "",
+                    f"{_url('statistics_one')}?{urlencode({'name': name})}",
+                    parts,
+                    ", ".join(part["words"] for part in parts) or active.identity[:12],
+                    moment_element(_moment(ban.since)),
+                    moment_element(_moment(ban.until)),
+                    active.why or (_("by hand") if ban.by_hand else ""),
+                    "" if active.next_us is None else duration_words(active.next_us / SECOND),
+                    "" if evidence.users is None else _users(evidence.users),
+                    offences if may_see_who else [],
+                    "" if ban.by_hand else ngettext(
+                        "%(number)d offence", "%(number)d offences", ban.offences
+                    ) % {"number": ban.offences},
+                    bool(active.sealed),
+                )
+            )  # fmt: skip
+        return rows
+
+    def _act(self, request: HttpRequest) -> dict[str, Any] | None:
+        """Do what a button says; or what has to be confirmed first."""
+        action, _colon, key = request.POST.get("action", "").partition(":")
+        active = next((active for active in active_bans(MOST) if active.key.decode(errors="replace") == key), None)
+        if action not in ("lift", "forget", "permanent"):
+            raise PermissionDenied
+        if active is None:
+            messages.warning(request, _("This ban has ended already."))
+            return None
+        words = {"whom": _whom(request, active), "limit": active.limit}
+        if action != "permanent":
+            lift_bans([active], forget=action == "forget")
+            if action == "forget":
+                text = _("The ban of %(whom)s by %(limit)s is lifted; the next one is as short as the first.")
+            else:
+                text = _("The ban of %(whom)s by %(limit)s is lifted.")
+            messages.success(request, text % words)
+            return None
+        subject, rule = permanent(active)
+        if subject is None:
+            messages.error(request, _("It is not known whom an override could be about."))
+            return None
+        about = {"subject": subject, "rule": rule.name if rule is not None else "", "key": key}
+        try:
+            override = subject.override("block", None, rule=rule, reason=_("from a ban by %(limit)s") % words,
+                                        label=str(subject)[:200] if subject.fields else "")  # fmt: skip
+        except ValidationError as error:
+            messages.error(request, " ".join(error.messages))
+            return None
+        if request.POST.get("confirm") != "yes":
+            return {**about, "warnings": subject.surprises("block", own_proxy(request), own_address(request))}
+        (there,) = add([override])
+        if there is not override:
+            messages.info(request, _("The same override is there already, so none was added."))
+        else:
+            messages.success(request, _("%(whom)s is blocked for good.") % {"whom": subject})
+        if triggers.unpublished:
+            messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
+        return None
+
+    def _add(self, request: HttpRequest, form: HandForm) -> bool:
+        """Whether somebody was banned."""
+        if not form.is_valid():
+            return False
+        given = form.cleaned_data
+        try:
+            made = ban_somebody(
+                form.limits[given["limit"]], given["address"], given["user"], given["value"],
+                length=given["length"] or None, why=given["why"],
+                spared=(("user", str(request.user.pk)), ("ip", client_address(request).network)),
+            )  # fmt: skip
+        except (LimitError, ValidationError) as error:
+            form.add_error(None, error if isinstance(error, ValidationError) else str(error))
+            return False
+        messages.success(request, _("Banned until %(until)s.") % {"until": moment_words(_moment(made.until))})
+        return True
+
+
+def _whom(request: HttpRequest, active: ActiveBan) -> str:
+    (parts,) = readable_parts(request, [active.who if request.user.has_perm(WHO) else []])
+    return ", ".join(part["words"] for part in parts) or active.identity[:12]
+
+
+def _moment(moment_us: int) -> datetime.datetime:
+    """A moment of Redis's clock."""
+    return datetime.datetime.fromtimestamp(moment_us / SECOND, datetime.UTC if settings.USE_TZ else None)
+
+
+def _users(number: int) -> str:
+    if not number:
+        return _("no signed-in user seen at this address lately")
+    text = ngettext(
+        "%(number)d signed-in user seen at this address lately",
+        "%(number)d signed-in users seen at this address lately",
+        number,
+    )
+    return text % {"number": number}
+
+
+def _url(name: str, *args: Any) -> str:
+    try:
+        return reverse(f"admin:django_ratelimit_lua_{name}", args=args)
+    except NoReverseMatch:
+        return ""

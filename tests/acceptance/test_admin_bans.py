@@ -1,0 +1,271 @@
+"""The page of bans: what it shows is what real requests have earned, and what it does, they obey."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.utils import translation
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.engine.evidence import evidence_notes
+from django_ratelimit_lua.engine.neighbours import neighbours
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations import active_bans
+from django_ratelimit_lua.store import PATIENCE, Patience
+from tests.acceptance.test_admin import staff
+
+pytestmark = pytest.mark.django_db(transaction=True)
+BANS = "/admin/django_ratelimit_lua/bans/"
+ATTACKER, OFFICE = "203.0.113.9", "198.51.100.7"
+
+
+@ratelimit(group="banned-by-ip", key="ip", rate="1/h", ban_after=2, ban_for="10m")
+def by_ip(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-by-both", key=("ip", "post:username"), rate="1/h", ban_after=2, ban_for="10m")
+def by_both(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-by-user", key="user", rate="1/h", ban_after=2, ban_for="10m")
+def by_user(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-wider", key=("ip", "post:username"), rate="1/h", ban_after=2, ban_for="10m", ban_key="ip")
+def wider(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+urlpatterns = [
+    path("wider/", wider),
+    path("admin/", admin.site.urls),
+    path("ip/", by_ip),
+    path("both/", by_both),
+    path("user/", by_user),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.locale.LocaleMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+@pytest.fixture
+def operator() -> Client:
+    client = Client(REMOTE_ADDR="192.0.2.1")
+    client.force_login(User.objects.create_superuser("grace"))
+    return client
+
+
+def text_of(response: Any) -> str:
+    """A page as it is read."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
+
+
+def attack(where: str = "/ip/", times: int = 3, address: str = ATTACKER, agent: str = "sqlmap", **data: str) -> Any:
+    client = Client(REMOTE_ADDR=address, headers={"user-agent": agent})
+    for _ in range(times):
+        response = client.post(where, data)
+    evidence_notes.write(Patience(PATIENCE))
+    return response
+
+
+def act(operator: Client, action: str, **more: str) -> Any:
+    """Press a button of the one ban that there is."""
+    (active,) = active_bans()
+    return operator.post(BANS, {"action": f"{action}:{active.key.decode()}", **more}, follow=True)
+
+
+def test_the_page_says_who_and_why(operator: Client) -> None:
+    """By which limit, until when, what the next one would be, the offences with path and user agent, and how many
+    others there are."""
+    assert "Nobody is banned." in text_of(operator.get(BANS))
+    colleague = Client(REMOTE_ADDR=ATTACKER)
+    colleague.force_login(User.objects.create_user("ada"))
+    colleague.post("/user/")
+    neighbours.write()
+    attack()
+    text = text_of(operator.get(BANS))
+    assert "1 ban is in force." in text
+    for words in (ATTACKER, "banned-by-ip", "2 offences", "20 min", "POST /ip/", "sqlmap", "1 signed-in user seen"):
+        assert words in text, words
+
+
+def test_unbanning_holds_at_once(operator: Client) -> None:
+    """For the next request; whoever offends again is banned for longer, unless earlier bans were forgotten. It stands
+    in the history by whom."""
+    assert attack().status_code == 429
+    page = act(operator, "lift")
+    assert "is lifted." in text_of(page)
+    assert "Nobody is banned." in text_of(page)
+    attack(times=2)
+    (active,) = active_bans()
+    assert active.ban.times == 2
+    assert "first" in text_of(act(operator, "forget"))
+    attack(times=2)
+    (active,) = active_bans()
+    assert active.ban.times == 1
+    changes = RateLimitChange.objects.filter(action=RateLimitChange.Action.UNBANNED)
+    assert [change.by for change in changes] == ["grace", "grace"]
+    assert "ban lifted" in text_of(operator.get("/admin/django_ratelimit_lua/ratelimitchange/"))
+
+
+def test_a_ban_becomes_permanent_by_an_override(operator: Client) -> None:
+    """About exactly who is banned, after it was confirmed; for the rule, where one of the admin has banned them."""
+    RateLimitRule.objects.create(name="banned-by-both", rate="1/h", key="ip+post:username", ban_after=2, ban_for="10m")
+    attack("/both/", username="Ada")
+    question = text_of(act(operator, "permanent"))
+    assert "for good?" in question
+    assert "banned-by-both" in question
+    assert not RateLimitOverride.objects.exists()
+    act(operator, "permanent", confirm="yes")
+    override = RateLimitOverride.objects.get()
+    assert (override.effect, override.network, override.field) == ("block", ATTACKER, "post:username")
+    assert override.rule is not None
+    assert override.ends is None
+    assert override.created_by == "grace"
+    act(operator, "forget")
+    assert attack("/both/", times=1, username="ada").status_code == 429
+    assert attack("/both/", times=1, username="bob").status_code == 200
+    assert attack("/both/", times=1, username="ada", address=OFFICE).status_code == 200
+
+
+@pytest.mark.parametrize("shows", ["masked", "off"])
+def test_a_permanent_ban_is_exact_where_names_are_hidden(operator: Client, settings: Any, shows: str) -> None:
+    """Redis holds no name, and the block is of one address all the same."""
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    attack()
+    page = text_of(operator.get(BANS))
+    assert ATTACKER not in page.replace(f"For example {ATTACKER}.", "")
+    act(operator, "permanent", confirm="yes")
+    assert RateLimitOverride.objects.get().network == ATTACKER
+
+
+def test_somebody_is_banned_by_hand(operator: Client) -> None:
+    """By a limit that bans, with a reason; a user by name, an address, or both with a field."""
+    ada = User.objects.create_user("ada")
+    page = operator.post(BANS, {"action": "add", "limit": "banned-by-ip:*:ip:1/h", "why": "scraper"})
+    assert "this limit counts by addresses" in text_of(page)
+    given = {"address": ATTACKER, "why": "scraper", "length": "1h"}
+    page = operator.post(BANS, {"action": "add", "limit": "banned-by-ip:*:ip:1/h", **given}, follow=True)
+    text = text_of(page)
+    assert "Banned until" in text
+    assert "scraper" in text
+    assert attack(times=1).status_code == 429
+    assert attack(times=1, address=OFFICE).status_code == 200
+    change = RateLimitChange.objects.get(action=RateLimitChange.Action.BANNED)
+    assert (change.by, change.after["why"]) == ("grace", "scraper")
+    client = Client(REMOTE_ADDR=OFFICE)
+    client.force_login(ada)
+    assert client.post("/user/").status_code == 200
+    limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "by-user" in name)
+    operator.post(BANS, {"action": "add", "limit": limit, "user": "ada", "why": "asked us to"})
+    assert client.post("/user/").status_code == 429
+    limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "wider" in name)
+    operator.post(BANS, {"action": "add", "limit": limit, "address": OFFICE, "why": "all of them"})
+    assert attack("/wider/", times=1, address=OFFICE, username="bob").status_code == 429
+    limit = next(name for name in re.findall(r'<option value="([^"]+)"', page.content.decode()) if "by-user" in name)
+    own = operator.post(BANS, {"action": "add", "limit": limit, "user": "grace", "why": "by mistake"})
+    assert "This includes yourself" in text_of(own)
+
+
+def test_who_may_not_sees_less(operator: Client) -> None:
+    """Buttons, names and evidence are shown by permission; whatever is sent, nothing is done without it."""
+    attack()
+    (active,) = active_bans()
+    colleague = staff("view_ratelimitrule")
+    page = colleague.get(BANS)
+    assert page.status_code == 200
+    text = text_of(page)
+    assert "Unban" not in text
+    assert ATTACKER not in text
+    assert "sqlmap" not in text
+    assert active.identity[:12] in text
+    for action in (f"lift:{active.key.decode()}", "add", f"permanent:{active.key.decode()}"):
+        assert colleague.post(BANS, {"action": action}).status_code == 403
+    assert staff("view_ratelimithour", name="other").get(BANS).status_code == 403
+    assert operator.post(BANS, {"action": "drop:all"}).status_code == 403
+    assert len(active_bans()) == 1
+
+
+def test_what_has_ended_is_said_to_have(operator: Client) -> None:
+    """Two operators, one ban; and a key that is none."""
+    attack()
+    (active,) = active_bans()
+    act(operator, "lift")
+    for key in (active.key.decode(), "t1:{rules}", "\x00"):
+        assert "ended already" in text_of(operator.post(BANS, {"action": f"lift:{key}"}, follow=True))
+
+
+def test_bans_are_chosen_by_rule_and_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that began last, and how many more there are; a link of the rule leads to its own."""
+    monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
+    rule = RateLimitRule.objects.create(name="banned-by-ip", rate="1/h", key="ip", ban_after=2, ban_for="10m")
+    for number in range(5):
+        attack(address=f"203.0.113.{number}")
+    attack("/both/", username="ada", address=OFFICE)
+    text = text_of(operator.get(BANS))
+    assert "6 bans are in force." in text
+    assert "3 more" in text
+    assert "203.0.113.4" in text
+    assert "203.0.113.1" not in text
+    text = text_of(operator.get(BANS, {"rule": "banned-by-ip"}))
+    assert "5 bans are in force." in text
+    assert OFFICE not in text
+    assert "Nobody is banned by nothing." in text_of(operator.get(BANS, {"rule": "nothing"}))
+    page = operator.get(f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/").content.decode()
+    assert f"{BANS}?rule=banned-by-ip" in page
+
+
+def test_what_attackers_send_is_text(operator: Client) -> None:
+    """Markup in a path, a user agent or a name is shown as it is written."""
+    attack("/both/", username="<script>1</script>", agent="<img src=x onerror=alert(1)>\x1b[1m")
+    page = operator.get(BANS).content.decode()
+    assert "<img src=x" not in page
+    assert "<script>1" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;\\x1b[1m" in page
+
+
+def test_it_speaks_german(operator: Client) -> None:
+    """All of it."""
+    attack()
+    with translation.override("de"):
+        text = text_of(operator.get(BANS, headers={"accept-language": "de"}))
+    for words in ("1 Bann ist in Kraft.", "Bann aufheben", "2 Verstöße", "nächster Bann"):
+        assert words in text, words
+    for words in ("Unban", "offence", "since", "How long", "Reason"):
+        assert words not in text, words
+
+
+def test_without_redis_the_page_says_so(operator: Client, settings: Any) -> None:
+    """And nothing is done."""
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://127.0.0.1:1/0",
+        }
+    }
+    page = operator.get(BANS)
+    assert page.status_code == 200
+    assert "Redis is unavailable" in text_of(page)
