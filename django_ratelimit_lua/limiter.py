@@ -451,24 +451,27 @@ class _Planner:
             whole_cost(cost, f"Limit {self._name!r}: cost is")
         charges: list[Charge] = []
         planned = []
-        if self._operation != "peek" and "slot" not in self._options:
-            self._refuse_slots(limits)
         for limit in limits:
             charge = Charge(limit, self._subject, cost)
             charges.append(charge)
             planned.append(PlannedCharge(charge, self._name, rule, identity=self._identity))
         self.charges = charges
-        return Plan(build_call(charges, self._operation, ruleset=ruleset, **self._options), planned)
+        # Whether these are the current rules is told by the call: then only is it an error.
+        operation: Operation = "peek" if self._is_misplaced(limits) else self._operation
+        return Plan(build_call(charges, operation, ruleset=ruleset, **self._options), planned)
 
-    def _refuse_slots(self, limits: Sequence[Limit]) -> None:
-        """Raises `LimitError` for what would take a slot that nobody could release, or releases none."""
-        held = [limit for limit in limits if limit.holds]
-        if held and (self.is_hit or len(held) == len(limits)):
-            right = "take and release them with slot()"
-            raise LimitError(f"RateLimiter {self._name!r}: {self._operation} takes no slots; {right}", "algorithm")
+    def _is_misplaced(self, limits: Sequence[Limit]) -> bool:
+        """Whether it would take a slot that nobody could release, or releases none."""
+        if self._operation not in ("hit", "charge", "refund") or "slot" in self._options:
+            return False
+        held = [limit.holds for limit in limits]
+        return any(held) and (self._operation == "hit" or all(held))
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Nothing."""
+        """Raises `LimitError` for what has no meaning for slots."""
+        if self._is_misplaced([planned.charge.limit for planned in outcome.planned]):
+            right = "take and release them with slot()"
+            raise LimitError(f"RateLimiter {self._name!r}: {self._operation} takes no slots; {right}", "algorithm")
         return ()
 
 

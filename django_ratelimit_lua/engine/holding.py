@@ -28,7 +28,7 @@ from .run import Wait, Waiting, arun, run
 from .slots import HeldSlot, held_slots
 from .waiting import in_thread, to_the_end, unmasked
 
-FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.09, 0.5
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.1, 0.5
 """Seconds until who waits asks again: the first time, as a rule, and far behind in the queue; well below the two
 seconds after which a place in the queue is lost."""
 

@@ -190,6 +190,8 @@ class HeldSlots:
                     dropped.append(of_key.pop(held.slot))
                     if not of_key:
                         del self._held[held.key]
+        if not self.task.is_running:
+            self._step_without_thread()
         return dropped
 
     def release_later(self, slots: Iterable[HeldSlot]) -> None:
@@ -202,6 +204,7 @@ class HeldSlots:
         self._abandoned.extend(slots)
 
     def _step_without_thread(self) -> None:
+        """Where no thread can be started, who takes or releases a slot renews the others."""
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.interval
             with suppress(StoreError):

@@ -8,12 +8,21 @@ import time
 from typing import Any
 
 import pytest
+import redis
+from django.core.exceptions import ValidationError
+from django.http import HttpResponse
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.process.tasks import Task
+from django_ratelimit_lua.stats.reading import refusal_counts
+from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.web.headers import add_headers
 
 
 def exports(rate: Any = "2", **options: Any) -> RateLimiter:
@@ -179,6 +188,111 @@ def test_a_full_queue_is_not_waited_in() -> None:
     limiter = exports("1", queue=0)
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=None):
         pass
+
+
+def test_a_refusal_is_not_remembered(settings: Any) -> None:
+    """Another process may release a slot at any moment: the next call asks. A rate that refuses is remembered."""
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 60
+    limiter = exports("1")
+    with limiter.slot("ada"):
+        (held,) = held_slots.all()
+        for _ in range(2):
+            with pytest.raises(Ratelimited) as raised, limiter.slot("ada"):
+                pass
+            assert raised.value.decision.source == "redis"
+        elsewhere = build_call([held.charge], "refund")._replace(slot=held.slot)
+        get_store().decide(elsewhere)
+        with limiter.slot("ada"):
+            pass
+    limiter, sources = exports(["1/h", "1"]), []
+    limiter.charge("bob")
+    for _ in range(2):
+        with pytest.raises(Ratelimited) as raised, limiter.slot("bob"):
+            pass
+        sources.append(raised.value.decision.source)
+    assert sources == ["redis", "deny-cache"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_who_waits_asks_about_ten_times_a_second_and_is_counted_once(direct: redis.Redis) -> None:
+    """However long it waits; statistics have one allowed and one refused."""
+    limiter = exports("1")
+    with limiter.slot("ada"):
+        direct.config_resetstat()
+        began = time.monotonic()
+        with pytest.raises(Ratelimited), limiter.slot("ada", timeout=1.0):
+            pass
+        waited = time.monotonic() - began
+    asked = direct.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert 3 <= asked <= 11 * waited + 6
+    recorder.flush()
+    with limiter.slot("ada", timeout=1.0):
+        pass
+    assert refusal_counts(names=["exports"])["exports"]["enforce"] == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rule_takes_the_place_of_the_number() -> None:
+    """Named by its `group`; and a rule that goes by a rate makes `hit` right and `slot` hold nothing."""
+    rule = RateLimitRule(name="exports", group="exports", limit=1, unit="x", algorithm="concurrency")
+    rule.full_clean()
+    rule.save()
+    assert rule.rate == "1"
+    limiter = exports("5")
+    with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada"):
+        pass
+    rule.limit = 2
+    rule.save()
+    with limiter.slot("ada"), limiter.slot("ada"):
+        assert used(limiter) == 2
+    rule.rate, rule.algorithm = "1/h", ""
+    rule.full_clean()
+    rule.save()
+    assert limiter.hit("ada")
+    with pytest.raises(Ratelimited), limiter.slot("ada"):
+        pass
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("values", "field", "says"),
+    [
+        ({"limit": 5, "unit": "x"}, "limit", "needs the algorithm"),
+        ({"limit": 5, "unit": "m", "algorithm": "concurrency"}, "limit", "as the unit of its limit"),
+        ({"limit": 100_001, "unit": "x", "algorithm": "concurrency"}, "limit", "At most 100000 at once."),
+        ({"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]}, "more_rates", "stands alone"),
+    ],
+)
+def test_a_form_says_what_does_not_fit(values: Any, field: str, says: str) -> None:
+    """In the words of the form."""
+    with pytest.raises(ValidationError) as raised:
+        RateLimitRule(name="x", group="exports", **values).full_clean()
+    assert any(says in message for message in raised.value.message_dict[field])
+
+
+def test_without_threads_slots_are_renewed_by_who_takes_and_releases(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """Where no thread can be started: each call does for the others what is due."""
+    settings.RATELIMIT_SLOT_SECONDS = 1.0
+    start = Task.start
+    monkeypatch.setattr(Task, "start", lambda task: task is not held_slots.task and start(task))
+    limiter = exports("2")
+    with limiter.slot("ada"):
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            with limiter.slot("bob"):
+                time.sleep(0.02)
+        assert used(limiter) == 1
+
+
+def test_a_policy_of_slots_has_their_unit(settings: Any) -> None:
+    """As draft-ietf-httpapi-ratelimit-headers-10 has it: no window, and the unit `concurrent-requests`."""
+    settings.RATELIMIT_HEADERS = "draft-10"
+    response = HttpResponse()
+    add_headers(response, exports().peek("ada"))
+    assert response["RateLimit-Policy"] == '"exports";q=2;qu="concurrent-requests"'
+    assert response["RateLimit"] == '"exports";r=2;t=0'
 
 
 def waiting(limiter: RateLimiter) -> int:
