@@ -83,6 +83,7 @@ class ClientAdmin(ActingAdmin):
             **self.admin_site.each_context(request),
             "title": _("The token of %(client)s") % {"client": client},
             "opts": self.opts,
+            "media": self.media,
             "client": client,
             "token": token,
             "back": reverse("admin:django_ratelimit_lua_ratelimitclient_changelist", current_app=self.admin_site.name),

@@ -2,7 +2,7 @@
 
 Django's own handler does more for a request than the gateway does for its answer: signals, middleware, and threads for
 what of that blocks. Nothing of it is needed here. This application serves what `gateway.urls` does and nothing else,
-under whatever path: the last part says what is meant. It needs `DJANGO_SETTINGS_MODULE`, of which it is a site.
+under whatever path it is mounted. It needs `DJANGO_SETTINGS_MODULE`, of which it is a site.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ async def _live(receive: Receive, send: Send) -> None:
 
 async def _answer(scope: Scope, receive: Receive) -> HttpResponse:
     path = str(scope["path"])
+    if path.endswith("/check") or "/check/" in path:  # First, as Envoy adds the path that it asks about.
+        return await answer_check(_meta(scope))
     if path.endswith("/decide"):
         try:
             body = await _body(receive)
@@ -56,8 +58,6 @@ async def _answer(scope: Scope, receive: Receive) -> HttpResponse:
             return error.response()
         token = _meta(scope).get("HTTP_AUTHORIZATION", "")
         return await answer_decide(scope["method"], token, body, partial(_gone, receive))
-    if path.endswith("/check") or "/check/" in path:
-        return await answer_check(_meta(scope))
     if path.endswith("/openapi.json"):
         return answer_openapi()
     return HttpResponse("There is nothing here.\n", status=404, content_type="text/plain; charset=utf-8")

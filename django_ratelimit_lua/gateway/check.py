@@ -32,8 +32,8 @@ _OF_USER = (EVERYONE, "anonymous", "authenticated")
 @ratelimit_exempt  # It is asked by proxies; whom they ask about is counted.
 @login_not_required
 @csrf_exempt  # Envoy asks by the method of the original request.
-async def check(request: HttpRequest, below: str = "") -> HttpResponse:
-    """`answer_check`, for Django. `below`: what Envoy adds to the path."""
+async def check(request: HttpRequest) -> HttpResponse:
+    """`answer_check`, for Django."""
     response = await answer_check(request.META)
     # Django would log every one, and of the gateway's path. `refusal_log` has said it.
     response.headers["Content-Length"] = str(len(response.content))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import path, re_path
 
 from .check import check
 from .decide import decide
@@ -10,7 +10,7 @@ from .openapi import openapi
 
 urlpatterns = [
     path("check", check, name="ratelimit-check"),
-    path("check/<path:below>", check),
+    re_path(r"^check/[\s\S]*\Z", check),  # Envoy adds the path that it asks about, whatever is in it.
     path("decide", decide, name="ratelimit-decide"),
     path("openapi.json", openapi, name="ratelimit-openapi"),
 ]

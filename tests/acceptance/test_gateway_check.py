@@ -74,6 +74,17 @@ def test_every_dialect_says_method_address_and_path(check: Check, settings: Any,
     assert "ratelimit" not in check(uri).headers
 
 
+@pytest.mark.parametrize("application", [alone, ASGIHandler()])
+@pytest.mark.parametrize("path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%"])
+def test_envoy_adds_the_path_that_it_asks_about(settings: Any, application: Any, path: str) -> None:
+    """Which is taken for nothing of the gateway's own, whatever it is; and so is the method."""
+    settings.RATELIMIT_GATEWAY_DIALECT = "envoy"
+    said = {"Method": "POST", "URI": "/", "Host": "shop.example", "Address": "203.0.113.9"}
+    pairs = [(f"x-original-{name.lower()}".encode(), value.encode()) for name, value in said.items()]
+    pairs.append((b"x-ratelimit-secret", SECRET.encode()))
+    assert ask(application, f"/ratelimit/check{path}", pairs, "POST").status == 200
+
+
 def test_only_a_trusted_proxy_with_the_secret_is_believed(
     check: Check, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -365,6 +365,8 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
         assert token not in shown
         assert shop.digest not in shown
     assert "mail*<br>sms" in browser.get(pages).content.decode()
+    form = browser.get(f"{pages}{shop.pk}/change/").content.decode()
+    assert form.index('name="_save"') < form.index(f"{shop.pk}/token/"), "Enter saves, and ends no token"
     again = browser.post(f"{pages}{shop.pk}/token/")
     (other,) = re.findall(r"rl_[\w-]{43}", again.content.decode())
     assert other != token
