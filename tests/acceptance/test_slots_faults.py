@@ -15,11 +15,16 @@ import pytest
 import redis
 
 from django_ratelimit_lua import Ratelimited, RateLimiter
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import Holder, end_slot, held_slots, holders
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.signals import slot_lost
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_slots import waiting
+from tests.calls import decide
 from tests.clusters import until
 from tests.faults import LIBFAKETIME, Wire, alias, stepped
 from tests.worker import Worker
@@ -295,6 +300,22 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
             assert end_slot(holders()[0].id)
             ends(lambda: len(lost) == 1, "its holder is told")
         assert [used(limiter, name) for name in names] == [0] * len(names)
+
+
+def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:
+    """Of identities on several nodes: what one gave before another refused is released, and who waits stands in the
+    queue of the one that refused."""
+    with clusters.cluster(replicas=False) as found:
+        settings.RATELIMIT_TIMEOUT = 5
+        settings.CACHES = found.cache()
+        limits = [Limit(f"slots{number}", "1", algorithm="concurrency") for number in range(6)]
+        charges = [Charge(limit, digest(("user", limit.name))) for limit in limits]
+        blocked = decide(build_call(charges[3:4]))
+        assert blocked.allowed
+        refused = decide(build_call(charges, waits=True))
+        assert [state.allowed for state in refused.limits] == [True, True, True, False, True, True]
+        assert [state.counted_at for state in refused.limits] == [0, 0, 0, -1, 0, 0]
+        assert [decide(build_call([charge], "peek")).limits[0].used for charge in charges] == [0, 0, 0, 1, 0, 0]
 
 
 def test_without_redis_a_process_gives_its_share(limiter: RateLimiter, settings: Any, lost: list[Any]) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 
+from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import RENEWALS, HeldSlot, held_slots
 from django_ratelimit_lua.limits.algorithms.concurrency import new_slot
 from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.process.forks import chance
 from django_ratelimit_lua.store import get_store
 from tests.bench.measure import interleaved, limiter, script_time
 from tests.bench.script import asked
 
-MANY = 1000
+MANY, HANDED_OVER = 1000, 40
 
 
 def slots() -> None:
@@ -48,9 +52,31 @@ def slots() -> None:
     walls = interleaved({"hit": lambda: rate.hit("ada"), "slot, in and out": in_and_out})
     for name, (wall, cpu) in walls.items():
         print(f"{name:22}{wall:8.1f} µs, {cpu:6.1f} of them this process's")
+    delays = sorted(_hand_over(limiter("handed over", "1", "concurrency")) for _ in range(HANDED_OVER))
+    print(
+        f"a slot that is released is taken by who waits for it after {delays[len(delays) // 2] * 1000:.0f} ms,", end=" "
+    )
+    print(f"at most {delays[-1] * 1000:.0f} ms in {HANDED_OVER}\naim: typically within 100 ms")
     many = [HeldSlot(b"bench:", Charge(held.limits[0], b"%032d" % number), new_slot(10.0)) for number in range(MANY)]
     held_slots._perform(b"retake", many)
     renewed = interleaved({"renewed": lambda: held_slots._perform(b"renew", many)}, calls=3)["renewed"]
     share = renewed[1] / 1e6 / held_slots.interval
     print(f"{MANY} slots are renewed in {renewed[0] / 1000:.1f} ms, {RENEWALS} times while they last:", end=" ")
     print(f"{share:.1%} of a core\naim: taken at most 2 hits, in and out at most 4; renewals at most 1 % of a core\n")
+
+
+def _hand_over(one: RateLimiter) -> float:
+    """Seconds from a release until the slot is taken by who waits for it."""
+    taken: list[float] = []
+
+    def wait() -> None:
+        with one.slot("ada", timeout=30):
+            taken.append(time.perf_counter())
+
+    with one.slot("ada"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.2 + chance.random() / 10)
+    released = time.perf_counter()
+    thread.join()
+    return taken[0] - released
