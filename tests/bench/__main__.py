@@ -17,6 +17,7 @@ from tests.bench.alone import deny_cache, outage  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
+from tests.bench.envoy import envoy  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
 from tests.bench.measure import DIRECT  # noqa: E402
@@ -44,6 +45,7 @@ def main() -> None:
     breakers()
     faces()
     gateway()
+    envoy()
     memory()
     crowd_memory()
     kept()
