@@ -17,12 +17,12 @@ def printed(proxy: str) -> str:
 
     told = StringIO()
     with override_settings(
-        ROOT_URLCONF="tests.gateway_site", RATELIMIT_GATEWAY_DIALECT=proxy, RATELIMIT_GATEWAY_SECRET=SECRET,
-        RATELIMIT_TIMEOUT=0.1,
+        ROOT_URLCONF="tests.gateway_site", RATELIMIT_GATEWAY_DIALECT=proxy.removesuffix("-grpc"),
+        RATELIMIT_GATEWAY_SECRET=SECRET, RATELIMIT_TIMEOUT=0.1,
     ):  # fmt: skip
         call_command(
-            "ratelimit_proxy", proxy, listen="0.0.0.0:80", upstream="127.0.0.1:3000", gateway="127.0.0.1:8001",
-            stdout=told,
+            "ratelimit_proxy", proxy, listen="0.0.0.0:80", upstream="127.0.0.1:3000",
+            gateway="127.0.0.1:8081" if proxy == "envoy-grpc" else "127.0.0.1:8001", stdout=told,
         )  # fmt: skip
     return told.getvalue()
 
@@ -32,8 +32,8 @@ if __name__ == "__main__":
     import django
 
     django.setup()
-    from django_ratelimit_lua.gateway.proxies import FILES
+    from django_ratelimit_lua.gateway.proxies import FILES, GRPC
 
     FOLDER.mkdir(exist_ok=True)
-    for proxy, name in FILES.items():
+    for proxy, name in {**FILES, GRPC: f"{GRPC}.yaml"}.items():
         (FOLDER / name).write_text(printed(proxy))

@@ -1,4 +1,4 @@
-"""A real Envoy in front of a service that is not Django, with the configuration of the documentation."""
+"""A real Envoy in front of a service that is not Django, with the configuration that the command prints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
@@ -58,15 +59,11 @@ class Service(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def written() -> str:
-    """The configuration as the documentation has it."""
-    _, _, rest = DOCS.read_text().partition("   :class: envoy\n\n")
-    lines = []
-    for line in rest.splitlines():
-        if line and not line.startswith("   "):
-            break
-        lines.append(line.removeprefix("   "))
-    return "\n".join(lines)
+def more() -> str:
+    """The descriptors that the documentation adds to what is printed."""
+    _, _, rest = DOCS.read_text().partition("   :class: more\n\n")
+    block, _, _ = rest.partition("\n\n")
+    return textwrap.indent(textwrap.dedent(block), 14 * " ") + "\n"
 
 
 @contextmanager
@@ -83,16 +80,18 @@ def serving() -> Iterator[int]:
 
 
 @contextmanager
-def envoy(folder: Path, upstream: int, gateway: int, text: str | None = None) -> Iterator[int]:
-    """The port of an Envoy that asks this gateway."""
+def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str) -> Iterator[int]:
+    """The port of an Envoy that asks this gateway, with what the command prints, and more descriptors."""
     port = free_port()
-    text = (written() if text is None else text).replace("timeout: 0.25s", "timeout: 20s")  # Machines are busy.
-    for place, here in (("0.0.0.0", "127.0.0.1"), ("8080", port), ("8000", upstream), ("8081", gateway)):
-        text = text.replace(f" {place}", f" {here}")
+    places = {"listen": port, "upstream": upstream, "gateway": gateway.port}
+    told = [f"--{name}=127.0.0.1:{place}" for name, place in places.items()]
+    text = gateway.run("ratelimit_proxy", "envoy-grpc", *told, *options)
+    head, mark, tail = text.partition("rate_limits:\n")
+    text = head + mark + more() + tail
     file = folder / f"envoy-{port}.yaml"
     file.write_text(text)
-    options = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "error"]
-    process = subprocess.Popen([BINARY, "--config-path", file, *options], env={**os.environ, "HOME": str(folder)})
+    flags = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "error"]
+    process = subprocess.Popen([BINARY, "--config-path", file, *flags], env={**os.environ, "HOME": str(folder)})
     try:
         await_port(port)
         yield port
@@ -112,7 +111,7 @@ class Site:
         with ExitStack() as stack:
             stack.enter_context(self.gateway)
             self.upstream = stack.enter_context(serving())
-            self.port = stack.enter_context(envoy(self.folder, self.upstream, self.gateway.port))
+            self.port = stack.enter_context(envoy(self.folder, self.upstream, self.gateway))
             self._all = stack.pop_all()
         return self
 
@@ -209,8 +208,7 @@ def test_redis_may_be_away_and_the_gateway_too(tmp_path: Path) -> None:
     before."""
     policies = [{**RULES[0], "on_store_error": "closed"}, {**RULES[1], "on_store_error": "open"}]
     with Site(tmp_path, policies, RATELIMIT_TIMEOUT=0.1) as site, ExitStack() as stack:
-        lenient = written().replace("failure_mode_deny: true", "failure_mode_deny: false")
-        other = stack.enter_context(envoy(tmp_path, site.upstream, site.gateway.port, lenient))
+        other = stack.enter_context(envoy(tmp_path, site.upstream, site.gateway, "--fail=open"))
         assert (site.get()[0], site.get(port=other)[0]) == (200, 200)
         site.gateway.redis.stop()
         until(lambda: site.get()[0] == 429)

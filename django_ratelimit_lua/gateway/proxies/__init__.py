@@ -14,6 +14,8 @@ from ...conf import conf
 from ..vouched import SECRET_HEADER
 
 FILES = {"nginx": "nginx.conf", "traefik": "traefik.yaml", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
+GRPC = "envoy-grpc"
+"""Envoy, where it asks over gRPC: `manage.py ratelimit_grpc` answers."""
 LEFT: dict[str, tuple[str, ...]] = {
     "draft-10": ("RateLimit", "RateLimit-Policy"),
     "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
@@ -47,9 +49,23 @@ def configuration(
             {"header": header, "variable": header.lower().replace("-", "_"), "canonical": header.title()}
             for header in LEFT[conf.HEADERS or "draft-10"]
         ],
-        "seconds": math.ceil(conf.TIMEOUT + conf.MAX_WAIT) + SPARE_SECONDS,
+        "seconds": _seconds(),
     }  # fmt: skip
     return _template(proxy).render(Context(context, autoescape=False))
+
+
+def grpc_configuration(*, listen: str, upstream: str, gateway: str, fail: Literal["open", "closed"]) -> str:
+    """The configuration of an Envoy that asks over gRPC, whole; see `configuration`. Nobody has to say a secret: who
+    reaches the service may ask it."""
+    context = {
+        "listen": _address(listen), "upstream": _address(upstream), "gateway": _address(gateway),
+        "is_open": fail == "open", "seconds": _seconds(),
+    }  # fmt: skip
+    return _template(GRPC).render(Context(context, autoescape=False))
+
+
+def _seconds() -> int:
+    return math.ceil(conf.TIMEOUT + conf.MAX_WAIT) + SPARE_SECONDS
 
 
 def _address(text: str) -> dict[str, str]:
@@ -65,4 +81,4 @@ def _address(text: str) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _template(proxy: str) -> Template:
-    return Engine().from_string((Path(__file__).parent / FILES[proxy]).read_text())
+    return Engine().from_string((Path(__file__).parent / {**FILES, GRPC: f"{GRPC}.yaml"}[proxy]).read_text())

@@ -1,4 +1,4 @@
-"""`manage.py ratelimit_proxy nginx|traefik|caddy|envoy`: the configuration by which a proxy asks the gateway."""
+"""`manage.py ratelimit_proxy nginx|traefik|caddy|envoy|envoy-grpc`: how a proxy asks the gateway, as it is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.urls import NoReverseMatch, reverse
 
 from ...conf import conf
-from ...gateway.proxies import BESIDE, FILES, configuration
+from ...gateway.proxies import BESIDE, FILES, GRPC, configuration, grpc_configuration
 
 
 class Command(BaseCommand):
@@ -16,10 +16,12 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """The proxy, and where everything is."""
-        parser.add_argument("proxy", choices=FILES, help="which proxy")
+        parser.add_argument("proxy", choices=[*FILES, GRPC], help="which proxy")
         parser.add_argument("--listen", default="0.0.0.0:80", help="where the proxy listens: host:port")
         parser.add_argument("--upstream", default="127.0.0.1:3000", help="the service behind it: host:port")
-        parser.add_argument("--gateway", default="127.0.0.1:8000", help="this site, as the proxy reaches it: host:port")
+        parser.add_argument(
+            "--gateway", help="this site, as the proxy reaches it: host:port; 127.0.0.1:8000, over gRPC 127.0.0.1:8081"
+        )
         parser.add_argument(
             "--fail", choices=("open", "closed"), default="closed",
             help="what becomes of requests while the gateway does not answer: they go on, or are answered 503",
@@ -37,6 +39,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Print it."""
         proxy, user = options["proxy"], options["user"]
+        if proxy == GRPC:
+            self._print_grpc(**options)
+            return
         try:
             path = reverse("ratelimit-check")
         except NoReverseMatch:
@@ -49,8 +54,21 @@ class Command(BaseCommand):
             raise CommandError("Set RATELIMIT_GATEWAY_USER_HEADER: without it, nobody believes who the user is.")
         try:
             text = configuration(
-                proxy, listen=options["listen"], upstream=options["upstream"], gateway=options["gateway"],
-                path=path, fail=options["fail"], user=user, beside=options["beside"],
+                proxy, listen=options["listen"], upstream=options["upstream"],
+                gateway=options["gateway"] or "127.0.0.1:8000", path=path, fail=options["fail"], user=user,
+                beside=options["beside"],
+            )  # fmt: skip
+        except ValueError as error:
+            raise CommandError(f"{error}.") from None
+        self.stdout.write(text)
+
+    def _print_grpc(self, **options: Any) -> None:
+        if options["user"]:
+            raise CommandError("Over gRPC, a descriptor says who the user is.")
+        try:
+            text = grpc_configuration(
+                listen=options["listen"], upstream=options["upstream"], gateway=options["gateway"] or "127.0.0.1:8081",
+                fail=options["fail"],
             )  # fmt: skip
         except ValueError as error:
             raise CommandError(f"{error}.") from None

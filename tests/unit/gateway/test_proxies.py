@@ -9,7 +9,7 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from django_ratelimit_lua.gateway.proxies import FILES
+from django_ratelimit_lua.gateway.proxies import FILES, GRPC
 from docs.gateway_files import FOLDER, printed
 
 
@@ -66,3 +66,17 @@ def test_what_is_chosen_is_written(settings: Any, proxy: str) -> None:
     if proxy in ("traefik", "envoy"):
         assert yaml.safe_load(closed)
         assert yaml.safe_load(opened)
+
+
+def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
+    """It asks another server; what is printed is what the documentation shows."""
+    settings.ROOT_URLCONF, settings.RATELIMIT_GATEWAY_SECRET = "tests.acceptance.site", None
+    assert (FOLDER / f"{GRPC}.yaml").read_text() == printed(GRPC)
+    closed, opened = told(GRPC), told(GRPC, fail="open", gateway="127.0.0.1:9")
+    assert "port_value: 8081" in closed
+    assert "failure_mode_deny: true" in closed
+    assert "failure_mode_deny: false" in opened
+    assert yaml.safe_load(closed)
+    for options, problem in (({"gateway": "a:b"}, "'a:b' is no address"), ({"user": "x"}, "a descriptor says")):
+        with pytest.raises(CommandError, match=problem):
+            told(GRPC, **options)
