@@ -11,6 +11,8 @@ from .index_entry import (
     BansEntryAdmin,
     InspectorEntry,
     InspectorEntryAdmin,
+    SlotsEntry,
+    SlotsEntryAdmin,
     StatisticsEntry,
     StatisticsEntryAdmin,
 )
@@ -25,3 +27,4 @@ admin.site.register(RateLimitChange, ChangeAdmin)
 admin.site.register([InspectorEntry], InspectorEntryAdmin)
 admin.site.register([StatisticsEntry], StatisticsEntryAdmin)
 admin.site.register([BansEntry], BansEntryAdmin)
+admin.site.register([SlotsEntry], SlotsEntryAdmin)

@@ -42,8 +42,10 @@ def changed_words(change: RateLimitChange) -> list[str]:
     deleted, what it is or was. Digests are left out."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
         words = {"banned": gettext("Banned by hand."), "unbanned": gettext("The ban is lifted.")}
-        why = change.after.get("why") if isinstance(change.after, Mapping) else None
-        return [words.get(change.action, gettext("Counts are reset.")), *([str(why)] if why else [])]
+        after = change.after if isinstance(change.after, Mapping) else {}
+        why, slot = after.get("why"), after.get("slot")
+        reset = gettext("A slot is released: %(what)s") % {"what": slot} if slot else gettext("Counts are reset.")
+        return [words.get(change.action, reset), *([str(why)] if why else [])]
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
     model = MODELS[change.kind]
     columns = {column.name: column for column in model._meta.concrete_fields}

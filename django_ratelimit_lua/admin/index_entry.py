@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .bans import BanPages
 from .inspector import may_inspect
+from .slots import SlotPages, may_see_slots
 from .statistics import StatisticsPages, may_see
 
 
@@ -49,6 +50,12 @@ class BansEntry:
     """The bans, as the admin registers a model."""
 
     _meta = _Options("Bans", _("Bans"))
+
+
+class SlotsEntry:
+    """The slots that are held, as the admin registers a model."""
+
+    _meta = _Options("Slots", _("Slots"))
 
 
 class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -105,3 +112,11 @@ class BansEntryAdmin(PageAdmin, BanPages):
     def may_see(self, request: HttpRequest) -> bool:
         """Whether they may."""
         return may_inspect(request)
+
+
+class SlotsEntryAdmin(PageAdmin, SlotPages):
+    """The slots that are held."""
+
+    def may_see(self, request: HttpRequest) -> bool:
+        """Whether they may."""
+        return may_see_slots(request)

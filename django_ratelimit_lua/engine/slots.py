@@ -22,11 +22,12 @@ import socket
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Any
 
 from ..conf import conf
 from ..exceptions import StoreError
@@ -38,6 +39,7 @@ from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..signals import slot_lost
 from ..stats.names import Name
+from ..stats.prometheus import Collector
 from ..store import PATIENCE, Patience, get_store, last_patience
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -53,6 +55,8 @@ MOST_SHOWN = 1000
 MOST_LATE = 10_000
 """Slots that are to be released when Redis can be asked again; others end by themselves."""
 SHOWN_LETTERS = 200
+MOST_NAMES = 200
+"""Limits of which a process tells how many of their slots it holds: those with the most."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
@@ -291,17 +295,22 @@ class HeldSlots:
 
     def _tell(self, held: Sequence[HeldSlot]) -> None:
         """Tell operators what is held for longer than from one renewal to the next."""
-        before = time.monotonic() - self.interval
+        before, in_flight = time.monotonic() - self.interval, Counter[str]()
+        for slot in held:
+            in_flight[slot.charge.limit.name] += slot.charge.cost
         old = sorted((slot for slot in held if slot.held_at <= before), key=lambda slot: slot.held_at)[:MOST_SHOWN]
         key = _process_key(self._process)
-        if old:
+        if held:
             entries = [
                 [slot.id, slot.redis_key.hex(), slot.slot.hex(), slot.charge.limit.name, slot.charge.cost,
                  slot.charge.limit.rate.limit, slot.identity, slot.charge.digest.decode(), slot.since,
                  slot.what[:SHOWN_LETTERS]]
                 for slot in old
             ]  # fmt: skip
-            told = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "slots": entries}).encode()
+            most = dict(in_flight.most_common(MOST_NAMES))
+            told = json.dumps(
+                {"host": socket.gethostname(), "pid": os.getpid(), "slots": entries, "in_flight": most}
+            ).encode()
             lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
             now = int(time.time())
             get_store(background=True).execute_all(
@@ -347,16 +356,31 @@ def _ended_key() -> bytes:
     return conf.CACHE_PREFIX + b"{rules}:ended-slots"
 
 
-def _listed() -> list[tuple[Holder, bytes, bytes]]:
-    """Who holds slots, with the key and the slot of each."""
+def _told() -> Iterator[Any]:
+    """What each process has told last."""
     store = get_store(background=True)
-    found: list[tuple[Holder, bytes, bytes]] = []
     for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
         told = store.execute(b"GET", _process_key(process))
-        if told is None:
-            continue
+        if told is not None:
+            with suppress(ValueError):
+                yield json.loads(told)
+
+
+def in_flight() -> dict[str, int]:
+    """How many slots of each limit are held in all processes, by its name: as of a quarter of `RATELIMIT_SLOT_SECONDS`
+    ago, and of no more than 200 limits of a process. Raises `StoreError`."""
+    found = Counter[str]()
+    for entry in _told():
+        with suppress(KeyError, TypeError, AttributeError):  # Of another version.
+            found.update({str(name): int(units) for name, units in entry["in_flight"].items()})
+    return dict(found)
+
+
+def _listed() -> list[tuple[Holder, bytes, bytes]]:
+    """Who holds slots, with the key and the slot of each."""
+    found: list[tuple[Holder, bytes, bytes]] = []
+    for entry in _told():
         with suppress(ValueError, KeyError, TypeError):  # Of another version.
-            entry = json.loads(told)
             for name, key, slot, limit, units, of, identity, digest, since, what in entry["slots"]:
                 parts = tuple([(str(kind), str(value)) for kind, value in identity])
                 holder = Holder(name, limit, units, of, parts, digest, since, entry["host"], entry["pid"], what)
@@ -390,3 +414,4 @@ def end_slot(holder_id: str) -> Holder | None:
 
 
 held_slots = HeldSlots()
+Collector.in_flight = staticmethod(in_flight)

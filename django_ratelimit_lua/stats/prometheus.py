@@ -7,7 +7,7 @@ are names of rules and call sites, never anything of a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import StoreError
@@ -36,6 +36,9 @@ class Collector:
     total that falls would be taken for one that begins anew.
     """
 
+    in_flight: Callable[[], Mapping[str, int]] = staticmethod(dict)
+    """Slots that are held, by the names of their limits; it may raise `StoreError`."""
+
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""
         return _families().values()
@@ -45,7 +48,7 @@ class Collector:
         families, is_up = _families(), True
         try:
             found = totals(Patience(SECONDS))
-            states = breaker_states(Patience(SECONDS))
+            states, in_flight = breaker_states(Patience(SECONDS)), self.in_flight()
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
@@ -61,6 +64,8 @@ class Collector:
             by_label.setdefault(label, Counter()).update(counts)
         for label, counts in by_label.items():
             _add_rule(families, label, counts)
+        for name, units in in_flight.items():
+            families["in_flight"].add_metric([name.encode(errors="replace").decode()], units)
         for source, letter in SOURCES.items():
             buckets, seen = [], 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
@@ -98,6 +103,9 @@ def _families() -> dict[str, Any]:
         "near_limit": counter("near_limit", "Hits that were allowed with 80 % or more of the limit used.", "rule"),
         "decision_seconds": HistogramMetricFamily(
             "ratelimit_decision_seconds", "How long decisions took, by who decided.", labels=["source"]
+        ),
+        "in_flight": GaugeMetricFamily(
+            "ratelimit_in_flight", "Slots of concurrency limits that are held, by rule or call site.", labels=["rule"]
         ),
         "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
         "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),

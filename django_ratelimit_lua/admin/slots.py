@@ -1,0 +1,123 @@
+"""The slots that are held at the moment: since when, where and what for, with a button that ends one everywhere."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ..conf import conf
+from ..engine.slots import Holder
+from ..exceptions import StoreError
+from ..models import RateLimitRule
+from ..models.audit import acting
+from ..operations.slots import is_named, names, release_slot, slots_held
+from ..rules.describe import whom
+from ..web.durations import duration_words
+from .inspector import BLOCK_PERMISSION
+from .last_day import VIEW
+from .limits import breakable
+from .times import moment_element
+
+WHO = "django_ratelimit_lua.view_identities"
+
+
+def may_see_slots(request: HttpRequest) -> bool:
+    """Whether the page answers them."""
+    return bool(request.user.has_perm(VIEW))
+
+
+class SlotPages(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The page, where the admin expects that of a model."""
+
+    class Media:
+        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
+
+    def get_urls(self) -> list[Any]:
+        """The one page."""
+        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return [path("", self.admin_site.admin_view(self.slots_view), name=name)]
+
+    def slots_view(self, request: HttpRequest) -> HttpResponse:
+        """Who holds slots; a POST releases one."""
+        if not may_see_slots(request):
+            raise PermissionDenied
+        may_release = bool(request.user.has_perm(BLOCK_PERMISSION))
+        if request.method == "POST":
+            if not may_release:
+                raise PermissionDenied
+            self._release(request)
+            return HttpResponseRedirect(request.get_full_path())
+        held, is_known = self._held(request)
+        chosen = request.GET.get("rule", "")
+        shown = [holder for holder in held if not chosen or is_named(holder, chosen)]
+        rules = dict(RateLimitRule.objects.filter(name__in=names(shown)).values_list("name", "pk"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Slots"),
+            "opts": self.opts,
+            "media": self.media,
+            "slots": [_shown(request, holder, rules) for holder in shown],
+            "names": [{"name": name, "query": urlencode({"rule": name})} for name in names(held)],
+            "chosen": chosen,
+            "is_known": is_known,
+            "may_release": may_release,
+            "seconds": duration_words(conf.SLOT_SECONDS / 4),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_ratelimit_lua/slots.html", context)
+
+    @staticmethod
+    def _held(request: HttpRequest) -> tuple[list[Holder], bool]:
+        try:
+            return slots_held(), True
+        except StoreError as error:
+            messages.warning(request, _("Redis is unavailable: %s") % error)
+            return [], False
+
+    @staticmethod
+    def _release(request: HttpRequest) -> None:
+        try:
+            with acting(request.user):
+                holder = release_slot(request.POST.get("release", ""))
+        except StoreError as error:
+            messages.error(request, _("Redis is unavailable: %s") % error)
+            return
+        if holder is None:
+            messages.info(request, _("Nobody holds this slot any more."))
+            return
+        words = _("Released: %(what)s, of %(limit)s. What it was held for goes on there, and somebody else may begin.")
+        messages.success(request, words % {"what": holder.what, "limit": holder.limit})
+
+
+def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[str, Any]:
+    """A slot, for the template."""
+    since = datetime.datetime.fromtimestamp(holder.since, tz=datetime.UTC)
+    if not timezone.is_aware(timezone.now()):
+        since = timezone.make_naive(since)
+    words = ", ".join(f"{whom(kind)} {value}" if kind else value for kind, value in holder.identity)
+    if not words or not request.user.has_perm(WHO):
+        words = _("hidden (%(digest)s)") % {"digest": holder.digest[:8]}
+    rule = rules.get(holder.limit)
+    return {
+        "id": holder.id,
+        "what": breakable(holder.what or "—"),
+        "plain": holder.what,
+        "limit": breakable(holder.limit),
+        "rule": "" if rule is None else reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule]),
+        "whose": words,
+        "units": _("%(units)s of %(limit)s") % {"units": holder.units, "limit": holder.of},
+        "since": moment_element(since),
+        "lasts": duration_words(max(1.0, time.time() - holder.since)),
+        "host": breakable(holder.host),
+        "pid": holder.pid,
+    }

@@ -1,0 +1,42 @@
+"""The slots of concurrency limits that are held at the moment, for operators, and how to end one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine.slots import Holder, end_slot, holders
+from ..models import RateLimitChange, RateLimitRevision
+from ..models.audit import current_actor
+from ..publishing.publish import primary
+
+
+def slots_held(name: str = "") -> list[Holder]:
+    """Who holds slots for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, in all processes, the longest first.
+    `name`: of a rule, a call site or a limiter; empty: of all. Raises `StoreError`."""
+    return [holder for holder in holders() if not name or is_named(holder, name)]
+
+
+def is_named(holder: Holder, name: str) -> bool:
+    """Whether a slot is one of a rule, call site or limiter: some of their limits have names that begin so."""
+    return holder.limit == name or holder.limit.startswith(f"{name}:")
+
+
+def names(held: Sequence[Holder]) -> list[str]:
+    """The names of the limits of which these are."""
+    return sorted({holder.limit for holder in held})
+
+
+def release_slot(holder_id: str, why: str = "") -> Holder | None:
+    """End a slot everywhere; what it is held for goes on. It is recorded as done by who is `acting`.
+
+    Returns whose it was; None: nobody holds it any more. Raises `StoreError`.
+    """
+    holder = end_slot(holder_id)
+    if holder is not None:
+        RateLimitChange.objects.create(
+            revision=RateLimitRevision.read(primary()).revision,
+            by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
+            name=holder.limit[:300],
+            after={"digests": [holder.digest], "slot": f"{holder.what} ({holder.host}, {holder.pid})", "why": why},
+        )  # fmt: skip
+    return holder

@@ -1,0 +1,167 @@
+"""Slots in operators' hands: who holds them, on a page, by a command and as a metric; and ending one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
+from django.urls import path
+from prometheus_client import CollectorRegistry
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.admin.history import changed_words
+from django_ratelimit_lua.engine.slots import in_flight
+from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.operations.slots import slots_held
+from django_ratelimit_lua.stats.prometheus import register
+from django_ratelimit_lua.store import get_store
+from tests.clusters import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+urlpatterns = [path("admin/", admin.site.urls)]
+HERE = "/admin/django_ratelimit_lua/slots/"
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    """A site with an admin, whose slots are told soon."""
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_SLOT_SECONDS = 0.8
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[RateLimiter, RateLimiter]]:
+    """Two limiters, of whose slots some are held, and told."""
+    exports = RateLimiter("exports", "3", algorithm="concurrency")
+    imports = RateLimiter("imports", ["100/h", "2"])
+    with (
+        exports.slot(("user", "7"), what="GET /exports/7/"),
+        exports.slot(("user", "8"), what="GET /exports/<b>/", cost=2),
+        imports.slot(("ip", "203.0.113.9"), what="POST /imports/"),
+    ):
+        until(lambda: len(slots_held()) == 3, "they are told", 20)
+        yield exports, imports
+
+
+def client_of(name: str, *permissions: str) -> Client:
+    user = User.objects.create_user(name, password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def id_of(what: str) -> str:
+    return next(holder.id for holder in slots_held() if what in holder.what)
+
+
+def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
+    """What for, of which limit, whose, how many of how many, since when and in which process; by rule, if asked."""
+    RateLimitRule.objects.create(name="exports", limit=3, unit="x", algorithm="concurrency", key="user")
+    page = client_of("ada", "view_ratelimitrule", "view_identities").get(HERE).content.decode()
+    assert "3 slots are held" in page
+    for text in ("GET /<wbr>exports/<wbr>7/", "&lt;b&gt;", "user, 7", "203.0.113.9", "1 of 3", "2 of 3"):
+        assert text in page
+    assert "/ratelimitrule/" in page
+    assert 'name="release"' not in page  # Who may not release one has no button.
+    only = client_of("bob", "view_ratelimitrule", "view_identities").get(HERE, {"rule": "imports"}).content.decode()
+    assert "POST /<wbr>imports/" in only
+    assert "exports/<wbr>7/" not in only
+    assert "No slot of this rule is held." in client_of("eve", "view_ratelimitrule").get(
+        HERE, {"rule": "others"}
+    ).content.decode()  # fmt: skip
+
+
+def test_whose_they_are_is_for_those_who_may_see_identities(held: tuple[RateLimiter, RateLimiter]) -> None:
+    """Others see a part of the digest; who may not see rules sees nothing, and the index has no entry for them."""
+    page = client_of("ada", "view_ratelimitrule").get(HERE).content.decode()
+    assert "user, 7" not in page
+    assert "hidden (" in page
+    assert client_of("bob", "view_identities").get(HERE).status_code == 403
+    assert "Slots" in client_of("eve", "view_ratelimitrule").get("/admin/").content.decode()
+
+
+def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> None:
+    """Its place is free at once, and it is in the history by whom; it stays released."""
+    exports, _ = held
+    ada = client_of("ada", "view_ratelimitrule", "block_identity", "view_ratelimitchange")
+    assert exports.peek(("user", "7")).remaining == 2
+    page = ada.post(HERE, {"release": id_of("/exports/7/")}, follow=True).content.decode()
+    assert "Released: GET /exports/7/, of exports." in page
+    assert exports.peek(("user", "7")).remaining == 3
+    change = RateLimitChange.objects.get()
+    assert (change.by, change.name) == ("ada", "exports")
+    assert changed_words(change)[0].startswith("A slot is released: GET /exports/7/ (")
+    assert "Nobody holds this slot any more." in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
+    until(lambda: len(slots_held()) == 2, "it is told no more", 20)
+    assert exports.peek(("user", "7")).remaining == 3
+    bob = client_of("bob", "view_ratelimitrule")
+    assert bob.post(HERE, {"release": id_of("/imports/")}).status_code == 403
+    assert len(slots_held()) == 2
+
+
+def test_no_slots_and_no_redis_are_said(settings: Any) -> None:
+    """An empty page says what gives slots; one without Redis says that, and nothing of slots."""
+    ada = client_of("ada", "view_ratelimitrule")
+    assert "No slot is held." in ada.get(HERE).content.decode()
+    settings.CACHES = {
+        **settings.CACHES,
+        "away": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1"},
+    }
+    settings.RATELIMIT_USE_CACHE = "away"
+    page = ada.get(HERE).content.decode()
+    assert "Redis is unavailable" in page
+    assert "No slot is held." not in page
+    get_store().close()
+
+
+def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -> None:
+    """By rule, and by an id or how it begins; what is not there is an error."""
+    exports, _ = held
+    said = StringIO()
+    call_command("ratelimit_slots", "list", "--rule", "exports", stdout=said)
+    assert [line.split()[-1] for line in sorted(said.getvalue().splitlines())] != []
+    assert said.getvalue().count("exports (") == 2
+    assert "imports" not in said.getvalue()
+    call_command("ratelimit_slots", "release", id_of("/exports/7/")[:12], "--why", "stuck", stdout=said)
+    assert "released: " in said.getvalue()
+    assert exports.peek(("user", "7")).remaining == 3
+    change = RateLimitChange.objects.get()
+    assert (change.by, changed_words(change)[-1]) == ("ratelimit_slots", "stuck")
+    for odd in ("", "nothing"):
+        with pytest.raises(CommandError, match="slots have an id that begins with"):
+            call_command("ratelimit_slots", "release", odd)
+
+
+def test_prometheus_is_told_how_many_are_held(held: tuple[RateLimiter, RateLimiter]) -> None:
+    """Units by the name of the limit; of what is released, nothing is left."""
+    registry = CollectorRegistry()
+    register(registry)
+    until(lambda: in_flight() == {"exports": 3, "imports:slots": 1}, "all are told", 20)
+    told = {
+        sample.labels["rule"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "ratelimit_in_flight"
+    }
+    assert told == {"exports": 3, "imports:slots": 1}
+
+
+def test_metrics_of_what_is_released_end(settings: Any) -> None:
+    """A gauge falls."""
+    with RateLimiter("short", "3", algorithm="concurrency").slot("ada"):
+        until(lambda: in_flight() == {"short": 1}, "it is told", 20)
+    until(lambda: in_flight() == {}, "it is told no more", 20)
