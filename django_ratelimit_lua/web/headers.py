@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import http_sf
@@ -11,6 +12,9 @@ from django.http import HttpResponseBase
 
 from ..conf import conf
 from ..limits.decision import Decision, LimitState
+
+_MOST = 10**15 - 1
+"""The largest integer of a structured field."""
 
 
 def add_headers(response: HttpResponseBase, decision: Decision, style: str | None = None) -> None:
@@ -36,10 +40,15 @@ def add_headers(response: HttpResponseBase, decision: Decision, style: str | Non
         response.headers["X-RateLimit-Reset"] = str(math.ceil(nearest.reset_after))
         return
     named = list(zip(_names(states), states, strict=True))
-    policies: Any = [(name, _quota(state)) for name, state in named]
-    response.headers["RateLimit-Policy"] = http_sf.ser(policies)
-    limits: Any = [(name, {"r": state.remaining, "t": math.ceil(state.reset_after)}) for name, state in named]
-    response.headers["RateLimit"] = http_sf.ser(limits)
+    response.headers["RateLimit-Policy"] = ", ".join(
+        [_policy(name, state.limit, state.period, state.is_block, state.is_slots) for name, state in named]
+    )
+    response.headers["RateLimit"] = ", ".join(
+        [
+            f"{_text(name)};r={min(state.remaining, _MOST)};t={min(math.ceil(state.reset_after), _MOST)}"
+            for name, state in named
+        ]
+    )
 
 
 def violated_policies(decision: Decision) -> list[str]:
@@ -49,12 +58,22 @@ def violated_policies(decision: Decision) -> list[str]:
     return [name for name, state in named if state.refuses and not state.is_block]
 
 
-def _quota(state: LimitState) -> dict[str, int | str]:
-    if state.is_block:
-        return {"q": 0}
-    if state.is_slots:  # A quota of this unit is of no time.
-        return {"q": state.limit, "qu": "concurrent-requests"}
-    return {"q": state.limit, "w": max(1, math.ceil(state.period))}
+@lru_cache(maxsize=1024)
+def _policy(name: str, limit: int, period: float, is_block: bool, is_slots: bool) -> str:
+    """An item of `RateLimit-Policy`: the same in every answer, and dear to write."""
+    quota: dict[str, int | str] = {"q": min(limit, _MOST), "w": max(1, math.ceil(period))}
+    if is_block:
+        quota = {"q": 0}
+    elif is_slots:  # A quota of this unit is of no time.
+        quota = {"q": limit, "qu": "concurrent-requests"}
+    item: Any = [(name, quota)]
+    return http_sf.ser(item)
+
+
+@lru_cache(maxsize=1024)
+def _text(name: str) -> str:
+    item: Any = [name]
+    return http_sf.ser(item)
 
 
 def _names(states: Iterable[LimitState]) -> list[str]:

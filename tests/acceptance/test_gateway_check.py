@@ -11,8 +11,8 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.core.checks import run_checks
 from django.core.handlers.asgi import ASGIHandler
-from django.test import Client, override_settings
-from hypothesis import given
+from django.test import Client
+from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -266,22 +266,27 @@ values = st.one_of(
 )  # fmt: skip
 
 
-@hypothesis_settings(max_examples=EXAMPLES)
-@given(more=st.lists(st.tuples(names, values), max_size=8))
-def test_no_header_is_an_error(more: list[tuple[str, bytes]]) -> None:
-    """Whatever a believed proxy passes on, there is an answer, and it is none of the server's mistakes."""
-    rules = [
+@pytest.fixture
+def odd_rules(settings: Any) -> None:
+    """Rules that go by all that is made up."""
+    settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
+    settings.RATELIMIT_RULES = [
         {"name": "a", "path": "/", "key": ["ip", "header:X-API-Key"], "rate": "3/d"},
         {"name": "b", "path": "/api/**", "key": "cookie:a", "rate": "1/d"},
         {"name": "c", "path": "/", "key": "get:a", "rate": "1/d"},
         {"name": "d", "path": "/", "key": "user", "rate": "2/d", "tiers": [{"group": "pro", "rate": "3/d"}]},
         {"name": "e", "path": "/", "key": ["path", "header:Host"], "rate": "5/d"},
     ]
+
+
+@hypothesis_settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(more=st.lists(st.tuples(names, values), max_size=8))
+def test_no_header_is_an_error(odd_rules: None, more: list[tuple[str, bytes]]) -> None:
+    """Whatever a believed proxy passes on, there is an answer, and it is none of the server's mistakes."""
     said = {
         "X-Original-Method": b"GET", "X-Original-URI": b"/api/x", "X-Original-Host": b"h",
         "X-Original-Address": b"203.0.113.1", "X-RateLimit-Secret": SECRET.encode(),
     }  # fmt: skip
     pairs = [*({**said, **dict(more)}).items(), *more[:1]]
-    with override_settings(RATELIMIT_RULES=rules, RATELIMIT_GATEWAY_USER_HEADER="X-Auth-User"):
-        answer = ask(alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs])
+    answer = ask(alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs])
     assert answer.status in (200, 400, 403, 429)

@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.handlers.asgi import ASGIHandler
 from django.test import Client
-from hypothesis import given
+from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -324,14 +324,11 @@ questions = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@hypothesis_settings(max_examples=EXAMPLES)
+@hypothesis_settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40)))
-def test_no_body_is_an_error(body: bytes) -> None:
+def test_no_body_is_an_error(token: str, body: bytes) -> None:
     """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and what is read is what
     the document describes."""
-    client = RateLimitClient.objects.filter(name="fuzzer").first() or RateLimitClient(name="fuzzer", limits="*")
-    token = client.new_token()
-    client.save()
     headers = [(b"authorization", f"Bearer {token}".encode())]
     answer = ask(alone, "/decide", headers, "POST", body=(body,))
     assert answer.status in (200, 400, 422), answer
