@@ -185,6 +185,12 @@ class HeldSlots:
 
     def drop(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
         """Hold these no more. Returns those that were held until now: they are the caller's to release."""
+        dropped = self._taken_out(slots)
+        if not self.task.is_running:
+            self._step_without_thread()
+        return dropped
+
+    def _taken_out(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
         dropped = []
         with self._lock:
             self._used_at = time.monotonic()
@@ -194,8 +200,6 @@ class HeldSlots:
                     dropped.append(of_key.pop(held.slot))
                     if not of_key:
                         del self._held[held.key]
-        if not self.task.is_running:
-            self._step_without_thread()
         return dropped
 
     def release_later(self, slots: Iterable[HeldSlot]) -> None:
@@ -237,14 +241,15 @@ class HeldSlots:
             return unasked
         ended = self._ended_by_operators(gone)
         wanted = [slot for slot in gone if slot.id not in ended and self._is_held(slot)]
-        again = set(wanted).difference(*self._perform(b"retake", wanted))
+        refused, later = self._perform(b"retake", wanted)
+        again = set(wanted).difference(refused, later)
         # Released meanwhile, it was taken again for nobody.
         self.release_later(slot for slot in again if not self._is_held(slot))
-        for slot in known.intersection(gone):
+        for slot in known.intersection(gone).difference(later):
             slot.is_lost = slot not in again and bool(self.drop([slot]))
             if slot not in told and (slot.is_lost or self._is_held(slot)):
                 _tell_lost(slot, retaken=not slot.is_lost)
-        return unasked
+        return [*unasked, *later]
 
     def _perform(
         self, what: bytes, slots: Sequence[HeldSlot], patience: Patience | None = None
@@ -287,7 +292,7 @@ class HeldSlots:
 
     def _release_all(self) -> None:
         """The process ends: what it holds is free."""
-        held = [*self.drop(self.all()), *self._late, *self._abandoned]
+        held = [*self._taken_out(self.all()), *self._late, *self._abandoned]
         if held:
             self._perform(b"release", held, last_patience())
         if self._is_listed:
