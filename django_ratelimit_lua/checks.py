@@ -17,12 +17,13 @@ from .conf import SETTINGS, callables, conf
 from .engine.circuits import circuits
 from .exceptions import StoreError
 from .identity import secrets_by_id
+from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, published_at, values_by_key
 from .publishing.triggers import migration_problem
 from .rules import provider
-from .rules.callsite import group_of
+from .rules.callsite import group_of, known_call_sites
 from .rules.methods import method_name
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
@@ -68,6 +69,7 @@ OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
 )
+SHORT_BAN = Problem(Warning, "W019", "Let ban_for be at least as long as ban_window, or leave ban_window out.")
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
 NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
@@ -330,8 +332,30 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
             signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
             why = f" ({signs_set} says that one stands before this site)" if signs_set else ""
             yield NO_PROXIES.message(
-                f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}."
+                f"RATELIMIT_TRUSTED_PROXIES is not set: all who come through one proxy share one count{why}, and "
+                f"private addresses are never banned."
             )
+
+
+@register(Tags.caches)
+def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
+    """No first ban is shorter than the time in which its offences count."""
+    for limit in _banning_limits():
+        if limit.ban is not None and limit.ban.shortest_us < limit.ban.window_us:
+            text = f"The first ban of {limit.name!r} ({limit.ban_for}) is shorter than its window ({limit.ban_window})."
+            yield SHORT_BAN.message(text)
+
+
+def _banning_limits() -> list[Limit]:
+    """The limits of the settings and of code that ban, as far as they are known here."""
+    limits: list[Limit] = []
+    with suppress(ImproperlyConfigured):  # `check_rules` says it.
+        for rule in settings_rules():
+            limits += rule.template.limits(rule.name) if rule.template is not None else ()
+    _all_views()  # What views name is known when they are imported.
+    for name in known_call_sites.names():
+        limits += [limit for site in known_call_sites.of(name) for limit in site.limits]
+    return [limit for limit in limits if limit.ban is not None]
 
 
 @register(Tags.caches)

@@ -65,6 +65,7 @@ CACHES = {
 RATELIMIT_CACHE_PREFIX = "example:"
 RATELIMIT_VIEW = "example_project.views.blocked"
 RATELIMIT_HEADERS = "draft-10"
+RATELIMIT_NEVER_BAN: list[str] = []  # Else this host is never banned, from which you look at it.
 
 # What the middleware applies to every request, before any view. Paths that lead nowhere are limited as well.
 # Those that an operator may change while the site runs are in the admin; `rules.yaml` is what it begins with.

@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 # 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour. The office next door
 #    has another address, and Grace, in the same office, another name. One who tries one password at many names is
-#    stopped by the address, one who guesses from many addresses by the name. All three are one decision.
+#    stopped by the address, one who guesses from many addresses by the name. All three are one decision. Who guesses on
+#    although five in a row were refused is banned for half an hour, and for longer the next time.
 
 guesses = [
-    ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST"),
+    ratelimit(key=("ip", "post:username"), rate="5/15m", method="POST", ban_after=5, ban_window="15m", ban_for="30m"),
     ratelimit(key="ip", rate="30/15m", method="POST"),
     ratelimit(key="post:username", rate="50/h", method="POST"),
 ]

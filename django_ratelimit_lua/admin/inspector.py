@@ -14,11 +14,12 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..identity.forwarded import covers
+from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
@@ -333,11 +334,30 @@ def _reason(met: ExplainedLimit) -> str:
     assert state is not None
     again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
     words = {"name": met.counted_as or met.name, "limit": state.limit, "used": state.used, "again": again}
+    if state.ban is not None and state.banned_until is not None:
+        return _banned(met.counted_as or met.name, state.ban, state.banned_until)
     since = _counted_since(met, state)
     if since is None:
         return _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s.") % words
     text = _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s; used %(used)s since %(moment)s.")
     return text % {**words, "moment": moment_words(since)}
+
+
+def _banned(name: str, ban: Ban, until: datetime.datetime) -> str:
+    """Why a ban refuses, in one sentence."""
+    words = {"name": name, "until": moment_words(until), "since": moment_words(_moment(ban.first or ban.since))}
+    if ban.by_hand:
+        return _("Banned by %(name)s by hand, since %(since)s until %(until)s.") % words
+    text = ngettext(
+        "Banned by %(name)s until %(until)s; %(offences)d offence since %(since)s.",
+        "Banned by %(name)s until %(until)s; %(offences)d offences since %(since)s.",
+        ban.offences,
+    )
+    return text % {**words, "offences": ban.offences}
+
+
+def _moment(microseconds: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(microseconds / 1e6, datetime.UTC)
 
 
 def _counted_since(met: ExplainedLimit, state: LimitState) -> datetime.datetime | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from django.urls import path
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
+from django_ratelimit_lua.admin.inspector import _reason
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
+from django_ratelimit_lua.operations.described import build_request
+from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.rules_yaml import export, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -173,6 +177,16 @@ def test_what_somebody_has_written_there_is_left_out(damage: bytes | None, direc
     assert active_bans() == [mail]
     direct.set(mail.key + b":told", b"[1]")
     assert active_bans()[0].who == []
+
+
+def test_the_inspector_says_who_banned() -> None:
+    """In one sentence, with when it ends, and the offences that have earned it."""
+    visit(times=4)
+    (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
+    assert re.fullmatch(r"Banned by login until .*\d\d:\d\d; 2 offences since .*\d\d:\d\d\.", _reason(met))
+    said("add", "--path", "/login", "--ip", ADDRESS)
+    (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
+    assert _reason(met).startswith("Banned by login by hand, since ")
 
 
 def test_rules_of_the_admin_ban() -> None:

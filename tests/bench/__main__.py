@@ -14,6 +14,7 @@ from django.core.management import call_command  # noqa: E402
 from django_ratelimit_lua import RateLimiter  # noqa: E402
 from django_ratelimit_lua.limits.program import GENERAL  # noqa: E402
 from tests.bench.alone import deny_cache, outage  # noqa: E402
+from tests.bench.bans import bans  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
@@ -43,6 +44,7 @@ def main() -> None:
     backlog()
     slots()
     breakers()
+    bans()
     faces()
     gateway()
     envoy()

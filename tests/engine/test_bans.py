@@ -1,10 +1,12 @@
-"""What bans promise in words, checked from the outside."""
+"""What bans promise in words, checked from the outside; and real requests, with the reference beside them."""
 
 from __future__ import annotations
 
 import itertools
 import struct
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
+from tests.reference import REFERENCES
+from tests.reference import decide as reference_decide
 
 pytestmark = pytest.mark.engine
 
@@ -287,3 +291,28 @@ def test_the_register_knows_the_bans_that_there_are(direct: redis.Redis) -> None
     assert direct.zrange(register, 0, -1) == [other]
     ask(START + 3 * MINUTE, "ban", 5 * SECOND)
     assert direct.zrange(register, 0, -1) == [key]
+
+
+LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "token_bucket", "fixed_window"])
+@pytest.mark.parametrize("on", ["refused", "counted"])
+def test_a_real_log_is_answered_as_the_reference_does(algorithm: str, on: Any) -> None:
+    """Requests of a night in 1995, host by host: every verdict, ban and moment; some hosts are banned several times."""
+    lines = [line.split("\t") for line in LOG.read_text(encoding="latin-1").splitlines()[1:]]
+    limit = Limit(
+        "log", "2/20s", algorithm=algorithm, ban_after=2, ban_window="1m", ban_for="1m", ban_forget="10m", ban_on=on
+    )
+    hosts: dict[str, Any] = {}
+    prefix, most = b"log%d:" % next(Asker.serial), 0
+    for number, (host, _logname, second, *_) in enumerate(sorted(lines, key=lambda line: int(line[2]))):
+        reference = hosts.setdefault(host, REFERENCES[algorithm](limit))
+        now = int(second) * SECOND + number % 1000
+        allowed, _granted, (answer,) = reference_decide([reference], "hit", now, 1)
+        charge = Charge(limit, b"%032x" % (zlib.crc32(host.encode()) << 64 | len(host)))
+        decision = get_store().decide(Call([charge], "hit", prefix, now))
+        state = decision.limits[0]
+        assert (decision.allowed, state.ban, state.remaining) == (allowed, answer.ban, answer.remaining), (host, now)
+        most = max(most, ban_of(state).times)
+    assert most >= 2

@@ -149,8 +149,11 @@ def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "is not set: all who come through one proxy share one count."),
-        ({"USE_X_FORWARDED_HOST": True}, "(USE_X_FORWARDED_HOST says that one stands before this site)."),
+        ({}, "is not set: all who come through one proxy share one count, and private addresses are never banned."),
+        (
+            {"USE_X_FORWARDED_HOST": True},
+            "(USE_X_FORWARDED_HOST says that one stands before this site), and private addresses are never banned.",
+        ),
         ({"RATELIMIT_TRUSTED_PROXIES": 0}, None),
         ({"RATELIMIT_TRUSTED_PROXIES": ["10.0.0.0/8"]}, None),
         ({"RATELIMIT_IP_META_KEY": "HTTP_X_REAL_IP"}, None),
@@ -188,7 +191,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
     from django_ratelimit_lua import checks
 
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
-    assert len(problems) == len({problem.id for problem in problems}) == 22
+    assert len(problems) == len({problem.id for problem in problems}) == 23
     assert all(problem.hint for problem in problems)
     assert not re.search(r"\b(Error|Warning|Info)\(", inspect.getsource(checks))  # Each message is made by its row.
 
@@ -505,3 +508,13 @@ def test_metrics_have_what_they_need(settings: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     assert [identifier for identifier, _ in found()] == ["W017", "W017", "W018"]
     assert not any("a-token" in message for _, message in found())
+
+
+def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> None:
+    """In rules of the settings, and at call sites; as long as it is enough."""
+    ban = {"name": "login", "key": "ip", "rate": "5/m", "path": "/", "ban_after": 5, "ban_for": "1h"}
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = [{**ban, "ban_window": "1h"}]
+    assert found() == []
+    settings.RATELIMIT_RULES = [{**ban, "ban_window": "2h"}]
+    assert found() == [("W019", "The first ban of 'login' (1h) is shorter than its window (2h).")]
