@@ -191,7 +191,7 @@ def test_every_id_is_used_once_and_every_message_has_a_hint() -> None:
     from django_ratelimit_lua import checks
 
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
-    assert len(problems) == len({problem.id for problem in problems}) == 23
+    assert len(problems) == len({problem.id for problem in problems}) == 24
     assert all(problem.hint for problem in problems)
     assert not re.search(r"\b(Error|Warning|Info)\(", inspect.getsource(checks))  # Each message is made by its row.
 
