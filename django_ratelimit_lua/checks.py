@@ -131,6 +131,10 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
         return
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
+    described = ", ".join(rule.name for rule in active if rule.descriptor is not None)
+    if described and find_spec("grpc") is None:
+        text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
+        yield NO_PACKAGE.message(text, extra="grpc")
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
     is_applied_here = any(rule.group is None and not rule.is_for_descriptors for rule in rules)  # Not by call sites.

@@ -269,8 +269,13 @@ class _Reader:
             self.fail("descriptor", f"descriptor: {error}")
 
     def check_readable(self, rule: Rule) -> None:
-        """Raises where the descriptors of a rule do not have what its key counts."""
-        if rule.descriptor is not None and rule.key is not None:
+        """Raises where the descriptors of a rule do not have what its key counts, or a function is to be asked."""
+        if rule.descriptor is None or rule.template is None:
+            return
+        if callable(rule.template.cost) or not all(isinstance(rate, Rate) for rate in rule.template.rates):
+            field = "cost" if callable(rule.template.cost) else "rate"
+            self.fail(field, f"{field}: a function knows only requests of Django's; of descriptors, write a number")
+        if rule.key is not None:
             for part in unread(rule.key.name, rule.descriptor.keys):
                 entry = entry_of(part)
                 right = f"it needs an entry {entry!r}" if entry else "no descriptor has that"

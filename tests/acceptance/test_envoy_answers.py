@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from django.http import HttpResponse
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -321,6 +322,28 @@ def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
     assert left([LOGIN, ADA], everything) == [1, 98]
     assert code(lease_of(second)) == OK
     assert left() == [2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_slots_are_held_across_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of Django's that runs takes the place of one of Envoy's, and back."""
+    RateLimitRule.objects.create(
+        name="exports", path="/ok", descriptor="generic_key=login\nremote_address", key="ip", limit=1, unit="x",
+        algorithm="concurrency",
+    )  # fmt: skip
+    seen: list[int] = []
+
+    def running(request: Any) -> HttpResponse:
+        seen.append(code([LOGIN, ADA]))
+        return HttpResponse("done")
+
+    monkeypatch.setattr(test_admin.urlpatterns[1], "callback", running)
+    assert visits(1, ADA[1]) == [200]
+    held = ask([LOGIN, ADA])
+    assert (seen, held.overall_code) == ([OVER], OK)
+    assert visits(1, ADA[1]) == [429]
+    assert code(lease_of(held)) == OK
+    assert visits(1, ADA[1]) == [200]
 
 
 @pytest.mark.parametrize("more", [{"hits": 0}, {"hits": 2, "negative": True}, {"limit": (9, 1)}])

@@ -518,3 +518,13 @@ def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> No
     assert found() == []
     settings.RATELIMIT_RULES = [{**ban, "ban_window": "2h"}]
     assert found() == [("W019", "The first ban of 'login' (1h) is shorter than its window (2h).")]
+
+
+def test_rules_for_envoy_need_grpc(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They apply to no request of Django's, so no middleware is missed."""
+    settings.RATELIMIT_RULES = [{"name": "edge", "descriptor": ["generic_key=login"], "rate": "5/m"}]
+    assert found() == []
+    monkeypatch.setattr("django_ratelimit_lua.checks.find_spec", lambda name: None)
+    ((identifier, message),) = found()
+    assert identifier == "W017"
+    assert "edge" in message

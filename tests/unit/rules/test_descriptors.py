@@ -102,7 +102,8 @@ def test_no_pattern_takes_long() -> None:
         ({"descriptor": ["a=" + "b" * 500]}, "descriptor"), ({"descriptor": ["a", "charge=after"]}, "descriptor"),
         ({"descriptor": ["a\nb"]}, "descriptor"), ({"key": "user"}, "key"), ({"key": "session"}, "key"),
         ({"key": ["ip", "header:X-Tenant"]}, "key"), ({"key": "post:name"}, "key"), ({"path": "/"}, "key"),
-        ({"rate": None}, "rate"),
+        ({"rate": None}, "rate"), ({"rate": "app.rate"}, "rate"), ({"cost": "app.cost"}, "cost"),
+        ({"key": "app.key"}, "key"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_of_its_field(words: dict[str, Any], field: str) -> None:
