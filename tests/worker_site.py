@@ -105,6 +105,7 @@ from django_ratelimit_lua.models import (
     RateLimitTier,
 )
 from django_ratelimit_lua.operations import rules_yaml
+from django_ratelimit_lua.operations.breakers import force
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import publish as publishing
 from django_ratelimit_lua.publishing import triggers

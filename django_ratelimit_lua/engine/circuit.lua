@@ -209,7 +209,8 @@ if told then
 else
   if version ~= number('version') then redis.pcall('PUBLISH', ARGV[15], ARGV[16]) end
   if #events > 0 or #ARGV > 19 or ARGV[2] == 'done' then
-    redis.call('SET', KEYS[3], #events > 0 and table.concat(events, '\n') .. '\n' or '', 'EX', 20)
+    redis.call('SET', KEYS[3], #events > 0 and table.concat(events, '\n') .. '\n' or '', 'EX',
+      math.min(math.ceil(window / 1000000), 60) + 20)
   end
 end
 return {state, era, version, math.max(0, wait), share, calls, failures, slow, granted, unpack(events)}

@@ -54,7 +54,7 @@ AGAIN_SECONDS = 0.005
 PROBE_PAUSE = 0.05
 """Seconds until a process asks again for a probe, where all are on their way."""
 RESENT_SECONDS = 10.0
-"""For which what was not answered is sent again; it counts once."""
+"""So long, and a window, or a minute if that is longer, what was not answered is sent again; it counts once."""
 MOST_OWED, MOST_FRESH = 50, 20
 ASK_SECONDS = 1.0
 """For how long the background waits for an answer about one breaker."""
@@ -173,6 +173,9 @@ class Circuit:
             yield from self._learning()
         elif is_alone and now >= self._sent_at + 1.0:
             yield from self.telling()
+        if circuits.has_doubts:
+            circuits.has_doubts = False  # One asks, and the others go on for a moment.
+            yield from _comparing()
         force = self.force()
         if force is not None:
             if force.how == "open":
@@ -182,6 +185,7 @@ class Circuit:
             if not self._is_served((yield from identify()), force.share):
                 raise CircuitOpen(self.name, _until(_next_hour(force.until_us)), "brown-out")
         if self.answer.state == "ramp" and time.monotonic() >= self._changes_at:
+            self._changes_at = time.monotonic() + PROBE_PAUSE  # Others of this process wait for what comes of it.
             yield from self._exchanging(self._asked("tell"))  # It climbs.
         state = self.answer.state
         if state == "closed":
@@ -243,9 +247,7 @@ class Circuit:
             yield Wait(load, sync_to_async(load))
             circuits.retune()
         elif not listener.task.is_running:  # There is no thread that would hear of other settings.
-            compare = partial(provider.compare_with_published, loads=True)
-            with suppress(StoreError):
-                yield Wait(compare, sync_to_async(compare))
+            yield from _comparing()
         yield from self._exchanging(self._asked("tell"))
 
     # After a call
@@ -400,17 +402,24 @@ class Circuit:
         `StoreError`."""
         with self._lock:
             owed, self._owed = self._owed, []
-        now = time.monotonic()
-        for place, asked in enumerate(owed):
-            if now - asked.at >= RESENT_SECONDS and asked.operation != "tell":
-                continue
+        oldest = time.monotonic() - RESENT_SECONDS - min(self.by.window_us / SECOND, 60.0)
+        owed = [asked for asked in owed if asked.at > oldest]
+        for place, asked in enumerate([*owed, None]):
             try:
-                self.exchange(asked, patience)
+                self.exchange(self._taken() if asked is None else asked, patience)
             except StoreError:
                 with self._lock:
                     self._owed += owed[place + 1 :]
+                self._go_on_alone()
                 raise
-        self.exchange(self._taken(), patience)
+
+    def _go_on_alone(self) -> None:
+        """Judge what was counted meanwhile here."""
+        asked = self._taken()
+        if asked.outcomes:
+            self._owe(asked)
+        for wait in self._alone(asked):
+            wait.blocking()  # type: ignore[union-attr]
 
     @property
     def is_owing(self) -> bool:
@@ -500,6 +509,13 @@ class Circuit:
         return answer
 
 
+def _comparing() -> Waiting[None]:
+    """Load the rules, if there are newer ones."""
+    compare = partial(provider.compare_with_published, loads=True)
+    with suppress(StoreError):
+        yield Wait(compare, sync_to_async(compare))
+
+
 def tag_of(name: str) -> bytes:
     """What stands for a name in messages."""
     return circuit_key(name).rpartition(b":")[2][:-1]
@@ -540,7 +556,9 @@ class Circuits:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Circuit] = {}
-        self._rows: tuple[ref[Any], Mapping[str, BreakerRow]] | None = None
+        self._rows: ref[Any] | None = None
+        self.has_doubts = False
+        """Whether there may be other rows than those that are in force, which whoever calls next has to find out."""
         self._begin()
         renew_after_fork(self._begin)
 
@@ -568,11 +586,16 @@ class Circuits:
         return any(now - circuit.used_at < USED_SECONDS for circuit in list(self.by_name.values()))
 
     def retune(self) -> None:
-        """Go by the rows that are in force."""
+        """Go by the rows that are in force; there are new ones, or may be."""
         ruleset = provider.in_force()
-        if ruleset is None or (self._rows is not None and self._rows[0]() is ruleset):
+        if ruleset is None:
             return
-        self._rows = (ref(ruleset), ruleset.breakers)
+        if self._rows is not None and self._rows() is ruleset:
+            self.has_doubts = True
+            for circuit in list(self.by_name.values()):
+                circuit.calm_until = NEVER
+            return
+        self._rows, self.has_doubts = ref(ruleset), False
         for circuit in list(self.by_name.values()):
             row = ruleset.breakers.get(circuit.name)
             if row != circuit.row or circuit.known_at == NEVER:
@@ -638,7 +661,18 @@ class Circuits:
         store, key = get_store(background=True), circuits_key()
         store.execute(b"HSET", key, circuit.name.encode(), json.dumps(noted).encode(), patience=patience)
         store.execute(b"EXPIRE", key, b"%d" % NOTES_KEPT, patience=patience)
+        reply = store.execute(b"HGETALL", key, patience=patience)
+        if old := [name for name, text in zip(reply[::2], reply[1::2], strict=True) if _is_old(text)]:
+            store.execute(b"HDEL", key, *old, patience=patience)
         circuit.noted_at = now
+
+
+def _is_old(text: bytes) -> bool:
+    """Whether nobody has noted that breaker for long, or somebody has written there by hand."""
+    try:
+        return float(json.loads(text)["at"]) < time.time() - NOTES_KEPT
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 circuits = Circuits()

@@ -201,3 +201,38 @@ def test_a_process_that_ends_tells_what_it_counted(start: Start) -> None:
     first("[pay('failed') for _ in range(7)]")
     first.__exit__()
     assert other("circuits.by_name['payments'].tell() or circuits.by_name['payments'].answer.failures") == 7
+
+
+def test_what_an_operator_forces_holds_everywhere_at_once(start: Start) -> None:
+    """In processes that call all the time, and in the next call of one that has called nobody for long; and what is
+    retuned is so as well."""
+    workers = start(4)
+    first, idle, *others = workers
+    late = []
+    for how in ("open", "", "open", ""):
+        for other in others:
+            other.send("watch('pay()')")
+        assert [other.answer() for other in others] == ["watching"] * len(others)
+        done_at = first(f"timed(\"force('payments', {how!r}) and None\")")
+        late += [other.answer() - done_at for other in others]
+        idle("circuits.by_name['payments'].used_at = float('-inf')")
+        time.sleep(0.1)
+        assert idle("pay()") == ("open" if how else "paid")
+    print(f"median {median(late) * 1000:.1f} ms, most {max(late) * 1000:.1f} ms of {len(late)}")
+    assert max(late) < AT_LAST
+
+
+def test_a_brown_out_serves_the_same_people_in_all_processes(start: Start) -> None:
+    """Whom one of them serves, all do."""
+    workers = start(3)
+    workers[0]("force('payments', 'brownout', share=40) and None")
+    for worker in workers:
+        until(
+            lambda worker=worker: worker("pay('paid', 'somebody') and circuits.by_name['payments'].force() is not None")
+        )
+    for _ in range(2):  # Unless an hour ends in between.
+        came = [worker("[pay('paid', number) for number in range(300)]") for worker in workers]
+        if came[0] == came[1] == came[2]:
+            break
+    assert came[0] == came[1] == came[2]
+    assert 70 < came[0].count("paid") < 170
