@@ -62,15 +62,17 @@ class KnownBans:
                 continue
             if state.ban.until:
                 ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
-                self._bans.put(_key(call, charge), KnownBan(state.ban._replace(is_new=False), ends_at))
+                known = KnownBan(state.ban._replace(is_new=False), ends_at)
+                self._bans.put(_key(call, _of(charge, state.ban)), known)
             elif self._bans.entries:
-                self._bans.pop(_key(call, charge))
+                for each in _both(charge):
+                    self._bans.pop(_key(call, each))
 
     def hold(self, call: Call, decision: Decision) -> Decision:
         """What was decided without Redis, as it is for who is banned."""
         states, now, is_refused = list(decision.limits), time.monotonic(), False
         for place, charge in enumerate(call.charges):
-            known = self._bans.get(_key(call, charge)) if charge.limit.ban is not None else None
+            known = self._find(call, charge) if charge.limit.ban is not None else None
             if known is None or known.ends_at <= now:
                 continue
             state, seconds = states[place], known.ends_at - now
@@ -87,8 +89,12 @@ class KnownBans:
     def holds_any(self, call: Call) -> bool:
         """Whether somebody is banned whom the call is about."""
         now = time.monotonic()
-        known = [self._bans.get(_key(call, charge)) for _, charge in call.banning]
+        known = [self._find(call, charge) for _, charge in call.banning]
         return any(ban is not None and ban.ends_at > now for ban in known)
+
+    def _find(self, call: Call, charge: Charge) -> KnownBan | None:
+        found = [self._bans.get(_key(call, each)) for each in _both(charge)]
+        return max((known for known in found if known is not None), key=lambda known: known.ends_at, default=None)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """The bans of these identities were lifted."""
@@ -98,6 +104,17 @@ class KnownBans:
     def clear(self) -> None:
         """Begin with nothing."""
         self._bans.clear()
+
+
+def _of(charge: Charge, ban: Ban) -> Charge:
+    """The charge, as its ban is of whom it is."""
+    return charge._replace(banned=b"") if ban.is_narrow else charge
+
+
+def _both(charge: Charge) -> tuple[Charge, ...]:
+    """The charge by each of those that its ban may be of."""
+    terms = charge.limit.ban
+    return (charge, charge._replace(banned=b"")) if terms is not None and terms.spare is not None else (charge,)
 
 
 def _key(call: Call, charge: Charge) -> _Key:
@@ -119,9 +136,9 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
         ban = state.ban
         if ban is None or not ban.is_new or state.mode == "shadow":
             continue
-        charge, rule = each.charge, None if each.rule is None else each.rule.name or None
+        charge, rule = _of(each.charge, ban), None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
-        subject = each.identity if each.banned is None else each.banned
+        subject = each.identity if each.banned is None or ban.is_narrow else each.banned
         network = network_of(subject)
         about = {"sealed": seal(subject), "address": network.decode()}
         write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject), **about})

@@ -103,6 +103,7 @@ class EvidenceNotes:
         """Note an offence that a call has counted: `ban` is what it knows of the ban since, `moment` its time."""
         terms = charge.limit.ban
         assert terms is not None
+        charge = charge._replace(banned=b"") if ban.is_narrow else charge
         key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
         noted = self._noted.get(key)
         if noted is None:

@@ -18,13 +18,11 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..identity import Identity, digest
 from ..identity.address import UNKNOWN, client_address
+from ..limits.ban import HOUR, HOURS, users_keys
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Store, get_store
 
-HOUR = 3600
-HOURS = 8
-"""For so many hours somebody counts, the present one among them: a working day."""
 MOST_NOTED = 10_000
 """Users at addresses that wait to be written; others are left out until they come again."""
 MOST_KNOWN = 20_000
@@ -79,7 +77,7 @@ class Neighbours:
             by_network.setdefault(network, []).append(digest(("user", user)))
         commands: list[tuple[bytes, ...]] = []
         for network, users in by_network.items():
-            key = _key(digest(("ip", network)), hour)
+            key = users_keys(conf.CACHE_PREFIX, digest(("ip", network)))[0]
             commands += [(b"PFADD", key, *users), (b"EXPIRE", key, b"%d" % ((HOURS + 1) * HOUR))]
         get_store(background=True).execute_all(commands)
         if hour == self._hour:
@@ -96,16 +94,10 @@ def known_user(request: HttpRequest) -> Any:
     return None if type(user).__name__ == "SimpleLazyObject" else user
 
 
-def keys_of(network: bytes) -> list[bytes]:
-    """The keys that together tell who was seen lately at an address, by the digest of its identity."""
-    hour = int(time.time()) // HOUR
-    return [_key(network, hour - ago) for ago in range(HOURS)]
-
-
 def neighbours_at(networks: Sequence[bytes], store: Store | None = None) -> list[int]:
     """How many signed-in users were seen lately at each of these addresses, by their digests. Raises `StoreError`."""
     store = store or get_store(background=True)
-    return store.execute_all([(b"PFCOUNT", *keys_of(network)) for network in networks])
+    return store.execute_all([(b"PFCOUNT", *users_keys(conf.CACHE_PREFIX, network)) for network in networks])
 
 
 def address_of(identity: Identity) -> Identity:
@@ -125,10 +117,6 @@ def network_of(identity: Identity) -> bytes:
     """The digest of the address that an identity has in it; empty where there is none."""
     address = address_of(identity)
     return b"" if address is None else digest(address)
-
-
-def _key(network: bytes, hour: int) -> bytes:
-    return b"%b{%b}:users:%d" % (conf.CACHE_PREFIX, network, hour)
 
 
 neighbours = Neighbours()

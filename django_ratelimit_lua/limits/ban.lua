@@ -135,13 +135,16 @@ local function open_ban(key, record, register)
     tell()
   end
 
-  -- Until when, since when, its first and its last offence, how many, how often before, by whom, and whether it is new.
-  -- Without a ban, the offences that count.
-  function ban.report()
-    if ban.ends then return pack('<dddddddd', ends, since, first, last, count, times, by, is_new) end
+  function ban.last() return last end
+
+  -- Until when, since when, its first and its last offence, how many, how often before, by whom (and `whose`, on top of
+  -- that), and whether it is new. Without a ban, the offences that count.
+  function ban.report(whose)
+    whose = whose or 0
+    if ban.ends then return pack('<dddddddd', ends, since, first, last, count, times, by + whose, is_new) end
     local offences = prune()
     local earliest = offences > 0 and unpack('<I7', rest) or 0
-    return pack('<dddddddd', 0, 0, earliest, offences > 0 and last or 0, offences, times, 0, 0)
+    return pack('<dddddddd', 0, 0, earliest, offences > 0 and last or 0, offences, times, whose, 0)
   end
 
   if op == 'offend' and units > 0 then
@@ -153,4 +156,36 @@ local function open_ban(key, record, register)
   end
   ban.holds = ban.ends ~= nil
   return ban
+end
+
+--[[
+Two bans of one limit: a wide one, of an address, and one of the identity itself, which is earned in its place where more
+signed-in users than `spare` were seen at the address. Whoever has either is banned.
+
+users           the keys of HyperLogLogs, of the users seen there in each of the last hours; they are asked at an offence only
+promise         whose offences are the identity's own alone earns no ban of the others, and has no ban of theirs lifted
+]]
+local function narrowed(wide, own, spare, users, offences)
+  local both, is_own = {place = wide.place, shadow = wide.shadow, on = wide.on}, false
+
+  local function see()
+    both.ends, is_own = wide.ends, not wide.ends and own.last() > wide.last()
+    if own.ends and own.ends > (wide.ends or 0) then both.ends, is_own = own.ends, true end
+  end
+
+  function both.offend(more)
+    local is_shared = not both.ends and (checked(redis.pcall('PFCOUNT', unpack_args(users)), users[1]) or 0) > spare
+    if is_shared or is_own and both.ends then own.offend(more) else wide.offend(more) end
+    see()
+  end
+
+  function both.report()
+    if is_own then return own.report(2) end
+    return wide.report()
+  end
+
+  see()
+  if op == 'offend' and offences > 0 then both.offend(offences) end
+  both.holds = both.ends ~= nil
+  return both
 end

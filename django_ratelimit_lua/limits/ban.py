@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,8 @@ class BanTerms:
     """By what a limit bans; times are microseconds.
 
     `key_part`: what the keys of its bans end with; `after`: so many offences within `window_us` earn one, of
-    `duration_us(0)`; `forget_us`: after so long without offence, the next one is the first again.
+    `duration_us(0)`; `forget_us`: after so long without offence, the next one is the first again; `spare`: where more
+    signed-in users than that share the address that a ban would be of, it is of the identity alone (None: it is not).
     """
 
     key_part: bytes
@@ -42,6 +44,7 @@ class BanTerms:
     forget_us: int
     on: BanOn
     renew: bool
+    spare: int | None = None
 
     @classmethod
     def of(cls, limit: Limit, key_name: bytes) -> BanTerms | None:
@@ -53,10 +56,13 @@ class BanTerms:
         if limit.ban_max is not None and longest < shortest:
             problem = f"ban_max ({limit.ban_max}) is shorter than the first ban (ban_for={limit.ban_for})"
             raise LimitError(f"Limit {limit.name!r}: {problem}", "ban_max")
+        if limit.ban_spare is not None and limit.ban_key != "ip":
+            problem = "ban_spare needs ban_key='ip': it spares those who share an address"
+            raise LimitError(f"Limit {limit.name!r}: {problem}", "ban_spare")
         return cls(
             key_name + b":ban", limit.ban_after, duration_us(limit.ban_window or limit.ban_for), shortest,
             limit.ban_factor, max(longest, shortest), duration_us(limit.ban_forget or FORGET), limit.ban_on,
-            limit.ban_renew,
+            limit.ban_renew, limit.ban_spare,
         )  # fmt: skip
 
     def record(self, place: int, units: int, *, is_shadow: bool, is_told: bool = False) -> bytes:
@@ -85,7 +91,8 @@ class Ban(NamedTuple):
     - `until`: its end; 0: there is no ban, and `offences` are those that count towards one;
     - `since`: when it was earned, or made by hand; `first`, `last`: its first and its last offence;
     - `offences`: how many; `times`: how often there was one, this one included, before it is forgotten;
-    - `by_hand`: somebody has made it; `is_new`: this very call has earned it.
+    - `by_hand`: somebody has made it; `is_new`: this very call has earned it; `is_narrow`: it is of the identity alone,
+      and not of its address, which others share.
     """
 
     until: int = 0
@@ -96,6 +103,7 @@ class Ban(NamedTuple):
     times: int = 0
     by_hand: bool = False
     is_new: bool = False
+    is_narrow: bool = False
 
     @classmethod
     def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
@@ -114,10 +122,20 @@ class Ban(NamedTuple):
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Ban:
         """The ban that a reply's numbers say."""
-        until, since, first, last, offences, times, by_hand, is_new = map(int, numbers)
-        return cls(until, since, first, last, offences, times, by_hand == 1, is_new == 1)
+        until, since, first, last, offences, times, by, is_new = map(int, numbers)
+        return cls(until, since, first, last, offences, times, by % 2 == 1, is_new == 1, by >= 2)
 
     @property
     def ends_at(self) -> datetime | None:
         """When it ends; None: there is none."""
         return _EPOCH + timedelta(microseconds=self.until) if self.until else None
+
+
+HOUR, HOURS = 3600, 8
+"""For so many hours a user counts who was seen at an address, the present one among them: a working day."""
+
+
+def users_keys(prefix: bytes, network: bytes) -> list[bytes]:
+    """The keys that together tell who was seen lately at an address, by the digest of its identity: of each hour."""
+    hour = int(time.time()) // HOUR
+    return [b"%b{%b}:users:%d" % (prefix, network, hour - ago) for ago in range(HOURS)]

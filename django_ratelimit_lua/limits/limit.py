@@ -58,6 +58,7 @@ class Limit:
     ban_forget: str | None
     ban_on: BanOn
     ban_key: str | None
+    ban_spare: int | None
     ban_renew: bool
     key_part: bytes = field(repr=False, compare=False)
     packed: bytes = field(repr=False, compare=False)

@@ -195,6 +195,15 @@ class Options(TypedDict, total=False):
         _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
         needs=_NEEDS_BANS, is_general=True,
     )]
+    ban_spare: Annotated[int | None, Option(
+        None, Whole(0, 1_000_000), _("spare others"),
+        _(
+            "A ban by address is of the client alone where more other signed-in users than this share the address. "
+            "Empty: it is of the address."
+        ),
+        needs={"ban_key": "it spares those who share an address, and a ban is of none without ban_key='ip'"},
+        is_general=True,
+    )]
     ban_renew: Annotated[bool, Option(
         False, _flag, _("renew the ban"), _("Each attempt during a ban begins it anew."),
         needs=_NEEDS_BANS, is_general=True,

@@ -109,6 +109,7 @@ class RateLimitRule(RatesFields, AuditedModel):
     ban_forget = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_forget"))
     ban_on = models.CharField(max_length=8, default="", db_default="", blank=True, **column("ban_on"))
     ban_key = models.CharField(max_length=300, default="", db_default="", blank=True, **column("ban_key"))
+    ban_spare = models.PositiveIntegerField(null=True, blank=True, **column("ban_spare"))
     ban_renew = models.BooleanField(default=False, db_default=False, **column("ban_renew"))
     message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
 

@@ -286,6 +286,7 @@ def to_decide(call: Call) -> Question:
         varying += (digest,)
         if limit.ban is not None and call.operation not in ("charge", "refund"):
             bans += (banned or digest,)
+            is_usual = is_usual and limit.ban.spare is None  # Those keys go by the hour.
         is_usual = is_usual and cost <= MOST_UNITS
     varying += bans
     rest: tuple[Any, ...] = call[1:]
@@ -369,7 +370,7 @@ class Pipeline(NamedTuple):
 
 def to_delete(call: Call, channel: bytes) -> Question:
     """Delete what a call's limits have counted, and tell all processes whose that was."""
-    keys = call._replace(revision=None).keys()
+    keys = call.state_keys()
     message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
     parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, channel, message)
     return Question(command(*parts), _number_of_keys)

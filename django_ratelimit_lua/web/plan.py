@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -16,7 +17,7 @@ from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
-from ..engine.neighbours import neighbours
+from ..engine.neighbours import known_user, neighbours
 from ..engine.run import Wait, Waiting
 from ..identity import Identity, digest
 from ..identity.address import client_address
@@ -25,6 +26,7 @@ from ..identity.request_state import request_state
 from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
+from ..limits.limit import Limit
 from ..limits.rate import SECOND, Rate
 from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
 from ..rules.problems import problems
@@ -314,6 +316,8 @@ class RequestPlanner:
                 charge = charge._replace(limit=charge.limit.without_bans())
             elif rule is not None and rule.count_if is not None and ban.on == "counted":
                 charge = charge._replace(reports=True)
+            if ban.spare is not None and getattr(known_user(self.request), "is_authenticated", False):
+                charge = charge._replace(limit=_sparing_others(charge.limit))
             self.charges[place] = planned._replace(charge=charge)
 
     def _without_held(self) -> list[PlannedCharge]:
@@ -353,6 +357,13 @@ class RequestPlanner:
                 )
             )
         return waits
+
+
+@lru_cache(maxsize=256)
+def _sparing_others(limit: Limit) -> Limit:
+    """The same limit for who is one of the users that are seen at the address: the others are one fewer."""
+    terms = limit.ban
+    return limit if terms is None or terms.spare is None else limit.with_ban(replace(terms, spare=terms.spare + 1))
 
 
 def is_never_banned(request: HttpRequest) -> bool:

@@ -23,7 +23,9 @@ from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.ban import Ban, users_keys
 from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
+from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
@@ -540,3 +542,28 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
     lift_bans([listed])
     assert active_bans() == []
     assert own.peek("ada").limits[0].ban.until == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_bans_spare_others_in_every_slot(cluster: Cluster, settings: Any) -> None:
+    """Wherever an address lives: who attacks there is banned alone, or with it where nobody else is seen there."""
+    limit = Limit("spared", "1/h", algorithm="fixed_window", ban_after=3, ban_for="1h", ban_key="ip", ban_spare=2)
+    for number in range(6):
+        address, is_shared = digest(("ip", f"203.0.113.{number}")), number % 2 == 0
+        if is_shared:
+            key = users_keys(settings.RATELIMIT_CACHE_PREFIX.encode(), address)[0]
+            get_store().execute(b"PFADD", key, b"ada", b"ben", b"eva")
+        attacker, other = (digest((f"203.0.113.{number}", name)) for name in ("root", "ada"))
+
+        def hit(who: bytes, address: bytes = address) -> LimitState:
+            return get_store().decide(build_call([Charge(limit, who, 1, address)])).limits[0]
+
+        states = [hit(attacker) for _ in range(6)]
+        bans = [state.ban for state in states if state.ban is not None]
+        assert [ban.is_new for ban in bans] == [False, False, False, True, False, False]
+        assert [ban.is_narrow for ban in bans if ban.until] == [is_shared] * 3
+        assert [state.allowed for state in states] == [True] + [False] * 5
+        assert hit(other).allowed is is_shared
+        call = build_call([Charge(limit, attacker, 1, address)], "unban")
+        get_store().decide(call)
+        assert get_store().decide(call._replace(operation="peek")).limits[0].ban == Ban()
