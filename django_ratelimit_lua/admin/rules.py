@@ -125,7 +125,9 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
                     "Who offends too often is refused for a time, which grows with every ban. For example: after 10 "
                     "offences within 10m, ban for 10m."
                 ),
-                "fields": (("ban_after", "ban_window"), ("ban_for", "ban_factor", "ban_max"), *_BANS[5:]),
+                "fields": (
+                    ("ban_after", "ban_window"), ("ban_for", "ban_factor"), ("ban_max", "ban_forget"), *_BANS[6:],
+                ),
             },
         ),
         (
