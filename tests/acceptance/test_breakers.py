@@ -24,6 +24,7 @@ from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.signals import circuit_closed, circuit_half_open, circuit_opened
 from django_ratelimit_lua.stats.recorder import recorder
+from tests import clusters
 
 PROBLEM = "application/problem+json"
 
@@ -231,6 +232,34 @@ def test_coroutines_have_the_same(service: Service) -> None:
     async_to_sync(after)()
 
 
+def test_a_coroutine_that_is_cancelled_is_neither(service: Service) -> None:
+    """As a probe it gives its slot back, in the background: nothing is waited for in a coroutine that ends."""
+    breaker = CircuitBreaker("payments", failures=1, open_for="0.2s", probes=1)
+
+    @breaker
+    async def pay(seconds: float) -> Any:
+        await asyncio.sleep(seconds)
+        return service()
+
+    async def cancel_one() -> str:
+        task = asyncio.ensure_future(pay(30))
+        await asyncio.sleep(0.05)
+        if task.done():
+            return "open" if isinstance(task.exception(), CircuitOpen) else "done"
+        task.cancel()
+        await asyncio.wait([task])
+        return "cancelled" if task.cancelled() else "done"
+
+    assert async_to_sync(cancel_one)() == "cancelled"
+    service.does = fail
+    with pytest.raises(ConnectionError):
+        async_to_sync(pay)(0)
+    until(lambda: async_to_sync(cancel_one)() == "cancelled")
+    service.does = lambda: "paid"
+    until(lambda: outcome(async_to_sync(pay), 0) == "paid")
+    assert breaker.state in ("half-open", "ramp", "closed")
+
+
 def test_a_block_of_code_can_be_a_call() -> None:
     """`with`: what it raises is judged, and so is an answer that is shown to it; calls inside calls are told apart."""
     breaker = CircuitBreaker("payments", failures=3, open_for="30s")
@@ -427,6 +456,21 @@ def test_where_no_thread_can_run_the_calls_do_it(service: Service, monkeypatch: 
     assert [outcome(pay), outcome(pay)] == ["ConnectionError", "open"]
     service.does = lambda: "paid"
     until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
+
+
+def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: Any) -> None:
+    """Many breakers, on whichever node: they open and come back as on one server."""
+    with clusters.cluster() as found:
+        settings.CACHES = found.cache()
+        named = [CircuitBreaker(f"payments{number}", failures=1, open_for="0.3s", probes=1) for number in range(6)]
+        pays = [breaker(service) for breaker in named]
+        assert [pay() for pay in pays] == ["paid"] * 6
+        service.does = fail
+        assert [outcome(pay) for pay in pays] == ["ConnectionError"] * 6
+        assert [outcome(pay) for pay in pays] == ["open"] * 6
+        assert {circuits.by_name[breaker.name].lone for breaker in named} == {None}
+        service.does = lambda: "paid"
+        until(lambda: [outcome(pay) for pay in pays] == ["paid"] * 6 and {one.state for one in named} == {"closed"})
 
 
 @pytest.mark.parametrize(
