@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,7 +28,9 @@ from ..limits.decision import Decision
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
 from ..signals import banned
+from ..stats.keys import MOST_PLACES
 from ..stats.names import shown
+from ..stats.prometheus import REST, Collector
 from ..stats.results import Counted
 from ..store import get_store
 from .evidence import Evidence, evidence_now
@@ -199,5 +202,19 @@ def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
             store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MOST - 1))
 
 
+def bans_active() -> dict[str, int]:
+    """How many bans are in force, by the names of their limits, as keys have them; those of further limits than
+    `MOST_PLACES` are told as `REST`. Raises `StoreError`."""
+    now = b"(%d" % (time.time_ns() // 1000)
+    keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
+    names = (key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace") for key in keys)
+    counted = Counter(names)
+    found = dict(counted.most_common(MOST_PLACES))
+    if rest := counted.total() - sum(found.values()):
+        found[REST] = found.get(REST, 0) + rest
+    return found
+
+
+Collector.bans_active = staticmethod(bans_active)
 known_bans = KnownBans()
 on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), known_bans.clear)

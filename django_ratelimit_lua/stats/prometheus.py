@@ -38,6 +38,8 @@ class Collector:
 
     in_flight: Callable[[], Mapping[str, int]] = staticmethod(dict)
     """Slots that are held, by the names of their limits; it may raise `StoreError`."""
+    bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
+    """Bans in force, likewise."""
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""
@@ -49,6 +51,7 @@ class Collector:
         try:
             found = totals(Patience(SECONDS))
             states, in_flight = breaker_states(Patience(SECONDS)), self.in_flight()
+            bans = self.bans_active()
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
@@ -66,6 +69,8 @@ class Collector:
             _add_rule(families, label, counts)
         for name, units in in_flight.items():
             families["in_flight"].add_metric([name.encode(errors="replace").decode()], units)
+        for name, number_of_bans in bans.items():
+            families["bans_active"].add_metric([name.encode(errors="replace").decode()], number_of_bans)
         for source, letter in SOURCES.items():
             buckets, seen = [], 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
@@ -106,6 +111,9 @@ def _families() -> dict[str, Any]:
         ),
         "in_flight": GaugeMetricFamily(
             "ratelimit_in_flight", "Slots of concurrency limits that are held, by rule or call site.", labels=["rule"]
+        ),
+        "bans_active": GaugeMetricFamily(
+            "ratelimit_bans_active", "Bans that are in force, by rule or call site.", labels=["rule"]
         ),
         "store_up": GaugeMetricFamily("ratelimit_store_up", "Whether Redis answers the process that was scraped."),
         "store_errors": counter("store_errors", "Questions of requests that Redis did not answer.", "kind"),

@@ -73,6 +73,22 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
     return {labels[1:]: value for labels, value in found.items() if labels[0] == "ratelimit_decisions_total"}
 
 
+def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By limit, those in force; what a ban that was lifted was is none, and many limits are told together."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.bans.MOST_PLACES", 2)
+    for name, people in {"login": 3, "mail": 2, "search": 1}.items():
+        limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
+        for number in range(people):
+            limiter.hit(number)
+        limiter.unban(0)
+        limiter.hit(0)
+    RateLimiter("mail", "0/s", ban_after=1, ban_for="10m").unban(1)
+    found = {key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"}
+    assert sum(found.values()) == 5
+    assert found["login"] == 3
+    assert found["other"] == 1
+
+
 def test_metrics_say_what_was_decided() -> None:
     """By rule, mode and result; the units that were taken and wanted; how long it took; the rules in force."""
     mail = RateLimiter("mail", "10/h")
