@@ -18,5 +18,6 @@ urlpatterns = [
     path("payments/", views.payment_desk, name="payments"),
     path("payments/pay/", views.pay, name="pay"),
     path("ratelimit/", include("django_ratelimit_lua.gateway.urls")),
+    path("report/", views.report, name="report"),
     path("reset/", views.reset, name="reset"),
 ]

@@ -336,6 +336,8 @@ def _reason(met: ExplainedLimit) -> str:
     words = {"name": met.counted_as or met.name, "limit": state.limit, "used": state.used, "again": again}
     if state.ban is not None and state.banned_until is not None:
         return _banned(met.counted_as or met.name, state.ban, state.banned_until)
+    if state.is_slots and state.retry_after is not None:
+        return _("Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may be free at any moment.") % words
     since = _counted_since(met, state)
     if since is None:
         return _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s.") % words
@@ -395,6 +397,9 @@ def _referred(limit: ReferredLimit) -> Row:
 def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
     if state.allowed:
         return Row(met, "allowed", _("Allowed"), _resets(state))
+    if state.is_slots and state.retry_after is not None and state.banned_until is None:
+        words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
+        return Row(met, "refused", words, _resets(state))
     again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
     return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
 

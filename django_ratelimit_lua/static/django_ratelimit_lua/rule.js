@@ -72,6 +72,30 @@ document.addEventListener("DOMContentLoaded", () => {
     read();
   }
 
+  // So many at once are of no time: such a limit has no period, and goes with its algorithm.
+  const unit = field("unit"), form = document.getElementById("ratelimitrule_form");
+  if (unit && form) {
+    const atOnce = "x", keeps = field("algorithm");
+    const fitPeriods = () => {
+      for (const each of form.querySelectorAll("select[name='unit'], select[name$='-unit']")) {
+        const period = form.querySelector(`input[name='${each.name.replace(/unit$/, "period")}']`);
+        const box = period?.closest(".fieldBox");
+        if (!box || box.classList.contains("errors")) continue;
+        box.hidden = each.value === atOnce;
+        if (box.hidden) period.value = 1;
+      }
+    };
+    form.addEventListener("change", (event) => {
+      if (keeps && event.target === keeps && (keeps.value === "concurrency") !== (unit.value === atOnce)) {
+        unit.value = keeps.value === "concurrency" ? atOnce : "m";
+      } else if (keeps && event.target === unit && (keeps.value === "concurrency") !== (unit.value === atOnce)) {
+        keeps.value = unit.value === atOnce ? "concurrency" : "";
+      }
+      fitPeriods();
+    });
+    fitPeriods();
+  }
+
   // Only what the algorithm takes; and what has a value, so that nothing is kept unseen.
   const takes = document.getElementById("ratelimit-takes"), algorithm = field("algorithm");
   if (takes && algorithm) {

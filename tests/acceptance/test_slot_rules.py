@@ -1,0 +1,131 @@
+"""Rules of so many at once: written in the admin, and met by requests; and the demo's slow report."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import Client
+from django.urls import path
+from selenium.webdriver.support.select import Select
+
+from django_ratelimit_lua.models import RateLimitRule
+from tests.clusters import until
+
+SITE = pytest.mark.django_db(transaction=True)
+RULE = "/admin/django_ratelimit_lua/ratelimitrule/"
+INSPECT = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
+FORM = {
+    "name": "exports", "mode": "enforce", "limit": "2", "period": "1", "unit": "x", "algorithm": "concurrency",
+    "key": "ip", "path": "/export/", "audience": "everyone", "order": "0",
+    "tiers-TOTAL_FORMS": "0", "tiers-INITIAL_FORMS": "0", "tiers-MIN_NUM_FORMS": "0", "tiers-MAX_NUM_FORMS": "1000",
+}  # fmt: skip
+
+
+def export(request: HttpRequest) -> HttpResponse:
+    return StreamingHttpResponse(iter([b"exported"]))  # type: ignore[return-value]
+
+
+urlpatterns = [path("admin/", admin.site.urls), path("export/", export)]
+
+
+@pytest.fixture
+def ada(settings: Any) -> Client:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada", "ada@example.org", "x"))
+    return client
+
+
+@SITE
+def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_path: Any) -> None:
+    """It reads as a sentence, holds the slots of open responses, is explained by what is in use, leads to who holds
+    them, and comes back from a file as it was."""
+    assert ada.post(f"{RULE}add/", FORM).status_code == 302
+    rule = RateLimitRule.objects.get()
+    assert rule.reading() == "2 at once per address, on /export/"
+    open_ones = [ada.get("/export/") for _ in range(2)]
+    assert [each.status_code for each in open_ones] == [200, 200]
+    refused = ada.get("/export/", headers={"accept": "text/plain"})
+    assert refused.status_code == 429
+    assert refused.content.startswith(b"Too many requests at the same time. Try again in")
+    asked = {"path": "/export/", "method": "GET", "address": "127.0.0.1"}
+    assert "Refused: 2 of 2 slots are in use" in ada.get(INSPECT, asked).content.decode()
+    for each in open_ones:
+        assert b"".join(each.streaming_content) == b"exported"
+        each.close()
+    assert ada.get("/export/").status_code == 200
+    assert "/slots/?rule=exports" in ada.get(f"{RULE}{rule.pk}/change/").content.decode()
+    file = tmp_path / "rules.yaml"
+    with file.open("w") as written:
+        call_command("ratelimit_rules", "export", stdout=written)
+    rule.delete()
+    call_command("ratelimit_rules", "import", file)
+    assert RateLimitRule.objects.get().reading() == "2 at once per address, on /export/"
+
+
+@SITE
+@pytest.mark.parametrize(
+    "changed",
+    [{"unit": "m"}, {"algorithm": "fixed_window"}, {"max_wait": "3"}, {"lease": "5"}, {"split": "equal"},
+     {"more_rates": "100/h"}, {"limit": "200000"}, {"count_denied": "on"}],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused_at_its_field(ada: Client, changed: dict[str, str]) -> None:
+    """Slots of a period, of another algorithm, or with an option that is for rates."""
+    page = ada.post(f"{RULE}add/", FORM | changed)
+    assert page.status_code == 200
+    assert re.search(r'class="errorlist" id="id_\w+_error"', page.content.decode())
+    assert not RateLimitRule.objects.exists()
+
+
+def test_the_form_asks_for_no_period_of_so_many_at_once(browser: Any, demo: str) -> None:
+    """The unit and the algorithm go together, whichever is chosen, and the period is hidden meanwhile."""
+    browser.get(f"{demo}admin/login/?next={RULE}add/")
+    for name, value in (("username", "grace"), ("password", "hopper")):
+        browser.find_element("name", name).send_keys(value)
+    browser.find_element("css selector", "[type=submit]").click()
+    until(lambda: browser.execute_script("return !!document.getElementById('id_unit')"), "the form is there", 20)
+    unit, algorithm = (Select(browser.find_element("id", name)) for name in ("id_unit", "id_algorithm"))
+    period = browser.find_element("id", "id_period")
+    assert period.is_displayed()
+    algorithm.select_by_value("concurrency")
+    assert unit.first_selected_option.get_attribute("value") == "x"
+    assert not period.is_displayed()
+    unit.select_by_value("h")
+    assert algorithm.first_selected_option.get_attribute("value") == ""
+    assert period.is_displayed()
+    unit.select_by_value("x")
+    assert algorithm.first_selected_option.get_attribute("value") == "concurrency"
+
+
+def test_the_demos_report_takes_a_slot_until_it_is_sent(demo: str) -> None:
+    """Two are sent at the same time; the third is refused, and gets in when one has hung up."""
+
+    def ask() -> Any:
+        return urllib.request.urlopen(f"{demo}report/", timeout=30)
+
+    def refused() -> bool:
+        try:
+            ask().close()
+        except urllib.error.HTTPError as error:
+            return error.code == 429
+        return False
+
+    first, second = ask(), ask()
+    assert refused()
+    first.close()
+    until(lambda: not refused(), "a slot is free", 20)
+    second.close()
