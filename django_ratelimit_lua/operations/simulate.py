@@ -80,12 +80,14 @@ def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> Simulate
     # No limit holds as many units as a call can ask for, so more would be granted no more.
     units = min(count * cost, MOST_COST)
     decision = get_store().decide(
-        build_call([Charge(limit, identity, units) for limit in limits], partial=count > 1, now=now)
+        build_call([Charge(limit, identity, units) for limit in limits], partial=count > 1, now=now)._replace(
+            registers=False
+        )
     )
     # Decided about together, those who do not fit are not counted: here they are, as when they come one by one.
     refused = count * cost - max(decision.granted, 1)
     if limits[0].count_denied and count > 1 and refused > 0:
         more = [Charge(limit, identity, min(refused, MOST_COST)) for limit in limits]
-        get_store().decide(build_call(more, now=now))
+        get_store().decide(build_call(more, now=now)._replace(registers=False))
     granted = decision.granted // cost if cost else count * decision.allowed
     return SimulatedHit(at, count, granted, decision.wait)

@@ -594,3 +594,12 @@ def test_a_curve_that_cannot_be_drawn_says_why(monkeypatch: pytest.MonkeyPatch) 
     tally = replayed(log, {"name": "r", "rate": "5/m", "algorithm": "sliding_log"}, draws=True).tallies["r"]
     assert (tally.curve(), "too much memory" in tally.why_no_curve, tally.refused) == (None, True, 20)
     assert RefusalCounter(Limit("x", "5/m")).curve().requests == 0
+
+
+def test_a_replay_bans_and_leaves_nothing_of_it(direct: redis.Redis) -> None:
+    """Who would have been banned is refused until the ban's end, by the log's time; no key is left, nor a list."""
+    lines = [(second, "203.0.113.9", "/") for second in (0.0, 1.0, 2.0, 3.0, 100.0, 599.0, 700.0)]
+    rule = {"name": "api", "path": "/", "key": ["ip", "path"], "rate": "1/10s", "algorithm": "fixed_window"}
+    found = replayed(access(*lines), {**rule, "ban_after": 3, "ban_for": "10m", "ban_key": "ip"})
+    assert found.tallies["api"].refused == 5
+    assert counts(direct) == set()

@@ -163,7 +163,10 @@ class _Deciding:
                 charges = planned[0].charges
                 if len(planned) > 1:
                     charges = [charge for charged in planned for charge in charged.charges]
-                calls.append(Call(charges, "hit", prefix, moment, longest_hold_us=longest_hold, slack_us=slack))
+                call = Call(
+                    charges, "hit", prefix, moment, longest_hold_us=longest_hold, slack_us=slack, registers=False
+                )
+                calls.append(call)
                 waiting.append((moment, line, planned))
         self.decide()
 
@@ -178,6 +181,8 @@ class _Deciding:
                 if not tally.key_parts:
                     tally.expect(charged, draws=self._draws)
                 tally.identities.add(charged.charges[0].digest)
+                if tally.ban_parts:
+                    tally.banned.add(charged.charges[0].ban_digest)
         sent = time.time()  # By the clock that keys expire by.
         decisions = self._store.decide_many(calls)
         answered = time.time()

@@ -56,7 +56,7 @@ class Tally:
 
     - `refused`, `held`: by its own verdict; `refused_then`: whose status was 429, and `refused_both`: of the refused;
     - `seconds_refused`: the time that refused requests took, as far as the log has it;
-    - `identities`: their digests; `key_parts`: those of its limits.
+    - `identities`: their digests; `key_parts`: those of its limits; `banned`, `ban_parts`: the same of bans.
     """
 
     rule: Rule
@@ -68,6 +68,8 @@ class Tally:
     seconds_refused: float = 0.0
     identities: set[bytes] = field(default_factory=set)
     key_parts: set[bytes] = field(default_factory=set)
+    banned: set[bytes] = field(default_factory=set)
+    ban_parts: set[bytes] = field(default_factory=set)
     busiest: Busiest = field(default_factory=Busiest)
     cost: int = 1
     why_no_curve: str = ""
@@ -111,6 +113,7 @@ class Tally:
         """Note which limits the rule has, with the first line that meets it; `draws`: count its refusal curve, too."""
         limits = [charge.limit for charge in charged.charges]
         self.key_parts = {limit.key_part for limit in limits}
+        self.ban_parts = {limit.ban.key_part for limit in limits if limit.ban is not None}
         self.cost = charged.charges[0].cost
         if draws:
             self.why_no_curve = why_no_curve(limits, self.cost)
@@ -131,6 +134,7 @@ class Tally:
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """All keys that may be there."""
-        for digest in self.identities:
-            for key_part in self.key_parts:
-                yield b"%b{%b}:%b" % (prefix, digest, key_part)
+        for digests, key_parts in ((self.identities, self.key_parts), (self.banned, self.ban_parts)):
+            for digest in digests:
+                for key_part in key_parts:
+                    yield b"%b{%b}:%b" % (prefix, digest, key_part)
