@@ -427,7 +427,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
         if strict:
             raise
     finally:
-        digests = {charge.digest for charge in call.charges}
+        digests = {digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)}
         leases.drop(digests)
         counters.forget(call)
         known_bans.forget(digests)

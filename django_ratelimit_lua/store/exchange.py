@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
-from ..limits.call import Call, Charge, StaleRules
+from ..limits.call import REGISTER, Call, Charge, StaleRules
 from ..limits.limit import Limit
 from ..limits.program import GENERAL, Program, program_for
 from ..process.forks import chance
@@ -268,8 +268,10 @@ class Question(NamedTuple):
 
 
 RULES, RESET, CIRCUIT = b"rules", b"reset", b"circuit"
-# Whoever may not publish deletes all the same.
-_DELETE = b"""local count = redis.call('DEL', unpack(KEYS))
+# Whoever may not publish deletes all the same. The register, if there is one, is of all bans: they only leave it.
+_DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
+local count = redis.call('DEL', unpack(KEYS, 1, last))
+if last < #KEYS then redis.pcall('ZREM', KEYS[#KEYS], unpack(KEYS, 1, last)) end
 redis.pcall('PUBLISH', ARGV[1], ARGV[2])
 return count"""
 
@@ -369,10 +371,13 @@ class Pipeline(NamedTuple):
 
 
 def to_delete(call: Call, channel: bytes) -> Question:
-    """Delete what a call's limits have counted, and tell all processes whose that was."""
-    keys = call.state_keys()
-    message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
-    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, channel, message)
+    """Delete what a call's limits have counted, and their bans, and tell all processes whose that was."""
+    keys, registers = call.state_keys(), call.registers and bool(call.banning)
+    if registers:
+        keys.append(call.prefix + REGISTER)
+    digests = dict.fromkeys(digest for charge in call.charges for digest in (charge.digest, charge.ban_digest))
+    told = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
+    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *told)
     return Question(command(*parts), _number_of_keys)
 
 

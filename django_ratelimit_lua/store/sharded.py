@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
 from ..limits.ban import Ban, users_keys
-from ..limits.call import Call, Charge, Operation, StaleRules
+from ..limits.call import REGISTER, Call, Charge, Operation, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.program import Program
@@ -294,9 +294,15 @@ class ShardedStore(Store):
                         states[place] = now._replace(counted_at=state.counted_at if keep else 0)
 
     def _delete(self, call: Call, patience: Patience) -> Steps:
-        for part in _parts_of(call):
+        bans, register = call.ban_keys(), call.prefix + REGISTER
+        charges = [charge._replace(banned=b"") for charge in call.charges]
+        wide = [charge for _, charge in call.banning if charge.ban_digest != charge.digest]
+        charges += [Charge(charge.limit, charge.banned) for charge in wide]
+        for part in _parts_of(call._replace(charges=charges, registers=False)):
             question = to_delete(part.call, self.channel(call.prefix))
             yield from self._ask(_slot_of(part.call.charges[0]), question, patience)
+        if bans:
+            yield from self._ask(slot_of(register), to_execute(b"ZREM", register, *bans), patience)
 
     def _tell_reset(self, call: Call, patience: Patience) -> Steps:
         question = to_tell_reset(call, self.channel(call.prefix))

@@ -18,6 +18,7 @@ from django.urls import path
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.admin.inspector import _reason
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
@@ -108,6 +109,19 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     said("lift", "--all", "--forget")
     visit(times=3)
     assert [ban.ban.times for ban in active_bans()] == [1]
+
+
+def test_a_reset_ends_the_bans_of_one_alone() -> None:
+    """Others stay banned, and stay on the list."""
+    limiter = RateLimiter("resets", "1/h", ban_after=1, ban_for="10m", ban_on="reported")
+    for name in ("ada", "bob"):
+        limiter.offend(name)
+    assert len(active_bans()) == 2
+    limiter.reset("ada")
+    assert limiter.hit("ada")
+    assert not limiter.hit("bob")
+    (left,) = active_bans()
+    assert left.key in build_call(limiter._counts("bob").charges, "peek").ban_keys()
 
 
 def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:

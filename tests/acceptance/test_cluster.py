@@ -542,6 +542,14 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
     lift_bans([listed])
     assert active_bans() == []
     assert own.peek("ada").limits[0].ban.until == 0
+    assert [own.ban("ada"), own.ban("bob"), *map(hit, names)]
+    assert hit(names[0]).limits[0].ban.until
+    own.reset("ada")
+    get_store().delete(build_call([Charge(limit, names[0], 1, address)], "peek"))
+    assert own.hit("ada")
+    assert not own.hit("bob")
+    assert hit(names[0]).allowed
+    assert len(active_bans()) == 1
 
 
 @pytest.mark.django_db(transaction=True)
