@@ -23,6 +23,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "comparison": "compares what is published with the database, every ten seconds of one of the processes",
         "hours": "writes statistics that are to be kept to the database, every five minutes of one of the processes",
         "publishing": "publishes what could not be published when it was saved, after half a second to thirty",
+        "clients": "writes down once a minute that a token of the gateway is used",
         "healing": "publishes the rules where a request finds that they are not there",
         "committed": "publishes what is committed, where that is asked for in the middle of a transaction",
         "reading": "reads the rules of the database, where a request finds them nowhere else",
@@ -46,12 +47,12 @@ class TaskState:
 
 
 def background_tasks() -> list[TaskState]:
-    """What this process does beside its requests. A breaker is shown for each server that has failed, and each
-    coroutine that is being settled."""
+    """What this process does beside its requests. A breaker is shown for each server that has failed, each coroutine
+    that is being settled, and the gateway's clients where it is asked."""
     now, states = time.monotonic(), []
     for task in sorted(all_tasks(), key=lambda task: list(TASKS).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
-        if task.is_running or task.name not in ("breaker", "settling"):
+        if task.is_running or task.name not in ("breaker", "clients", "settling"):
             states.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
     return states

@@ -16,10 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import RequestDataTooBig
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError, connections
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
@@ -34,6 +33,7 @@ from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
 from ..models import RateLimitClient
 from ..models.client import token_digest
+from ..process.tasks import Errand
 from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites
 from ..rules.exempt import ratelimit_exempt
@@ -52,6 +52,8 @@ NOTE_SECONDS = 60
 Gone = Callable[[], Awaitable[Any]]
 _CALLS = {"peek": "peek", "refund": "refund"}
 _noted: dict[str, float] = {}
+MOST_NOTED = 10_000
+noting = Errand("clients")
 
 
 @ratelimit_exempt
@@ -95,7 +97,7 @@ async def answer_decide(method: str, authorization: str, body: bytes, gone: Gone
                 "allowed": all(each["allowed"] for each in answers),
                 "decisions": [decision for each in answers for decision in each["decisions"]],
             }
-        await _note(client)
+        _note(client)
     except ProblemError as error:
         return error.response()
     return HttpResponse(json.dumps(answer), content_type="application/json", headers={"Cache-Control": "no-store"})
@@ -265,16 +267,20 @@ def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     return found[0], None
 
 
-async def _note(client: str) -> None:
+def _note(client: str) -> None:
+    """Write down, beside the requests, that a token was used."""
     now = time.monotonic()
-    if now - _noted.get(client, -NOTE_SECONDS) >= NOTE_SECONDS:
-        if len(_noted) >= 10_000:
+    if now - _noted.get(client, -NOTE_SECONDS) >= NOTE_SECONDS and not noting.is_busy:
+        if len(_noted) >= MOST_NOTED:
             _noted.clear()
         _noted[client] = now
-        await sync_to_async(partial(_write_use, client))()
+        noting.give(partial(_write_use, client))
 
 
 def _write_use(client: str) -> None:
-    close_old_connections()
-    with suppress(DatabaseError):  # It is written down the next time.
-        RateLimitClient.note_use(primary(), client)
+    using = primary()
+    try:
+        with suppress(DatabaseError):  # It is written down the next time.
+            RateLimitClient.note_use(using, client)
+    finally:
+        connections[using].close()  # It is this thread's.

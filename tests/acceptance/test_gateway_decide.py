@@ -22,6 +22,7 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.gateway import asgi, asked
 from django_ratelimit_lua.gateway.asgi import application as alone
 from django_ratelimit_lua.gateway.asked import read_asked
+from django_ratelimit_lua.gateway.decide import noting
 from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
@@ -81,6 +82,7 @@ def decide(request: pytest.FixtureRequest, token: str) -> Decide:
         headers += [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
         application = alone if request.param == "alone" else ASGIHandler()
         answer = ask(application, "/ratelimit/decide", headers, method, body=(body,))
+        assert noting.wait(30)  # SQLite takes one writer at a time.
         if answer.status == 200:
             schema("Answer").validate(answer.json())
         else:
