@@ -1,0 +1,152 @@
+"""Attacks as the logs of public rule sets have them, in the middle of a real log, as real requests: exactly the bans of
+the reference.
+
+The log is NASA's of 1995 (see `tests/logs`). The attacks are made here, from the patterns that the samples of fail2ban
+and CrowdSec show: a scanner's burst within a second, passwords tried fast, or slowly all night, a botnet of many
+addresses, and somebody who comes back as soon as a ban ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.engine import decide
+from django_ratelimit_lua.engine.evidence import evidence_notes
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.operations.bans import active_bans
+from django_ratelimit_lua.signals import banned
+from tests import reference
+
+LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
+SECOND = 1_000_000
+OPTIONS: dict[str, Any] = {
+    "algorithm": "sliding_log", "ban_after": 4, "ban_window": "5m", "ban_for": "1m", "ban_forget": "20m",
+}  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A request of a log."""
+
+    now: int
+    address: str
+    path: str
+    status: int
+    agent: str = ""
+
+
+def visitors() -> Iterator[Line]:
+    """The real ones: each host has an address here."""
+    addresses: dict[str, str] = {}
+    lines = [line.split("\t") for line in LOG.read_text(encoding="latin-1").splitlines()[1:]]
+    for host, _logname, second, _method, path, status, _size in lines:
+        number = len(addresses)
+        address = addresses.setdefault(host, f"11.0.{number // 250}.{number % 250 + 1}")
+        yield Line(int(second) * SECOND, address, path.partition("?")[0] or "/", int(status or 200))
+
+
+def attacks(start: int) -> Iterator[Line]:
+    """Those that are made, from that moment on."""
+    for number in range(80):  # A scanner, all within a second.
+        yield Line(start + number * 11_000, "12.0.0.1", f"/cgi-bin/test{number}.php", 404, "scanner")
+    for number in range(60):  # Passwords, five in a second.
+        yield Line(start + number * SECOND // 5, "12.0.0.2", "/login", 401, "hydra")
+    for number in range(40):  # One every 25 seconds.
+        yield Line(start + number * 25 * SECOND, "12.0.0.3", "/login", 401, "curl")
+    for number in range(120):  # Sixty addresses, two tries each.
+        yield Line(start + number * 3 * SECOND, f"13.0.0.{number % 60 + 1}", "/login", 401, "bot")
+    for number in range(200):  # Every 4 seconds, whatever comes back.
+        yield Line(start + number * 4 * SECOND, "12.0.0.4", "/xmlrpc.php", 403, "python-requests")
+
+
+def mixed() -> list[Line]:
+    """All, in the order of their times, no two at the same."""
+    real = list(visitors())
+    start = min(line.now for line in real)
+    lines = sorted([*real, *attacks(start + 2 * SECOND)], key=lambda line: line.now)
+    return [line._replace(now=line.now + number) for number, line in enumerate(lines)]
+
+
+def is_bad(request: HttpRequest, response: Any) -> bool:
+    return bool(response.status_code >= 400)
+
+
+class Model:
+    """The reference of one address."""
+
+    def __init__(self, rate: str, *, judges: bool) -> None:
+        self.judges = judges  # An offence is what the view says; else what is refused.
+        limit = Limit("log", rate, **OPTIONS, ban_on="reported" if judges else "refused")
+        self.limits = [reference.REFERENCES["sliding_log"](limit)]
+
+    def answer(self, line: Line) -> tuple[bool, Any]:
+        """Whether it is let in, and the ban that there is then."""
+        allowed, _granted, (answer,) = reference.decide(self.limits, "hit", line.now, 1)
+        if allowed and self.judges:
+            if line.status >= 400:
+                reference.decide(self.limits, "offend", line.now, 1)
+            else:
+                reference.decide(self.limits, "refund", line.now, 1, hit_at=answer.counted)
+        bans = self.limits[0].bans
+        return allowed, bans.report(line.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the time by which limits go."""
+    return lambda now: monkeypatch.setattr(decide, "clock", lambda: now)
+
+
+@pytest.mark.parametrize("judges", [False, True])
+@pytest.mark.django_db(transaction=True)
+def test_attacks_earn_exactly_the_bans_of_the_reference(clock: Callable[[int], None], *, judges: bool) -> None:
+    """Each verdict, and each ban with its end, its offences and how often there was one, as it is told."""
+    rate = "200/m" if judges else "10/m"
+    options = {**OPTIONS, "ban_on": "counted", "count_if": is_bad} if judges else OPTIONS
+    status = 200
+
+    @ratelimit(group="log", key="ip", rate=rate, **options)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(status=status)
+
+    told: list[tuple[str, Any, Any]] = []
+
+    def hear(sender: Any, identity: str, ban: Any, evidence: Any, **arguments: Any) -> None:
+        told.append((identity, ban, evidence))
+
+    banned.connect(hear)
+    models: dict[str, Model] = {}
+    expected: list[tuple[str, Any]] = []
+    try:
+        for line in mixed():
+            clock(line.now)
+            model = models.setdefault(line.address, Model(rate, judges=judges))
+            allowed, ban = model.answer(line)
+            if ban.is_new:
+                expected.append((digest(("ip", line.address)).decode(), ban))
+            status = line.status if line.status != 304 else 200
+            agent = {"user-agent": line.agent}
+            response = view(RequestFactory().get(line.path, REMOTE_ADDR=line.address, headers=agent))
+            assert (response.status_code != 429) is allowed, line
+    finally:
+        banned.disconnect(hear)
+    assert [(identity, ban) for identity, ban, _ in told] == expected
+    attackers = {digest(("ip", f"12.0.0.{number}")).decode() for number in range(1, 5)}
+    whom = {identity for identity, _ in expected}
+    assert whom & attackers >= attackers - {digest(("ip", "12.0.0.3")).decode()}
+    assert not whom & {digest(("ip", f"13.0.0.{number}")).decode() for number in range(1, 61)}
+    assert max(ban.times for _, ban in expected) >= 3
+    for identity, ban, evidence in told:
+        moments = [offence.moment for offence in evidence.offences]
+        assert (moments[0], moments[-1], len(moments)) == (ban.first, ban.last, ban.offences)
+        if identity == digest(("ip", "12.0.0.4")).decode():
+            assert {offence[1:] for offence in evidence.offences} == {("GET", "/xmlrpc.php", "python-requests")}
+    assert evidence_notes.task.error is None
+    assert active_bans() == []  # By the time of the server's clock, that was long ago.
