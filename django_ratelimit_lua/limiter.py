@@ -367,9 +367,13 @@ class Slot:
                 raise
         return held
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
         held, self._held = self._held, None
-        if held is not None:
+        if held is None:
+            return
+        if kind is GeneratorExit:
+            held.release_as_garbage()
+        else:
             held.release()
 
     async def __aenter__(self) -> Held:

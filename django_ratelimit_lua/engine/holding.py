@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +32,9 @@ from .waiting import in_thread, to_the_end, unmasked
 FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.1, 0.5
 """Seconds until who waits asks again: the first time, as a rule, and far behind in the queue; well below the two
 seconds after which a place in the queue is lost."""
+
+MOMENT = 0.25
+"""Seconds that a release takes at most, as a rule."""
 
 
 class Held:
@@ -76,6 +80,12 @@ class Held:
         """`release`, where nothing can be awaited any more: a coroutine is closed."""
         if self._slots:
             in_thread(self.release)
+
+    def release_as_garbage(self) -> None:
+        """`release`, where a generator is closed, perhaps as garbage. That is collected anywhere: this thread may have
+        any lock, also one that a release takes. So another one does it, and is waited for a moment only."""
+        with suppress(TimeoutError):
+            in_thread(self.release, seconds=MOMENT)
 
     def releasing(self) -> Waiting[None]:
         """`release`, for whoever drives it with other things."""

@@ -292,7 +292,8 @@ class HeldSlots:
 
     def _release_all(self) -> None:
         """The process ends: what it holds is free."""
-        held = [*self._taken_out(self.all()), *self._late, *self._abandoned]
+        # What is garbage may be the parent's of this process: who holds it still is asked of that, too.
+        held = [*self._taken_out([*self.all(), *self._abandoned]), *self._late]
         if held:
             self._perform(b"release", held, last_patience())
         if self._is_listed:

@@ -68,9 +68,10 @@ async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
     raise cancelled
 
 
-def in_thread(function: Callable[[], object], *, waits: bool = True) -> None:
+def in_thread(function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE) -> None:
     """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in. Raises
-    `TimeoutError` where it takes too long; it goes on all the same. Without `waits`, it is left to that thread.
+    `TimeoutError` where it takes longer than so many seconds; it goes on all the same. Without `waits`, it is left to
+    that thread.
 
     Each in a thread of its own: a coroutine may be closed anywhere, also where another one is being settled.
     """
@@ -78,7 +79,7 @@ def in_thread(function: Callable[[], object], *, waits: bool = True) -> None:
     if done is None:
         function()  # As well as can be.
     elif waits:
-        done.result(PATIENCE)
+        done.result(seconds)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from django_ratelimit_lua.engine.slots import Holder, end_slot, held_slots, hold
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.process.tasks import finish
 from django_ratelimit_lua.signals import slot_lost
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
@@ -156,6 +158,47 @@ def test_a_child_holds_nothing_of_its_parent(limiter: RateLimiter) -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert used(limiter) == 1
     assert used(limiter) == 0
+
+
+def test_a_child_that_ends_releases_nothing_of_its_parent(limiter: RateLimiter) -> None:
+    """Also not what is garbage there."""
+    slot = limiter.slot("ada")
+    slot.__enter__()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            with limiter.slot("bob"):
+                del slot
+                finish()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (used(limiter), used(limiter, "bob")) == (1, 0)
+    slot.__exit__()
+
+
+def test_garbage_that_holds_a_slot_waits_for_no_lock(limiter: RateLimiter) -> None:
+    """It is collected anywhere, also by who has a lock that a release takes: the slot is released all the same."""
+
+    def work() -> Iterator[None]:
+        with limiter.slot("ada"):
+            yield
+
+    cycle = [work()]
+    next(cycle[0])
+    cycle.append(cycle)
+    assert used(limiter) == 1
+    done = threading.Event()
+
+    def collect() -> None:
+        with held_slots._lock:
+            gc.collect()
+        done.set()
+
+    del cycle
+    threading.Thread(target=collect, daemon=True).start()
+    assert done.wait(BUSY)
+    ends(lambda: used(limiter) == 0, "it is released")
 
 
 def test_who_is_cut_off_loses_the_slot_and_is_told(limiter: RateLimiter, settings: Any, prefix: str) -> None:
