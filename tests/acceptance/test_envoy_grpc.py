@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -17,7 +18,8 @@ import trustme
 from django.core.management import CommandError, call_command
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from django_ratelimit_lua.gateway.envoy import messages
+from django_ratelimit_lua.gateway.envoy import messages, server
+from django_ratelimit_lua.gateway.envoy.processes import reserved
 from django_ratelimit_lua.gateway.envoy.question import MOST_BYTES
 from django_ratelimit_lua.management.commands import ratelimit_grpc
 from tests.grpc_gateway import Gateway, question
@@ -151,8 +153,8 @@ def test_who_has_asked_is_answered_before_it_stops(tmp_path: Path) -> None:
 def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
     """By TLS; where it is told an authority, only clients with a certificate of it."""
     authority = trustme.CA()
-    server, known = authority.issue_cert("localhost"), authority.issue_cert("envoy@example.org")
-    files = {"certificate": server.cert_chain_pems[0], "key": server.private_key_pem, "client-ca": authority.cert_pem}
+    own, known = authority.issue_cert("localhost"), authority.issue_cert("envoy@example.org")
+    files = {"certificate": own.cert_chain_pems[0], "key": own.private_key_pem, "client-ca": authority.cert_pem}
     for name, blob in files.items():
         blob.write_to_path(str(tmp_path / f"{name}.pem"))
     options = tuple(f"--{name}={tmp_path}/{name}.pem" for name in files)
@@ -164,6 +166,47 @@ def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
         for credentials in (grpc.ssl_channel_credentials(trusted), None):
             with gateway.client(credentials) as client, pytest.raises(grpc.RpcError):
                 client.channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")(question(LOGIN), timeout=20)
+
+
+def test_what_goes_wrong_inside_is_a_status_without_words(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stands in the log; a server in this process answers on, says how it is, and stops when it is told to."""
+    state = {"is_healthy": True}
+
+    async def is_healthy() -> bool:
+        return state["is_healthy"]
+
+    async def broken(data: bytes) -> bytes:
+        raise RuntimeError("a secret of the site")
+
+    async def asked(port: int) -> None:
+        ready = asyncio.Event()
+        serving = asyncio.ensure_future(server.Server(f"127.0.0.1:{port}", is_healthy).run(ready.set))
+        await ready.wait()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask: Any = channel.unary_unary(f"/{messages.SERVICE}/{messages.METHOD}")
+            assert messages.Response.FromString(await ask(question([("other", "x")]))).overall_code == OK
+            for answer, data, status in (
+                (server.answer, b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
+                (broken, question(LOGIN), grpc.StatusCode.INTERNAL),
+            ):
+                monkeypatch.setattr(server, "answer", answer)
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await ask(data)
+                assert raised.value.code() == status
+                assert "secret" not in str(raised.value)
+            stub = health_pb2_grpc.HealthStub(channel)
+            state["is_healthy"] = False
+            answers = health_pb2.HealthCheckResponse
+            while (await stub.Check(health_pb2.HealthCheckRequest())).status != answers.NOT_SERVING:
+                await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 30)
+
+    with reserved("127.0.0.1", 0) as port:
+        asyncio.run(asked(port))
+    assert "a secret of the site" in caplog.text
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
