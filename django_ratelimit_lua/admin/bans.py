@@ -215,10 +215,10 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
         if subject is None:
             messages.error(request, _("It is not known whom an override could be about."))
             return None
-        about = {"subject": subject, "rule": rule.name if rule is not None else "", "key": key}
-        try:
+        about = {"subject": words["whom"], "rule": rule.name if rule is not None else "", "key": key}
+        try:  # What is sent in a field may be a secret, and is neither kept nor shown.
             override = subject.override("block", None, rule=rule, reason=_("from a ban by %(limit)s") % words,
-                                        label=str(subject)[:200] if subject.fields else "")  # fmt: skip
+                                        label=active.identity[:12] if subject.fields else "")  # fmt: skip
         except ValidationError as error:
             messages.error(request, " ".join(error.messages))
             return None
@@ -228,7 +228,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
         if there is not override:
             messages.info(request, _("The same override is there already, so none was added."))
         else:
-            messages.success(request, _("%(whom)s is blocked for good.") % {"whom": subject})
+            messages.success(request, _("%(whom)s is blocked for good.") % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None

@@ -47,7 +47,13 @@ def wider(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
+@ratelimit(group="banned-by-secret", key="header:X-Api-Key", rate="1/h", ban_after=2, ban_for="10m")
+def by_secret(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
 urlpatterns = [
+    path("secret/", by_secret),
     path("wider/", wider),
     path("admin/", admin.site.urls),
     path("ip/", by_ip),
@@ -160,6 +166,27 @@ def test_a_permanent_ban_is_exact_where_names_are_hidden(operator: Client, setti
     assert ATTACKER not in page.replace(f"For example {ATTACKER}.", "")
     act(operator, "permanent", confirm="yes")
     assert RateLimitOverride.objects.get().network == ATTACKER
+
+
+@pytest.mark.parametrize("shows", ["plain", "masked"])
+def test_a_permanent_ban_neither_shows_nor_keeps_a_secret(settings: Any, shows: str) -> None:
+    """What a client sends in a field is blocked, and stands nowhere: not on the pages of who may block but not see
+    names, nor in the override, nor in the history."""
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    client = Client(REMOTE_ADDR=ATTACKER, headers={"x-api-key": "s3cr3t-of-ada"})
+    for _ in range(3):
+        client.post("/secret/")
+    (active,) = active_bans()
+    blocker = staff("block_identity")
+    pages = text_of(act(blocker, "permanent")) + text_of(act(blocker, "permanent", confirm="yes"))
+    override = RateLimitOverride.objects.get()
+    assert override.field == "header:X-Api-Key"
+    kept = [*RateLimitOverride.objects.values(), *RateLimitChange.objects.values()]
+    assert "s3cr3t" not in pages + str(kept) + str(override)
+    assert active.identity[:12] in pages
+    act(blocker, "forget")
+    assert client.post("/secret/").status_code == 429
+    assert Client(headers={"x-api-key": "other"}).post("/secret/").status_code == 200
 
 
 def test_somebody_is_banned_by_hand(operator: Client) -> None:
