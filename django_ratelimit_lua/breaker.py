@@ -14,8 +14,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.http import Http404
+from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
+from django.http import Http404, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
 
 from .engine.circuits import WORDS, Circuit, Ticket, circuits
 from .engine.run import arun, run
@@ -34,9 +35,11 @@ Failure = Any
 """Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a tuple of these."""
 NOTHING: Any = object()
 """There is no fallback."""
-ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
 """Exceptions of Django that are an answer to a client, below 500: the resource did what it should."""
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+HUNG_UP = (UnreadablePostError, RequestAborted)
+"""A client that has gone says nothing of the resource."""
 MOST_KEPT, MOST_KEPT_BYTES = 1000, 16 * 2**20
 
 
@@ -437,7 +440,7 @@ def _by_default(answer: Any) -> bool | None:
     if status is None and not isinstance(answer, BaseException):
         return False
     if isinstance(answer, BaseException):
-        if not isinstance(answer, Exception) or isinstance(answer, CircuitOpen):
+        if not isinstance(answer, Exception) or isinstance(answer, (CircuitOpen, *HUNG_UP)):
             return None
         if isinstance(answer, ANSWERED):
             return False

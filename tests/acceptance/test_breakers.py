@@ -12,7 +12,8 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
@@ -179,6 +180,8 @@ def _stopped(pay: Callable[[], Any], cancelled: type[BaseException]) -> bool:
         (None, ValueError(), True),
         (None, Http404(), False),
         (None, PermissionDenied(), False),
+        (None, MultiPartParserError(), False),
+        (None, UnreadablePostError(), False),
         (None, HttpResponse(status=502), True),
         (None, HttpResponse(status=404), False),
         (ConnectionError, ConnectionResetError(), True),
