@@ -38,6 +38,7 @@ PAGES = {
     "rule-replay": f"{RULES}1/replay/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
+    "bans": "admin/django_ratelimit_lua/bans/",
     "statistics": "admin/django_ratelimit_lua/statistics/",
     "statistics-one": "admin/django_ratelimit_lua/statistics/one/?name=api&period=day",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
