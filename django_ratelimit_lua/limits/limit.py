@@ -128,15 +128,17 @@ class Limit:
         options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         if burst is not None:
             options["burst"] = burst
-        if self.mode != "advise":
-            return Limit(self.name, rate, **options)
-        return Limit(self.name, rate, **{**options, "mode": "enforce"}).advising()
+        is_advising = self.mode == "advise"
+        limit = Limit(self.name, rate, **({**options, "mode": "enforce"} if is_advising else options))
+        limit = limit.advising() if is_advising else limit
+        return limit if self.ban is not None or limit.ban is None else limit.without_bans()
 
     def renamed(self, name: str) -> Limit:
         """The same limit under another name, with a state of its own."""
         name, key_name = _named(name)
         key_part = key_name + b":" + algorithms.find(self.algorithm).suffix
-        return self._but(name=name, key_part=key_part, ban=BanTerms.of(self, key_name))
+        ban = None if self.ban is None else BanTerms.of(self, key_name)
+        return self._but(name=name, key_part=key_part, ban=ban)
 
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)

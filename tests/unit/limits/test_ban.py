@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.rate import LimitError, duration, duration_us
+from django_ratelimit_lua.limits.rate import LimitError, Rate, duration, duration_us
 
 HOUR = 3_600_000_000
 
@@ -105,3 +105,16 @@ def test_a_limit_by_another_name_has_other_bans() -> None:
     ]:  # fmt: skip
         assert other.ban is not None
         assert (other.ban.key_part == limit.ban.key_part) is is_same
+
+
+@pytest.mark.parametrize("mode", ["enforce", "advise"])
+def test_a_limit_without_bans_stays_so(mode: str) -> None:
+    """At another rate, as an override has it, and under another name; one with bans keeps them."""
+    limit = Limit("login", "5/m", ban_after=3, ban_for="10m")
+    limit = limit.advising() if mode == "advise" else limit
+    rate = Rate.parse("1/m")
+    assert limit.at(rate, None).ban == limit.ban
+    assert limit.at(rate, None).mode == mode
+    assert limit.renamed("other").ban is not None
+    assert limit.without_bans().at(rate, None).ban is None
+    assert limit.without_bans().renamed("other").ban is None
