@@ -76,8 +76,9 @@ class _Noted:
 
     def record(self, now: float) -> bytes:
         """What the program is told."""
-        parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(self.offences))]
-        for name, offence in self.offences:
+        offences = list(self.offences)  # Others may add one meanwhile.
+        parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(offences))]
+        for name, offence in offences:
             text = json.dumps([printable(word) for word in offence[1:]]).encode()
             parts += (_LENGTHS.pack(len(name), len(text)), name.encode(), text)
         return b"".join(parts)
@@ -139,7 +140,8 @@ class EvidenceNotes:
         answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
         late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
         for key in late:
-            self._noted.setdefault(key, noted[key])  # What has come since is newer.
+            if len(self._noted) < MOST_NOTED:
+                self._noted.setdefault(key, noted[key])  # What has come since is newer.
         self._writing = {}
         return not late
 

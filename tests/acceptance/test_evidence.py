@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from django_ratelimit_lua.engine.evidence import (
     LONGEST_AGENT,
     MOST_OFFENCES,
     Offence,
+    _Noted,
     evidence_key,
     evidence_notes,
     evidence_of,
@@ -173,6 +175,24 @@ def test_without_redis_it_waits_and_is_bounded(settings: Any, monkeypatch: pytes
     limiter.hit(0)
     written()
     assert [len(offences) for offences in evidence_of([(key, Ban()) for key in keys])] == [2, 1, 1, 0, 0]
+
+
+def test_offences_come_while_others_are_written() -> None:
+    """A request notes one while the background writes those before it."""
+    noted, is_over = _Noted(b"key"), threading.Event()
+
+    def offend() -> None:
+        while not is_over.is_set():
+            noted.offences.append(("1:1", Offence(1, "POST", "/login", "curl")))
+
+    thread = threading.Thread(target=offend)
+    thread.start()
+    try:
+        records = [noted.record(0.0) for _ in range(2000)]
+    finally:
+        is_over.set()
+        thread.join()
+    assert all(records)
 
 
 def at_office() -> int:
