@@ -130,17 +130,21 @@ def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[Evidence]:
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
     """Lift bans now, in all processes; with `forget`, the next one is as short as the first. It is recorded as done by
     who is `acting`. Raises `StoreError`."""
-    for active in bans:
-        match = _KEY.search(active.key)
-        assert match is not None
-        # By its key, as nobody here may know the limit any more; then what it would forget is known on.
-        limit = Limit("lifted", "1/s", ban_after=1, ban_for="1s", ban_forget="3650d")
-        terms = active.terms or limit.ban
-        assert terms is not None
-        charge = Charge(limit.with_ban(replace(terms, key_part=match[2])), match[1])
-        run(unbanning([PlannedCharge(charge, active.limit)], forget=forget))
-    if bans:
-        _record(RateLimitChange.Action.UNBANNED, [active.limit for active in bans], [a.identity for a in bans])
+    lifted: list[ActiveBan] = []
+    try:
+        for active in bans:
+            match = _KEY.search(active.key)
+            assert match is not None
+            # By its key, as nobody here may know the limit any more; then what it would forget is known on.
+            limit = Limit("lifted", "1/s", ban_after=1, ban_for="1s", ban_forget="3650d")
+            terms = active.terms or limit.ban
+            assert terms is not None
+            charge = Charge(limit.with_ban(replace(terms, key_part=match[2])), match[1])
+            run(unbanning([PlannedCharge(charge, active.limit)], forget=forget))
+            lifted.append(active)
+    finally:  # Where Redis answers no more, some of them are lifted.
+        if lifted:
+            _record(RateLimitChange.Action.UNBANNED, [one.limit for one in lifted], [one.identity for one in lifted])
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:

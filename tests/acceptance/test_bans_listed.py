@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +22,15 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.admin.inspector import _reason
 from django_ratelimit_lua.engine.decide import build_call
+from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.models.audit import acting
-from django_ratelimit_lua.operations.bans import active_bans, lift_bans
+from django_ratelimit_lua.operations.bans import ActiveBan, active_bans, lift_bans
 from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.rules_yaml import export, plan
+from django_ratelimit_lua.testing.server import Server
+from tests.faults import alias
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
@@ -122,6 +128,26 @@ def test_a_reset_ends_the_bans_of_one_alone() -> None:
     assert not limiter.hit("bob")
     (left,) = active_bans()
     assert left.key in build_call(limiter._counts("bob").charges, "peek").ban_keys()
+
+
+def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> None:
+    """Of several that are lifted together."""
+    with Server() as server:
+        settings.CACHES = alias(server.url)
+        limiter = RateLimiter("halfway", "1/h", ban_after=1, ban_for="10m")
+        for name in ("ada", "bob", "eva"):
+            limiter.ban(name)
+        bans = active_bans()
+
+        def dying() -> Iterator[ActiveBan]:
+            yield bans[0]
+            os.kill(server.pid, signal.SIGKILL)
+            yield from bans[1:]
+
+        with pytest.raises(StoreError), acting("grace"):
+            lift_bans(dying())  # type: ignore[arg-type]
+    change = RateLimitChange.objects.get(action=RateLimitChange.Action.UNBANNED)
+    assert change.after == {"digests": [bans[0].identity]}
 
 
 def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:
