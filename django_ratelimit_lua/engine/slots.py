@@ -408,12 +408,14 @@ def end_slot(holder_id: str) -> Holder | None:
         if holder.id == holder_id:
             store = get_store(background=True)
             # First: whoever finds the slot gone has to find out why.
-            now = time.time()
-            store.execute(b"ZADD", _ended_key(), b"%d" % now, holder_id.encode())
-            store.execute(b"ZREMRANGEBYSCORE", _ended_key(), b"-inf", b"%d" % (now - 3600))
+            seconds = time.time()
+            store.execute(b"ZADD", _ended_key(), b"%d" % seconds, holder_id.encode())
+            store.execute(b"ZREMRANGEBYSCORE", _ended_key(), b"-inf", b"%d" % (seconds - 3600))
             store.execute(b"EXPIRE", _ended_key(), b"7200")
             record = _NUMBERS.pack(holder.of, holder.units) + slot
-            if store.run_each(_PROGRAM, (b"", b"release"), [(key, record)], Patience(PATIENCE)) == [None]:
+            now = held_slots.time_of_calls()  # Some servers tell scripts no time.
+            common = (b"" if now is None else b"%d" % now, b"release")
+            if store.run_each(_PROGRAM, common, [(key, record)], Patience(PATIENCE)) == [None]:
                 raise StoreError("the slot could not be ended")
             return holder
     return None

@@ -257,6 +257,20 @@ def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLim
         ends(lambda: not holders(), "it is not shown any more")
 
 
+def test_an_operator_ends_a_slot_where_scripts_are_told_no_time(settings: Any) -> None:
+    """With `RATELIMIT_CLOCK = "client"`."""
+    settings.RATELIMIT_CLOCK = "client"
+    with Server() as server, redis.Redis(port=server.port) as direct:
+        settings.CACHES = alias(server.url)
+        limiter = RateLimiter("exports", "2", algorithm="concurrency")
+        with limiter.slot("ada"):
+            ends(holders, "the slot is shown")
+            direct.acl_setuser("default", enabled=True, nopass=True, commands=["-time"])
+            assert used(limiter) == 1
+            assert end_slot(holders()[0].id) is not None
+            assert used(limiter) == 0
+
+
 def test_a_queue_goes_on_where_a_waiter_dies(prefix: str) -> None:
     """Who comes next is served when the one before has not asked for two seconds."""
     limiter = RateLimiter("exports", "1", algorithm="concurrency")
