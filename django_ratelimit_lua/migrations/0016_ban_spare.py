@@ -1,3 +1,4 @@
+import django.core.validators
 from django.db import migrations, models
 
 
@@ -11,6 +12,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='ratelimitrule',
             name='ban_spare',
-            field=models.PositiveIntegerField(blank=True, help_text='A ban by address is of the client alone where more other signed-in users than this share the address. Empty: it is of the address.', null=True, verbose_name='spare others'),
+            field=models.PositiveIntegerField(blank=True, help_text='A ban by address is of the client alone where more other signed-in users than this share the address. Empty: it is of the address.', null=True, validators=[django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)], verbose_name='spare others'),
         ),
     ]
