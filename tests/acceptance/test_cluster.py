@@ -575,3 +575,16 @@ def test_bans_spare_others_in_every_slot(cluster: Cluster, settings: Any) -> Non
         call = build_call([Charge(limit, attacker, 1, address)], "unban")
         get_store().decide(call)
         assert get_store().decide(call._replace(operation="peek")).limits[0].ban == Ban()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reset_reaches_a_ban_in_another_slot(cluster: Cluster) -> None:
+    """Whose counts are reset is not banned by their address any more, wherever that ban lives."""
+    limit = Limit("wide", "1/h", algorithm="fixed_window", ban_after=1, ban_for="1h", ban_key="ip")
+    for number in range(6):
+        charge = Charge(limit, digest(("name", number)), 1, digest(("ip", f"203.0.113.{number}")))
+        decisions = [get_store().decide(build_call([charge])) for _ in range(3)]
+        assert decisions[-1].limits[0].ban.until
+        get_store().delete(build_call([charge], "peek"))
+        state = get_store().decide(build_call([charge], "peek")).limits[0]
+        assert (state.used, state.ban) == (0, Ban())

@@ -149,6 +149,16 @@ def test_evidence_costs_the_decision_no_trip(quiet: None, direct: redis.Redis) -
     assert again - asked <= 1  # This question itself.
 
 
+def test_evidence_needs_no_statistics(direct: redis.Redis, prefix: str, settings: Any) -> None:
+    """It is written where statistics are off."""
+    settings.RATELIMIT_STATISTICS = False
+    view = login(rate="0/s")
+    view(request("/login", user=User(1)))
+    written()
+    assert direct.exists(evidence_key(only_key(direct, prefix)))
+    assert at_office() == 1
+
+
 def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
     """Where there is no request, evidence says when."""
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
