@@ -41,6 +41,7 @@ PAGES = {
     "bans": "admin/django_ratelimit_lua/bans/",
     "statistics": "admin/django_ratelimit_lua/statistics/",
     "statistics-one": "admin/django_ratelimit_lua/statistics/one/?name=api&period=day",
+    "slots": "admin/django_ratelimit_lua/slots/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }
