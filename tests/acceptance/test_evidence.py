@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser
+from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
@@ -157,6 +159,23 @@ def test_evidence_needs_no_statistics(direct: redis.Redis, prefix: str, settings
     written()
     assert direct.exists(evidence_key(only_key(direct, prefix)))
     assert at_office() == 1
+
+
+@pytest.mark.django_db
+def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the list, for people and for programs."""
+    view = login()
+    for number in range(5):
+        view(request(f"/login/{number}", "sqlmap\x1b[2J", user=User(1)))
+    neighbours.write()
+    call_command("ratelimit_bans", "list", "--evidence")
+    said = capsys.readouterr().out
+    assert "POST /login/4 sqlmap\\x1b[2J" in said
+    assert "signed-in users seen at the address lately: 1" in said
+    call_command("ratelimit_bans", "list", "--evidence", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert [offence["path"] for offence in found["last"]] == ["/login/2", "/login/3", "/login/4"]
+    assert found["users"] == 1
 
 
 def test_a_limiter_tells_when_alone(direct: redis.Redis, prefix: str) -> None:
