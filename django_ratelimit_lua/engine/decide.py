@@ -211,7 +211,11 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     recorder.add(plan.charges, outcome.decision, seconds, plan.exempt)
                     if conf.OPENTELEMETRY:
                         telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
-                waits = (*planner.finish(outcome), *_bans_of(planner, call, outcome))
+                waits = planner.finish(outcome)
+                for state in outcome.decision.limits:
+                    if state.ban is not None:
+                        waits = (*waits, *_bans_of(planner, call, outcome))
+                        break
                 for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
                     yield wait
                 return outcome
@@ -245,11 +249,6 @@ def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decisi
 
 def _bans_of(planner: Planner, call: Call, outcome: Outcome) -> Sequence[Wait]:
     """Note the offences of a call; what there is to tell of bans that it has earned."""
-    for state in outcome.decision.limits:
-        if state.ban is not None:
-            break
-    else:
-        return ()
     request = getattr(planner, "request", None)
     note_offences(call, outcome.planned, outcome.decision, request)
     return telling(outcome.planned, outcome.decision, request)

@@ -299,8 +299,8 @@ class Call(NamedTuple):
             raise ValueError(f"not the reply to this call: {reply!r:.80}")
         size = len(reply) - len(token)
         count = _HEADER + _PER_LIMIT * len(self.charges)
-        if bans := self.banning:
-            count += _PER_BAN * len(bans)
+        bans = self.banning if size > 8 * count else ()
+        count += _PER_BAN * len(bans)
         if self.revision is not None and reply.startswith(_STALE):  # No decision begins so: its first double is 0 or 1.
             current = Revision.read(reply[len(_STALE) : size])
             if current == self.revision:
