@@ -361,9 +361,12 @@ class RequestPlanner:
 
 @lru_cache(maxsize=256)
 def _sparing_others(limit: Limit) -> Limit:
-    """The same limit for who is one of the users that are seen at the address: the others are one fewer."""
+    """The same limit for who is one of the users that are seen at the address: the others are one fewer, however often
+    it is planned."""
     terms = limit.ban
-    return limit if terms is None or terms.spare is None else limit.with_ban(replace(terms, spare=terms.spare + 1))
+    if terms is None or terms.spare is None or limit.ban_spare is None:
+        return limit
+    return limit.with_ban(replace(terms, spare=limit.ban_spare + 1))
 
 
 def is_never_banned(request: HttpRequest) -> bool:

@@ -18,6 +18,7 @@ from django_ratelimit_lua.operations import active_bans, lift_bans
 from django_ratelimit_lua.operations.bans import evidence_of_bans
 from django_ratelimit_lua.signals import banned
 from django_ratelimit_lua.store import PATIENCE, Patience
+from django_ratelimit_lua.web.plan import _sparing_others
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OFFICE, ALONE = "198.51.100.7", "203.0.113.9"
@@ -128,6 +129,14 @@ def test_who_attacks_is_none_of_the_others(people: int, spared: bool) -> None:
     fill_office(view, people)
     attack(view, user=User(0))
     assert ask(view, "somebody else") == (200 if spared else 429)
+
+
+def test_planning_a_request_again_spares_no_fewer() -> None:
+    """As it is where overrides were not known yet."""
+    once = _sparing_others(Limit("login", "1/h", ban_after=1, ban_for="1m", ban_spare=5, ban_key="ip"))
+    again = _sparing_others(once)
+    assert once.ban is not None
+    assert (once.ban.spare, again.ban) == (6, once.ban)
 
 
 def test_a_ban_of_the_address_holds_though_others_come(told: list[dict[str, Any]]) -> None:
