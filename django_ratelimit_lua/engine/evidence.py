@@ -172,6 +172,8 @@ def printable(text: str) -> str:
     >>> printable("a\\r\\nb\\x1b[2J")
     'a\\\\r\\\\nb\\\\x1b[2J'
     """
+    if text.isprintable():
+        return text
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode() for letter in text
     )

@@ -25,6 +25,7 @@ from ..stats.names import shown
 from ..stats.recorder import recorder
 from ..stats.telemetry import telemetry
 from .decide import Outcome, Planner, adecide, decide, refunding, releasing
+from .evidence import printable
 from .run import Wait, Waiting, arun, run
 from .slots import HeldSlot, held_slots
 from .waiting import in_thread, to_the_end, unmasked
@@ -49,7 +50,7 @@ class Held:
         self._charges = outcome.held
         self._slots = [
             HeldSlot(
-                conf.CACHE_PREFIX, decided.charge, decided.slot, shown(decided.planned.identity), what,
+                conf.CACHE_PREFIX, decided.charge, decided.slot, shown(decided.planned.identity), printable(what),
                 outcome.decision.source == "fallback",
             )
             for decided in self._charges

@@ -77,6 +77,13 @@ def test_a_slot_is_free_whatever_ends_its_work() -> None:
     assert used(limiter) == 0
 
 
+def test_what_a_slot_is_held_for_harms_no_log_and_no_terminal() -> None:
+    """It may be the name of an upload."""
+    with RateLimiter("uploads", "1", algorithm="concurrency").slot("ada", what="a.pdf\r\nERROR \x1b[2J"):
+        (held,) = held_slots.all()
+        assert held.what == "a.pdf\\r\\nERROR \\x1b[2J"
+
+
 def test_a_decorated_function_holds_a_slot_of_its_own() -> None:
     """Plain or asynchronous; by what its arguments say, or one for all; and its name is what operators are shown."""
     limiter = exports("1")
