@@ -265,23 +265,39 @@ class _Instead:
 
     def keep(self, answer: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         if _may_be_kept(request, answer):
-            self._keep(answer, _label(request, run(self._identify(request))))
+            self._keep(request, answer, run(self._identify(request)))
 
     async def akeep(self, answer: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         if _may_be_kept(request, answer):
-            self._keep(answer, _label(request, await arun(self._identify(request))))
+            self._keep(request, answer, await arun(self._identify(request)))
 
-    def _keep(self, answer: Any, label: Hashable) -> None:
+    def _keep(self, request: HttpRequest, answer: Any, identity: Identity) -> None:
+        def keep(response: Any) -> None:
+            if _is_of_one(identity) or not _is_personal(plain(request)):
+                self._fallback.keep(_label(request, identity), _copied(response))
+
         if getattr(answer, "is_rendered", True):
-            self._fallback.keep(label, _copied(answer))
+            keep(answer)
         else:
-            answer.add_post_render_callback(lambda response: self._fallback.keep(label, _copied(response)))
+            answer.add_post_render_callback(keep)
 
 
 def _may_be_kept(request: HttpRequest, answer: Any) -> bool:
     """Whether the same answer may be given again to the same client."""
     is_whole = isinstance(answer, HttpResponseBase) and answer.status_code == 200 and not answer.streaming
     return is_whole and request.method in ("GET", "HEAD") and not answer.cookies
+
+
+def _is_of_one(identity: Identity) -> bool:
+    """Whether it is one person's, and not an address that others may share."""
+    parts = identity if isinstance(identity, tuple) and identity and isinstance(identity[0], tuple) else (identity,)
+    return any(isinstance(part, tuple) and part[:1] in (("user",), ("session",)) for part in parts)
+
+
+def _is_personal(request: HttpRequest) -> bool:
+    """Whether an answer may have in it what is of this visitor: a CSRF token, or what a session knows."""
+    session: Any = getattr(request, "session", None)
+    return "CSRF_COOKIE_NEEDS_UPDATE" in request.META or (getattr(session, "accessed", False) and any(session.keys()))
 
 
 def _label(request: HttpRequest, identity: Identity) -> Hashable:

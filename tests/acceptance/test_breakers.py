@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
+from django.middleware.csrf import get_token
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
@@ -395,6 +397,27 @@ def test_the_last_good_page_is_its_readers_alone(service: Service) -> None:
     assert view(asked(path="/template", REMOTE_ADDR="203.0.113.1")).status_code == 200
     assert view(asked(path="/cookie", REMOTE_ADDR="203.0.113.1")).status_code == 503
     assert view(asked(REMOTE_ADDR="203.0.113.2")).status_code == 503
+
+
+def test_the_last_good_page_of_a_visitor_is_shown_to_no_neighbour(service: Service) -> None:
+    """Of an address, none is kept that has a CSRF token in it, or that a session was asked about."""
+    view = circuit("reports", failures=1, open_for="30s", fallback=LastGood("1m"))(service)
+
+    def visit(path: str, basket: str = "") -> Any:
+        request = asked(path=path, REMOTE_ADDR="203.0.113.1")
+        request.session = SessionStore()
+        if basket:
+            request.session["basket"] = basket
+        service.does = lambda: HttpResponse(get_token(request) if path == "/form" else request.session.get("basket"))
+        return view(request)
+
+    assert [visit("/form").status_code, visit("/basket", "a book").status_code, visit("/empty").status_code] == [
+        200
+    ] * 3
+    service.does = fail
+    outcome(view, asked())
+    found = [view(asked(path=path, REMOTE_ADDR="203.0.113.1")) for path in ("/form", "/basket", "/empty")]
+    assert [response.status_code for response in found] == [503, 503, 200]
 
 
 def test_what_a_view_lets_out_becomes_503() -> None:
