@@ -22,6 +22,7 @@ from typing import Any
 from weakref import ref
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -32,8 +33,9 @@ from ..limits.program import Program
 from ..limits.rate import SECOND
 from ..process.forks import chance, renew_after_fork
 from ..rules import provider
-from ..rules.breakers import BreakerError, BreakerRow, Force, Thresholds
+from ..rules.breakers import BreakerError, BreakerRow, Force, Forced, Thresholds
 from ..signals import circuit_closed, circuit_half_open, circuit_opened
+from ..stats.prometheus import Collector
 from ..stats.recorder import recorder
 from ..store import CIRCUIT, Patience, circuit_key, circuits_key, get_store
 from .circuit import MOST_JITTER, Answer, Event, LoneCircuit, Operation, Outcomes, Result, State
@@ -156,7 +158,7 @@ class Circuit:
     def force(self) -> Force | None:
         """What an operator has forced, as long as it lasts."""
         force = None if self.row is None else self.row.force
-        return None if force is None or (force.until_us is not None and now_us() >= force.until_us) else force
+        return force if force is not None and force.lasts(now_us()) else None
 
     # Before a call
 
@@ -675,6 +677,18 @@ def _is_old(text: bytes) -> bool:
         return True
 
 
+def forced() -> dict[str, Forced]:
+    """What operators have forced that lasts, by the names of breakers, as it is published now. Raises `StoreError`."""
+    if provider.in_force() is None:
+        with suppress(ImproperlyConfigured):  # Of the rules in the settings: whoever decides is told.
+            provider.load(None, Patience(conf.TIMEOUT))
+    provider.compare_with_published(loads=True)
+    ruleset, now = provider.in_force(), now_us()
+    rows = {} if ruleset is None else ruleset.breakers
+    return {name: row.force.how for name, row in rows.items() if row.force is not None and row.force.lasts(now)}
+
+
+Collector.breakers_forced = staticmethod(forced)
 circuits = Circuits()
 provider.on_new_rules.append(circuits.retune)
 listener.hear_circuits(circuits.heard, circuits.doubt, circuits.in_use)

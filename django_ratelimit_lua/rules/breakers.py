@@ -175,6 +175,10 @@ class Force:
     until_us: int | None = None
     share: float = 100.0
 
+    def lasts(self, now_us: int) -> bool:
+        """Whether it holds at a moment, in microseconds since 1970."""
+        return self.until_us is None or now_us < self.until_us
+
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:

@@ -25,6 +25,8 @@ SECONDS = 5.0
 """For which a scrape waits for Redis at most; Prometheus by default waits ten."""
 STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "ramp"}
 """States of breakers, as their keys have them, and as labels."""
+FORCED = ("open", "closed", "brownout")
+"""What operators force, as labels."""
 REST = "other"
 """The label of all that have none of their own."""
 
@@ -40,6 +42,8 @@ class Collector:
     """Slots that are held, by the names of their limits; it may raise `StoreError`."""
     bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
     """Bans in force, likewise."""
+    breakers_forced: Callable[[], Mapping[str, str]] = staticmethod(dict)
+    """What operators have forced ("open", "closed", "brownout"), by the names of breakers, likewise."""
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""
@@ -51,7 +55,7 @@ class Collector:
         try:
             found = totals(Patience(SECONDS))
             states, in_flight = breaker_states(Patience(SECONDS)), self.in_flight()
-            bans = self.bans_active()
+            bans, forced = self.bans_active(), self.breakers_forced()
         except StoreError:
             is_up = False
         families["store_up"].add_metric([], float(is_up and not get_store().is_paused))
@@ -61,6 +65,9 @@ class Collector:
         for breaker, state in states.items():
             for each in STATES.values():
                 families["breaker_state"].add_metric([breaker, each], each == state)
+        for breaker in sorted({*states, *forced})[:MOST_PLACES]:
+            for how in FORCED:
+                families["breaker_forced"].add_metric([breaker, how], forced.get(breaker) == how)
         by_label: dict[str, Counter[str]] = {}
         for name, counts in found.of_names.items():
             label = REST if name == OTHER else name.encode(errors="replace").decode()
@@ -121,6 +128,11 @@ def _families() -> dict[str, Any]:
             "ratelimit_breaker_state",
             "1 for the state that a circuit breaker has, 0 for the others.",
             labels=["breaker", "state"],
+        ),
+        "breaker_forced": GaugeMetricFamily(
+            "ratelimit_breaker_forced",
+            "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the others.",
+            labels=["breaker", "how"],
         ),
         "rules_revision": GaugeMetricFamily("ratelimit_rules_revision", "The revision of the rules that are in force."),
     }

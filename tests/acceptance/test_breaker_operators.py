@@ -295,6 +295,24 @@ def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
     assert [scraped()["ratelimit_breaker_state", "payments", state] for state in states] == [0, 0, 1, 0]
 
 
+def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
+    """As long as it lasts, of a breaker that nobody has called as well; and beside its own state."""
+    from tests.acceptance.test_metrics import scraped
+
+    def told(name: str) -> list[float]:
+        return [scraped()["ratelimit_breaker_forced", name, how] for how in ("open", "closed", "brownout")]
+
+    until(lambda: circuits.by_name["payments"].noted_at > 0)
+    assert told("payments") == [0, 0, 0]
+    force("payments", "brownout", share=20)
+    force("search", "open", until=timezone.now() + datetime.timedelta(seconds=1.5))
+    assert (told("payments"), told("search")) == ([0, 0, 1], [1, 0, 0])
+    assert scraped()["ratelimit_breaker_state", "payments", "closed"] == 1
+    until(lambda: ("ratelimit_breaker_forced", "search", "open") not in scraped())
+    force("payments", "")
+    assert told("payments") == [0, 0, 0]
+
+
 def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(payments: Callable[..., str]) -> None:
     """Where it is the same, nothing is said."""
     CircuitBreaker("payments", minimum=10, open_for="30s")
