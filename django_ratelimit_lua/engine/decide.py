@@ -296,7 +296,8 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             _release_later(call, [charge for charge, state in states if charge.limit.holds and not state.counted_at])
         return decision
     if call.operation == "refund":
-        deny_cache.forget([charge.digest for charge in call.charges])
+        if not call.slot:  # Refusals for want of a slot are not remembered, and others' have not ended.
+            deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):
         deny_cache.note(call, decision, asked_at, generation)
     if decision.source == "redis":

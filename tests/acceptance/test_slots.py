@@ -23,6 +23,7 @@ from django_ratelimit_lua.stats.reading import refusal_counts
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.web.headers import add_headers
+from tests.clusters import until
 
 
 def exports(rate: Any = "2", **options: Any) -> RateLimiter:
@@ -221,6 +222,18 @@ def test_a_refusal_is_not_remembered(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+def test_a_release_ends_no_refusal_of_another_limit() -> None:
+    """Of the same identity: it is repeated without asking Redis."""
+    logins, exports = RateLimiter("logins", "0/h"), RateLimiter("exports", "2", algorithm="concurrency")
+
+    def is_remembered() -> bool:  # Unless something else was heard of in between.
+        with exports.slot("ada"):
+            assert not logins.hit("ada")
+        return logins.hit("ada").source == "deny-cache"
+
+    until(is_remembered, "the refusal is remembered")
+
+
 def test_who_waits_asks_about_ten_times_a_second_and_is_counted_once(direct: redis.Redis) -> None:
     """However long it waits; statistics have one allowed and one refused."""
     limiter = exports("1")
