@@ -307,6 +307,8 @@ class ShardedStore(Store):
     def _tell_reset(self, call: Call, patience: Patience) -> Steps:
         question = to_tell_reset(call, self.channel(call.prefix))
         yield from self._ask(_slot_of(call.charges[0]), question, patience)
+        register = call.prefix + REGISTER  # It lives elsewhere than the bans that were lifted.
+        yield from self._ask(slot_of(register), to_execute(b"ZREM", register, *call.state_keys()), patience)
 
     def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
         try:
