@@ -297,7 +297,9 @@ class HeldSlots:
         if held:
             self._perform(b"release", held, last_patience())
         if self._is_listed:
-            get_store(background=True).execute(b"DEL", _process_key(self._process), patience=last_patience())
+            store = get_store(background=True)
+            store.execute(b"DEL", _process_key(self._process), patience=last_patience())
+            store.execute(b"ZREM", _processes_key(), self._process, patience=last_patience())
 
     def _tell(self, held: Sequence[HeldSlot]) -> None:
         """Tell operators what is held for longer than from one renewal to the next."""
@@ -329,7 +331,7 @@ class HeldSlots:
             )
             self._is_listed = True
         elif self._is_listed:
-            get_store(background=True).execute(b"DEL", key)
+            get_store(background=True).execute_all([(b"DEL", key), (b"ZREM", _processes_key(), self._process)])
             self._is_listed = False
 
     def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
@@ -365,8 +367,8 @@ def _ended_key() -> bytes:
 def _told() -> Iterator[Any]:
     """What each process has told last."""
     store = get_store(background=True)
-    for process in store.execute(b"ZRANGE", _processes_key(), b"0", b"-1"):
-        told = store.execute(b"GET", _process_key(process))
+    processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
+    for told in store.execute_all([(b"GET", _process_key(process)) for process in processes]):
         if told is not None:
             with suppress(ValueError):
                 yield json.loads(told)

@@ -17,12 +17,13 @@ import redis
 
 from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.slots import Holder, end_slot, held_slots, holders
+from django_ratelimit_lua.engine.slots import Holder, _processes_key, end_slot, held_slots, holders
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.process.tasks import finish
 from django_ratelimit_lua.signals import slot_lost
+from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_slots import waiting
@@ -255,6 +256,7 @@ def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLim
         assert used(limiter) == 0
         assert end_slot("nobody") is None
         ends(lambda: not holders(), "it is not shown any more")
+        ends(lambda: get_store().execute(b"EXISTS", _processes_key()) == 0, "nor is its process")
 
 
 def test_an_operator_ends_a_slot_where_scripts_are_told_no_time(settings: Any) -> None:
