@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib import parse
 
 from django.template import Context, Engine, Template
 
@@ -69,7 +69,7 @@ def _seconds() -> int:
 
 
 def _address(text: str) -> dict[str, str]:
-    parts = urlsplit(f"//{text}")
+    parts = parse.urlsplit(f"//{text}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
