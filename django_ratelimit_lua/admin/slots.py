@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from typing import Any
 from urllib.parse import urlencode
@@ -29,6 +30,8 @@ from .limits import breakable
 from .times import moment_element
 
 WHO = "django_ratelimit_lua.view_identities"
+_FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
+"""What stands behind the first part of a path."""
 
 
 def may_see_slots(request: HttpRequest) -> bool:
@@ -95,8 +98,14 @@ class SlotPages(admin.ModelAdmin):  # type: ignore[type-arg]
         if holder is None:
             messages.info(request, _("Nobody holds this slot any more."))
             return
+        what = _what(request, holder)
         words = _("Released: %(what)s, of %(limit)s. What it was held for goes on there, and somebody else may begin.")
-        messages.success(request, words % {"what": holder.what, "limit": holder.limit})
+        messages.success(request, words % {"what": what, "limit": holder.limit})
+
+
+def _what(request: HttpRequest, holder: Holder) -> str:
+    """What for. Further parts of a path may be a secret, as in a link for a new password, or tell whose it is."""
+    return holder.what if request.user.has_perm(WHO) else _FURTHER.sub(r"\1…", holder.what)
 
 
 def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[str, Any]:
@@ -107,11 +116,11 @@ def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[
     words = ", ".join(f"{whom(kind)} {value}" if kind else value for kind, value in holder.identity)
     if not words or not request.user.has_perm(WHO):
         words = _("hidden (%(digest)s)") % {"digest": holder.digest[:8]}
-    rule = rules.get(holder.limit)
+    rule, what = rules.get(holder.limit), _what(request, holder)
     return {
         "id": holder.id,
-        "what": breakable(holder.what or "—"),
-        "plain": holder.what,
+        "what": breakable(what or "—"),
+        "plain": what,
         "limit": breakable(holder.limit),
         "rule": "" if rule is None else reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[rule]),
         "whose": words,

@@ -86,9 +86,12 @@ def test_the_page_lists_who_holds_slots(held: tuple[RateLimiter, RateLimiter]) -
 
 
 def test_whose_they_are_is_for_those_who_may_see_identities(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """Others see a part of the digest; who may not see rules sees nothing, and the index has no entry for them."""
+    """Others see a part of the digest, and of paths the first part; who may not see rules sees nothing, and the index
+    has no entry for them."""
     page = client_of("ada", "view_ratelimitrule").get(HERE).content.decode()
     assert "user, 7" not in page
+    assert "GET /<wbr>exports/<wbr>…" in page
+    assert "exports/7" not in page.replace("<wbr>", "")
     assert "hidden (" in page
     assert client_of("bob", "view_identities").get(HERE).status_code == 403
     assert "Slots" in client_of("eve", "view_ratelimitrule").get("/admin/").content.decode()
@@ -100,7 +103,7 @@ def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> No
     ada = client_of("ada", "view_ratelimitrule", "block_identity", "view_ratelimitchange")
     assert exports.peek(("user", "7")).remaining == 2
     page = ada.post(HERE, {"release": id_of("/exports/7/")}, follow=True).content.decode()
-    assert "Released: GET /exports/7/, of exports." in page
+    assert "Released: GET /exports/…, of exports." in page
     assert exports.peek(("user", "7")).remaining == 3
     change = RateLimitChange.objects.get()
     assert (change.by, change.name) == ("ada", "exports")
