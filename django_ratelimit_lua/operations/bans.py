@@ -55,7 +55,8 @@ class ActiveBan:
     - `ban`: its end, its offences and how often there was one; `why`: of a ban by hand;
     - `terms`: by what the limit bans; None: it is not known here; `key`: where the ban is kept in Redis;
     - `address`: the digest of the address that the identity has in it; `sealed`: the identity, see `identity.sealed`;
-      empty: not known.
+      empty: not known;
+    - `is_shadow`: its limit is in shadow mode at the moment, so that it refuses nobody.
     """
 
     limit: str
@@ -68,6 +69,7 @@ class ActiveBan:
     key: bytes
     address: str = ""
     sealed: str = ""
+    is_shadow: bool = False
 
     @property
     def next_us(self) -> int | None:
@@ -84,8 +86,9 @@ def active_bans(most: int = MOST) -> list[ActiveBan]:
     )
     commands = [(b"GET", key) for ban_key in keys for key in (ban_key, told_key(ban_key))]
     replies = store.execute_all(commands)
-    known = [limit.ban for *_, limit in known_limits() if limit is not None and limit.ban is not None]
-    by_part = {terms.key_part: terms for terms in reversed(known)}  # A rule's go before those of a call site.
+    known = [(limit, limit.ban) for *_, limit in known_limits() if limit is not None and limit.ban is not None]
+    # A rule's go before those of a call site.
+    by_part = {terms.key_part: (terms, limit.mode == "shadow") for limit, terms in reversed(known)}
     found = []
     for place, key in enumerate(keys):
         state, told = replies[2 * place : 2 * place + 2]
@@ -93,13 +96,15 @@ def active_bans(most: int = MOST) -> list[ActiveBan]:
         if parsed is None or match is None:
             continue
         ban, why = parsed
-        terms = by_part.get(match[2])
+        terms, is_shadow = by_part.get(match[2], (None, False))
         if terms is not None and not ban.by_hand:  # As the limit is now.
             ban = ban._replace(until=min(ban.until, ban.last + terms.duration_us(ban.times - 1)))
         if ban.until > now:
             name, rule, who, address, sealed = _told(told)
             name = name or match[2].removesuffix(b":ban").decode(errors="replace")
-            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, address, sealed))
+            found.append(
+                ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, address, sealed, is_shadow)
+            )
     return sorted(found, key=lambda active: active.ban.until)
 
 

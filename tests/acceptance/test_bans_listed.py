@@ -130,6 +130,23 @@ def test_a_reset_ends_the_bans_of_one_alone() -> None:
     assert left.key in build_call(limiter._counts("bob").charges, "peek").ban_keys()
 
 
+def test_a_ban_that_refuses_nobody_is_said_to() -> None:
+    """Of a limit in shadow mode; where that is enforced again, it holds."""
+    rule = RateLimitRule.objects.create(
+        name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
+    )
+    assert visit(times=4) == 200
+    (active,) = active_bans()
+    assert active.is_shadow
+    assert "in shadow mode, so nobody is refused" in said("list")
+    assert json.loads(said("list", "--json"))["shadow"] is True
+    rule.mode = "enforce"
+    rule.save()
+    assert visit() == 429
+    assert [active.is_shadow for active in active_bans()] == [False]
+    assert "shadow" not in said("list")
+
+
 def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> None:
     """Of several that are lifted together."""
     with Server() as server:

@@ -121,6 +121,7 @@ def _object(active: ActiveBan) -> dict[str, Any]:
         "times": made.times,
         "by_hand": made.by_hand,
         "why": active.why,
+        "shadow": active.is_shadow,
         "next_seconds": None if active.next_us is None else active.next_us / SECOND,
     }
 
@@ -138,4 +139,5 @@ def _line(active: ActiveBan) -> str:
     return (
         f"{active.identity[:12]} {name_words(active.limit)} until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC"
         f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"
+        f"{'; in shadow mode, so nobody is refused' if active.is_shadow else ''}"
     )
