@@ -19,7 +19,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..limits.rate import duration_us, time_text
+from ..limits.rate import time_text, time_us
 from ..models import RateLimitBreaker
 from ..models.audit import acting
 from ..operations.breakers import BreakerState, breaker, breakers, force
@@ -90,7 +90,7 @@ class ForceForm(forms.Form):
         until: datetime.datetime | None = self.cleaned_data["until"]
         if until is not None or not self.cleaned_data["period"]:
             return until
-        return timezone.now() + datetime.timedelta(microseconds=duration_us(self.cleaned_data["period"]))
+        return timezone.now() + datetime.timedelta(microseconds=time_us(self.cleaned_data["period"]))
 
 
 class BreakerAdmin(ActingAdmin):

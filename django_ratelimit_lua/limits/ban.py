@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .rate import LimitError, duration_us
+from .rate import LimitError, time_us
 
 if TYPE_CHECKING:
     from .limit import Limit
@@ -51,8 +51,8 @@ class BanTerms:
         """Those of a limit; None: it does not ban. Raises `LimitError` for what contradicts itself."""
         if limit.ban_after is None or limit.ban_for is None:
             return None
-        shortest = duration_us(limit.ban_for)
-        longest = duration_us(limit.ban_max or LONGEST)
+        shortest = time_us(limit.ban_for)
+        longest = time_us(limit.ban_max or LONGEST)
         if limit.ban_max is not None and longest < shortest:
             problem = f"ban_max ({limit.ban_max}) is shorter than the first ban (ban_for={limit.ban_for})"
             raise LimitError(f"Limit {limit.name!r}: {problem}", "ban_max")
@@ -60,8 +60,8 @@ class BanTerms:
             problem = "ban_spare needs ban_key='ip': it spares those who share an address"
             raise LimitError(f"Limit {limit.name!r}: {problem}", "ban_spare")
         return cls(
-            key_name + b":ban", limit.ban_after, duration_us(limit.ban_window or limit.ban_for), shortest,
-            limit.ban_factor, max(longest, shortest), duration_us(limit.ban_forget or FORGET), limit.ban_on,
+            key_name + b":ban", limit.ban_after, time_us(limit.ban_window or limit.ban_for), shortest,
+            limit.ban_factor, max(longest, shortest), time_us(limit.ban_forget or FORGET), limit.ban_on,
             limit.ban_renew, limit.ban_spare,
         )  # fmt: skip
 

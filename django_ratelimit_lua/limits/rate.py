@@ -177,15 +177,6 @@ def duration(value: str | timedelta) -> str:
     return f"{count}{letter}"
 
 
-def duration_us(text: str) -> int:
-    """The microseconds of a duration that `duration` has read.
-
-    >>> duration_us("10m")
-    600000000
-    """
-    return int(text[:-1]) * _UNITS[text[-1]]
-
-
 def time_us(value: str | float | timedelta) -> int:
     """A length of time in microseconds: text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
     Raises `LimitError` for what is none, or not from one microsecond to ten years.

@@ -18,7 +18,7 @@ from ..limits import algorithms, calendar
 from ..limits.algorithms.concurrency import MOST_SLOTS
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.options import OPTIONS
-from ..limits.rate import LimitError, Rate, duration, duration_us
+from ..limits.rate import LimitError, Rate, duration, time_us
 from ..rules.descriptors import LONGEST_ENTRY, MOST_ENTRIES, DescriptorPattern, entry_of, unread
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
 from .rate_fields import WRITTEN, RateFields, rate_problem, rate_text
@@ -193,7 +193,7 @@ def _options(row: Mapping[str, Any]) -> Iterator[Misfit]:
     lengths = {}
     for name in [name for name in given if OPTIONS[name].check is duration]:
         try:
-            lengths[name] = duration_us(duration(row[name]))
+            lengths[name] = time_us(duration(row[name]))
         except ValueError:
             yield name, _("“%(text)s” is no time. Write for example 10m, 1h or 7d.") % {"text": row[name]}
     if lengths.get("ban_max", Rate.LONGEST_US) < lengths.get("ban_for", 0):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.rate import LimitError, Rate, duration, duration_us
+from django_ratelimit_lua.limits.rate import LimitError, Rate, duration, time_us
 
 HOUR = 3_600_000_000
 
@@ -28,7 +28,7 @@ def test_a_first_ban_may_be_longer_than_bans_mostly_are() -> None:
     """Then the others are as long."""
     ban = Limit("login", "5/m", ban_after=1, ban_for="30d").ban
     assert ban is not None
-    assert ban.duration_us(0) == ban.duration_us(5) == duration_us("30d")
+    assert ban.duration_us(0) == ban.duration_us(5) == time_us("30d")
 
 
 def test_bans_that_do_not_grow() -> None:
