@@ -135,13 +135,14 @@ def described(asked: Meta) -> DescribedRequest:
         "SCRIPT_NAME": "",
         "HTTP_HOST": _said(asked, dialect.host),
         "REMOTE_ADDR": _address(asked, dialect),
-        "CONTENT_TYPE": asked.get("CONTENT_TYPE", ""),
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",
     }
     if isinstance(conf.IP_META_KEY, str):
         meta[conf.IP_META_KEY] = meta["REMOTE_ADDR"]
     found = DescribedRequest(meta)
+    # Only now: Django would read the query by the charset that a client names there, and fail by some of them.
+    meta["CONTENT_TYPE"] = asked.get("CONTENT_TYPE", "")
     other = raw.encode("latin-1").decode(errors="replace")
     found.readings = (found.path_info,) if raw == normal else (found.path_info, other)
     request_state(found).looked_ahead = True  # The URLs of this site are not that server's.

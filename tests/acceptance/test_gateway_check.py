@@ -181,6 +181,14 @@ def test_a_user_is_whom_the_proxy_names(check: Check, settings: Any) -> None:
     assert of("/elsewhere/", ada.pk, grace.pk, "") == [429, 200, 200]
 
 
+@pytest.mark.parametrize("charset", ["hex", "undefined", "idna", "utf-16", "utf-7", "cp037", "latin-1"])
+def test_no_charset_is_a_way_past_a_limit(check: Check, settings: Any, charset: str) -> None:
+    """What a client calls its body changes nothing of how a query is counted, and is no error."""
+    settings.RATELIMIT_RULES = [{"name": "q", "path": "/", "key": "get:q", "rate": "1/d"}]
+    assert check("/?q=%C3%A9a").status == 200
+    assert check("/?q=%C3%A9a", Content_Type=f"text/plain; charset={charset}").status == 429
+
+
 def test_overrides_hold_for_what_a_proxy_asks_about(check: Check, settings: Any) -> None:
     """A block whatever rule there is, with its 403; another limit for one host."""
     rule = RateLimitRule.objects.create(name="all", path="/shop/", key="header:Host", limit=0, unit="d")
@@ -262,7 +270,8 @@ values = st.one_of(
     st.binary(max_size=60),
     st.sampled_from([b"/api/x", b"/%ff%00/..", b"*", b"GET", b"POST", b"[::1]:x", b"a" * 70_000, b"application/json",
                      b"multipart/form-data; boundary=x", b"application/json; charset=idna", b"\xff", b"de,en;q=x",
-                     b"9" * 400, b";".join([b"a=b"] * 1100), b"http://[", b"//", b"/?" + b"a=b&" * 1500]),
+                     b"9" * 400, b"a/b; charset=hex", b";".join([b"a=b"] * 1100), b"http://[", b"//",
+                     b"/?" + b"a=b&" * 1500]),
 )  # fmt: skip
 
 
