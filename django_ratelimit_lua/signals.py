@@ -53,7 +53,7 @@ slot_lost = Signal()
 """A slot of a concurrency limit ended while its work still ran: its process was stopped or cut off for longer than
 `RATELIMIT_SLOT_SECONDS`, Redis has lost it, or an operator has ended it.
 
-Sent once, in a thread of the background, with `limit` (its name), `identity` (the digest it is counted under, as text),
+Sent once, in a thread of its own, with `limit` (its name), `identity` (the digest it is counted under, as text),
 `what` (what it was held for), `seconds` (for how long) and `retaken`: whether there was room to take it again. If not,
 somebody else may have it by now.
 """

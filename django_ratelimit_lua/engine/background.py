@@ -15,6 +15,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
         "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
         "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
+        "lost slots": "tells the receivers of `slot_lost`, one after the other",
         "statistics": "writes what was decided, and tells what breakers count, a second after the first of it",
         "evidence": "writes who offends where that may earn a ban, a second after the first that is not written yet",
         "neighbours": "counts which signed-in users share an address, where limits ban, as often",
@@ -48,11 +49,11 @@ class TaskState:
 
 def background_tasks() -> list[TaskState]:
     """What this process does beside its requests. A breaker is shown for each server that has failed, each coroutine
-    that is being settled, and the gateway's clients where it is asked."""
+    that is being settled, the gateway's clients where it is asked, and lost slots while their loss is told."""
     now, states = time.monotonic(), []
     for task in sorted(all_tasks(), key=lambda task: list(TASKS).index(task.name)):
         ago = None if task.done_at == float("-inf") else now - task.done_at
         error = "" if task.error is None else f"{type(task.error).__name__}: {task.error}"
-        if task.is_running or task.name not in ("breaker", "clients", "settling"):
+        if task.is_running or task.name not in ("breaker", "clients", "lost slots", "settling"):
             states.append(TaskState(task.name, TASKS[task.name], task.is_running, ago, error))
     return states

@@ -26,6 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -36,7 +37,7 @@ from ..limits.call import Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
-from ..process.tasks import Task
+from ..process.tasks import Errand, Task
 from ..signals import slot_lost
 from ..stats.names import Name
 from ..stats.prometheus import Collector
@@ -61,6 +62,8 @@ _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
+
+telling = Errand("lost slots")
 
 
 @dataclass(slots=True, eq=False)
@@ -347,9 +350,13 @@ def _tell_lost(slot: HeldSlot, *, retaken: bool) -> None:
         limit, seconds, f" for {slot.what}" if slot.what else "",
         "and was taken again" if retaken else "and is not held any more: somebody else may get it",
     )  # fmt: skip
-    slot_lost.send_robust(
-        HeldSlots, limit=limit, identity=slot.charge.digest.decode(), what=slot.what, seconds=seconds, retaken=retaken
-    )
+    send = partial(
+        slot_lost.send_robust, HeldSlots, limit=limit, identity=slot.charge.digest.decode(), what=slot.what,
+        seconds=seconds, retaken=retaken,
+    )  # fmt: skip
+    # However long receivers take, the slots that are held still are renewed meanwhile.
+    if slot_lost.receivers and telling.give(send) is None:
+        send()
 
 
 def _processes_key() -> bytes:

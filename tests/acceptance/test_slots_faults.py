@@ -239,6 +239,30 @@ def test_what_redis_has_lost_is_taken_again_where_there_is_room(
         assert used(limiter) == 0
 
 
+def test_a_slow_receiver_keeps_no_renewal_waiting(limiter: RateLimiter) -> None:
+    """What is lost is told, and what is held stays so meanwhile."""
+    begun, may_go = threading.Event(), threading.Event()
+
+    def hear(**arguments: Any) -> None:
+        begun.set()
+        may_go.wait(BUSY)
+
+    slot_lost.connect(hear)
+    try:
+        with limiter.slot("ada"), limiter.slot("bob"):
+            ends(lambda: len(holders()) == 2, "both are shown")
+            (ada,) = [holder for holder in holders() if holder.digest == digest("ada").decode()]
+            end_slot(ada.id)
+            assert begun.wait(BUSY)
+            since = time.monotonic()
+            while time.monotonic() < since + 2 * SLOT_SECONDS:
+                assert used(limiter, "bob") == 1
+                time.sleep(0.1)
+    finally:
+        may_go.set()
+        slot_lost.disconnect(hear)
+
+
 def test_operators_see_who_holds_slots_and_end_one(prefix: str, limiter: RateLimiter) -> None:
     """All processes' that are held for longer than a renewal; one that was ended is free at once and is not taken
     again, and whoever held it is told."""
