@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
-from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, connections
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
@@ -62,10 +61,9 @@ noting = Errand("clients")
 async def decide(request: HttpRequest) -> HttpResponse:
     """`answer_decide`, for Django, which cancels a view whose client has gone."""
     try:
-        length = int(request.META.get("CONTENT_LENGTH") or 0)
-        body = request.body if length <= MOST_BYTES else bytes(MOST_BYTES + 1)
-    except (ValueError, RequestDataTooBig, UnreadablePostError):
-        body = bytes(MOST_BYTES + 1)
+        body = request.read(MOST_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
+    except UnreadablePostError:
+        body = b""  # The client has gone.
     response = await answer_decide(str(request.method), request.META.get("HTTP_AUTHORIZATION", ""), body)
     response.headers["Content-Length"] = str(len(response.content))
     response._has_been_logged = True  # type: ignore[attr-defined] # By Django, which logs every refusal.
@@ -91,12 +89,7 @@ async def answer_decide(method: str, authorization: str, body: bytes, gone: Gone
         elif asked.together:
             answer = await _together(client, asked, gone)
         else:
-            alone = [replace(asked, charges=(charge,)) for charge in asked.charges]
-            answers = await asyncio.gather(*[_together(client, each, gone) for each in alone])
-            answer = {
-                "allowed": all(each["allowed"] for each in answers),
-                "decisions": [decision for each in answers for decision in each["decisions"]],
-            }
+            answer = await _apart(client, asked, gone)
         _note(client)
     except ProblemError as error:
         return error.response()
@@ -114,6 +107,19 @@ async def _together(client: str, asked: Asked, gone: Gone | None) -> dict[str, A
     if asked.operation == "acquire" and outcome.decision and outcome.decision.wait > 0:
         await _turn(outcome, gone)
     return planner.answer(outcome)
+
+
+async def _apart(client: str, asked: Asked, gone: Gone | None) -> dict[str, Any]:
+    """Each charge for itself; but what may not be asked at all is found out before any of them is made."""
+    alone = [replace(asked, charges=(charge,)) for charge in asked.charges]
+    for each in alone:
+        await _Planner(client, each).check()
+    answers = await asyncio.gather(*[_together(client, each, gone) for each in alone])
+    decisions = [
+        {**decision, "slot": each["slot"]} if "slot" in each else decision
+        for each in answers for decision in each["decisions"]
+    ]  # fmt: skip
+    return {"allowed": all(each["allowed"] for each in answers), "decisions": decisions}
 
 
 async def _turn(outcome: Outcome, gone: Gone | None) -> None:
@@ -152,6 +158,7 @@ class _Planner:
         self.is_hit = self._takes = asked.operation not in ("peek", "refund")
         self.units = max((charge.cost for charge in asked.charges), default=0) if self._takes else 0
         self._slot = new_slot(asked.seconds) if asked.operation == "slot" else b""
+        self._only_checks = False
         self._counts: list[int] = []
         self._charges = [(charge, digest(charge.identity), own(charge.identity)) for charge in asked.charges]
         pairs = {(charge.limit, subject) for charge, subject, _identity in self._charges}
@@ -171,11 +178,24 @@ class _Planner:
         changes nothing asks whether these are."""
         self._problem, self.is_hit = None, self._takes
         try:
-            return self._planned(ruleset)
+            plan = self._planned(ruleset)
+            if not self._only_checks:
+                return plan
         except ProblemError as error:
-            self._problem, self.is_hit = error, False
-            probe = Charge(PROBE, digest(("client", self._client)), 0)
-            return Plan(build_call([probe], "peek", ruleset=ruleset), ())
+            self._problem = error
+        self.is_hit = False
+        probe = Charge(PROBE, digest(("client", self._client)), 0)
+        return Plan(build_call([probe], "peek", ruleset=ruleset), ())
+
+    async def check(self) -> None:
+        """Raises the `ProblemError` that `decided` would, and decides nothing."""
+        ruleset = current()
+        try:
+            if ruleset is not None:
+                self._planned(ruleset)
+        except ProblemError:
+            self._only_checks = True  # By newer rules it may be none.
+            await self.decided()
 
     async def decided(self) -> Outcome:
         """The decision. Raises `ProblemError`."""

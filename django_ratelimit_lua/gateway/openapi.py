@@ -86,6 +86,7 @@ DECISION = {
         "reset_after": {"type": "number", "minimum": 0},
         "wait": {"type": "number", "minimum": 0, "description": "Seconds until the turn that was reserved."},
         "source": {"enum": ["redis", "deny-cache", "lease", "split", "fallback"]},
+        "slot": {"type": "string", "description": "Of the operation slot, each for itself: by which it is released."},
     },
 }
 ANSWER = {
@@ -94,7 +95,7 @@ ANSWER = {
     "properties": {
         "allowed": {"type": "boolean"},
         "decisions": {"type": "array", "items": {"$ref": "#/components/schemas/Decision"}},
-        "slot": {"type": "string", "description": "Of the operation slot: by which it is released."},
+        "slot": {"type": "string", "description": "Of the operation slot, together: by which it is released."},
     },
 }
 PROBLEM = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.test import Client
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -22,6 +23,7 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.gateway import asgi, asked
 from django_ratelimit_lua.gateway.asgi import application as alone
 from django_ratelimit_lua.gateway.asked import read_asked
+from django_ratelimit_lua.gateway.decide import decide as decide_view
 from django_ratelimit_lua.gateway.decide import noting
 from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
@@ -177,6 +179,33 @@ def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
         assert decide(report, **wrong).status == 422
     assert decide(MAIL, operation="slot", seconds=30).status == 422
     assert decide(MAIL, operation="release", slot=other).status == 422
+
+
+def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
+    """Every decision that takes one says which; one that does not, says none."""
+    reports = [{"limit": "reports", "identity": name} for name in ("ada", "grace", "ada")]
+    answer = decide(*reports, operation="slot", seconds=30, together=False).json()
+    slots = [decision.get("slot") for decision in answer["decisions"]]
+    assert sorted(decision["allowed"] for decision in answer["decisions"]) == [False, True, True]
+    assert [slot is not None for slot in slots] == [decision["allowed"] for decision in answer["decisions"]]
+    for report, slot in zip(reports, slots, strict=True):
+        assert slot is None or decide(report, operation="release", slot=slot).status == 200
+    assert verdicts(decide(*reports[:2], operation="slot", seconds=30)) == (True, [True, True])
+
+
+@pytest.mark.parametrize("wrong", [{"limit": "nowhere"}, {"limit": "reports"}, {"limit": "function"}])
+def test_of_a_batch_that_is_refused_nothing_is_taken(decide: Decide, wrong: dict[str, str]) -> None:
+    """Also each for itself: who asks again would pay twice."""
+    assert decide(MAIL, {**wrong, "identity": 1}, together=False).status == 422
+    assert decide(MAIL, operation="peek").json()["decisions"][0]["remaining"] == 3
+
+
+def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
+    """By Django's view, too, where it comes in chunks and nothing says how long it is."""
+    body = io.BytesIO(bytes(1_000_000))
+    scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b"", "headers": []}
+    assert asyncio.run(decide_view(ASGIRequest(scope, body))).status_code == 401
+    assert body.tell() <= asked.MOST_BYTES + 1
 
 
 def test_a_rule_that_is_off_or_in_shadow_refuses_nobody(decide: Decide) -> None:
