@@ -134,9 +134,16 @@ class CircuitBreaker:
         return call
 
     def __exit__(self, *exception: Any) -> None:
-        *calls, call = self._calls.get()
-        self._calls.set(tuple(calls))
-        call.__exit__(*exception)
+        call = self._left()
+        if call is not None:
+            call.__exit__(*exception)
+
+    def _left(self) -> Call | None:
+        """The call that ends. None: it began in another context, as a generator's may that tasks take turns with; such
+        a one is not judged, and if it is a probe, its slot ends by itself."""
+        calls = self._calls.get()
+        self._calls.set(calls[:-1])
+        return calls[-1] if calls else None
 
     async def __aenter__(self) -> Call:
         call = await self.call().__aenter__()
@@ -144,9 +151,9 @@ class CircuitBreaker:
         return call
 
     async def __aexit__(self, *exception: Any) -> None:
-        *calls, call = self._calls.get()
-        self._calls.set(tuple(calls))
-        await call.__aexit__(*exception)
+        call = self._left()
+        if call is not None:
+            await call.__aexit__(*exception)
 
     def __call__(self, function: F) -> F:
         """Decorate a function, plain or `async def`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -305,6 +305,26 @@ def test_a_coroutine_may_be_the_fallback(service: Service) -> None:
     with pytest.raises(ConnectionError):
         async_to_sync(pay)(5)
     assert async_to_sync(pay)(5) == "owed 5"
+
+
+def test_a_generator_may_be_left_in_another_task_than_it_was_begun(service: Service) -> None:
+    """`asyncio.wait_for` makes one for each step, up to Python 3.11."""
+    breaker = CircuitBreaker("payments")
+
+    async def parts() -> AsyncIterator[str]:
+        async with breaker:
+            yield "paid"
+
+    async def step_by_step() -> list[str]:
+        generator = parts()
+
+        async def step() -> str:
+            return await anext(generator)
+
+        first = await asyncio.create_task(step())
+        return [first, *[part async for part in generator]]
+
+    assert asyncio.run(step_by_step()) == ["paid"]
 
 
 def test_the_last_good_answer_may_be_the_fallback(service: Service) -> None:
