@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Unpack
 
@@ -117,7 +118,7 @@ class Limit:
 
     def without_bans(self) -> Limit:
         """The same limit, with the same state, which bans nobody."""
-        return self._but(ban=None)
+        return _without_bans(self)  # Kept: it is asked for with each request of who is never banned.
 
     def with_ban(self, terms: BanTerms) -> Limit:
         """The same limit, which bans by these terms."""
@@ -157,6 +158,11 @@ class Limit:
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """What the algorithm is given beyond its numbers, for one call; see `Algorithm.more`."""
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
+
+
+@lru_cache(maxsize=1024)
+def _without_bans(limit: Limit) -> Limit:
+    return limit._but(ban=None)
 
 
 def other_rate(rate: Rate, algorithm: str) -> str:

@@ -116,5 +116,7 @@ def test_a_limit_without_bans_stays_so(mode: str) -> None:
     assert limit.at(rate, None).ban == limit.ban
     assert limit.at(rate, None).mode == mode
     assert limit.renamed("other").ban is not None
+    assert limit.without_bans() is limit.without_bans()
+    assert limit.without_bans().mode == mode
     assert limit.without_bans().at(rate, None).ban is None
     assert limit.without_bans().renamed("other").ban is None
