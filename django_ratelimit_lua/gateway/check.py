@@ -21,7 +21,8 @@ from ..rules.ruleset import Ruleset
 from ..web.headers import add_headers
 from ..web.plan import Place, RequestPlanner
 from ..web.responses import brief_refusal
-from .vouched import DescribedRequest, Meta, described, is_believed, load_user
+from .users import load_user
+from .vouched import DescribedRequest, Meta, described, is_believed
 
 BODY_HEADER = "X-RateLimit-Body"
 """The body of a refusal once more, for nginx, which throws away that of a sub-request."""

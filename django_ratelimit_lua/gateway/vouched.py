@@ -17,11 +17,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import AnonymousUser
-from django.core.exceptions import BadRequest, ValidationError
+from django.core.exceptions import BadRequest
 from django.core.handlers.wsgi import WSGIRequest
-from django.db import DatabaseError, close_old_connections
 from django.http import HttpHeaders
 from django.utils.crypto import constant_time_compare
 
@@ -29,6 +26,7 @@ from ..conf import conf
 from ..identity.address import believed
 from ..identity.forwarded import parse_address
 from ..identity.request_state import request_state
+from .users import STRANGER, VouchedUser, log_in
 
 logger = logging.getLogger("django_ratelimit_lua")
 Meta = Mapping[str, Any]
@@ -36,10 +34,9 @@ Meta = Mapping[str, Any]
 SECRET_HEADER = "X-RateLimit-Secret"
 LONGEST_URI = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
-LONGEST_USER = 255
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
-_unheard = {"proxy": itertools.count(), "secret": itertools.count(), "database": itertools.count()}
+_unheard = {"proxy": itertools.count(), "secret": itertools.count()}
 _REFUSED = {
     "proxy": "it is no trusted proxy: RATELIMIT_TRUSTED_PROXIES has to name it",
     "secret": f"{SECRET_HEADER} is not there, or is none of RATELIMIT_GATEWAY_SECRET",
@@ -147,7 +144,8 @@ def described(asked: Meta) -> DescribedRequest:
     found.readings = (found.path_info,) if raw == normal else (found.path_info, other)
     request_state(found).looked_ahead = True  # The URLs of this site are not that server's.
     if conf.GATEWAY_USER_HEADER is not None:
-        _log_in(found, asked.get(_key(conf.GATEWAY_USER_HEADER), ""))
+        said = asked.get(_key(conf.GATEWAY_USER_HEADER), "").strip()
+        log_in(found, VouchedUser(said) if said else STRANGER)
     return found
 
 
@@ -184,50 +182,3 @@ def normalised_path(path: str) -> str:
             segments.append(part)
     ends = "/" if segments and parts[-1] in ("", ".", "..") else ""
     return "/" + "/".join(segments) + ends
-
-
-class VouchedUser:
-    """Who a proxy says is logged in, of whom nothing else is known."""
-
-    is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
-
-    def __init__(self, pk: Any) -> None:
-        self.pk = pk
-
-    def __str__(self) -> str:
-        return str(self.pk)
-
-
-def _log_in(found: DescribedRequest, said: str) -> None:
-    said = said.strip()
-    user: Any = VouchedUser(_pk(said)) if said else AnonymousUser()
-    found.user = user
-
-    async def auser() -> Any:
-        return found.user
-
-    found.auser = auser
-
-
-def _pk(said: str) -> object:
-    """A primary key as the database has it, so that a user is counted as one by Django's views; else the text."""
-    try:
-        return get_user_model()._meta.pk.to_python(said[:LONGEST_USER])
-    except (ValidationError, ValueError):
-        return said[:LONGEST_USER]
-
-
-def load_user(found: DescribedRequest) -> None:
-    """Read the vouched user, whose groups a rule goes by, from the database; a user that it does not have is in none,
-    and nobody is while it is away. Blocks."""
-    if isinstance(found.user, VouchedUser):
-        close_old_connections()  # The gateway's own server sends no signal with a request, by which Django does so.
-        model = get_user_model()
-        try:
-            found.user = model._default_manager.get(pk=found.user.pk)
-        except (model.DoesNotExist, ValueError, OverflowError):
-            pass
-        except DatabaseError as error:
-            if next(_unheard["database"]) == 0:
-                text = "Groups of users that a proxy names are not known: %s. (Said once in each process.)"
-                logger.error(text, error)

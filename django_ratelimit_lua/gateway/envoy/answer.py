@@ -32,9 +32,10 @@ from ...web.overrides import Applied, apply_overrides, override_kinds, override_
 from ...web.plan import is_never_banned
 from ...web.refusal import refusal_of
 from ...web.responses import REFERENCE_HEADER
+from ..users import STRANGER
 from . import messages
 from .lease import LEASE, read_leases, write_lease
-from .question import PERIODS, STRANGER, Asked, DescribedRequest, read_question
+from .question import PERIODS, Asked, DescribedRequest, read_question
 
 UNLIMITED = 2**32 - 1
 _UNITS = {period: unit for unit, period in PERIODS.items()}

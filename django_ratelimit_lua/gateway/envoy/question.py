@@ -9,9 +9,6 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal, NamedTuple
 
-from django.conf import settings
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.http import HttpHeaders, HttpRequest, QueryDict
 from google.protobuf.message import DecodeError
 
@@ -21,6 +18,7 @@ from ...identity.address import address_as
 from ...limits.call import MOST_COST
 from ...limits.rate import SECOND, LimitError, Rate
 from ...rules.descriptors import ADDRESS, CHARGE, Entries
+from ..users import VouchedUser, log_in
 from . import messages
 from .lease import LEASE
 
@@ -29,7 +27,6 @@ MOST_BYTES = 4 * 1024 * 1024
 MOST_DESCRIPTORS, MOST_ENTRIES = 100, 100
 LONGEST_VALUE = 16 * 1024
 """Characters of a value that count; of a longer one, also a digest of the whole."""
-LONGEST_USER = 255
 _DAY = 86_400 * SECOND
 PERIODS = {
     messages.SECOND: SECOND, messages.MINUTE: 60 * SECOND, messages.HOUR: 3600 * SECOND, messages.DAY: _DAY,
@@ -126,7 +123,7 @@ class DescribedRequest(HttpRequest):
             if key == "path":
                 self.path = self.path_info = value
             elif key == "user":
-                self._log_in(value)
+                log_in(self, VouchedUser(value))
             elif kind.lower() == "header" and name:
                 self.META[str(HttpHeaders.to_wsgi_name(name))] = value
             elif kind == "cookie" and name:
@@ -141,42 +138,3 @@ class DescribedRequest(HttpRequest):
         address = dict(asked.entries).get(ADDRESS)
         if address is not None:
             self.META["REMOTE_ADDR"] = self.META[source] = address
-
-    def _log_in(self, said: str) -> None:
-        user: Any = VouchedUser(_pk(said))
-        self.user = user
-
-        async def auser() -> Any:
-            return user
-
-        self.auser = auser
-
-
-class VouchedUser:
-    """Who Envoy says is logged in, of whom nothing else is known."""
-
-    is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
-
-    def __init__(self, pk: object) -> None:
-        self.pk = pk
-
-
-class Stranger:
-    """Nobody is logged in."""
-
-    is_authenticated, is_anonymous, is_active, is_staff, pk = False, True, False, False, None
-
-
-STRANGER = Stranger()
-
-
-def _pk(said: str) -> object:
-    """A primary key as the database has it, so that a user counts as one with Django's views; else the text."""
-    said = said[:LONGEST_USER]
-    if "django.contrib.auth" not in settings.INSTALLED_APPS:
-        return said
-    try:
-        pk: Any = get_user_model()._meta.pk
-        return pk.to_python(said)
-    except (ValidationError, ValueError):
-        return said

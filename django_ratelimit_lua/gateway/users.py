@@ -1,0 +1,64 @@
+"""Who is logged in, as a proxy says: no request of Django's, no session, and maybe no users here at all."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from contextlib import suppress
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, ValidationError
+from django.db import DatabaseError, close_old_connections
+
+LONGEST_USER = 255
+logger = logging.getLogger("django_ratelimit_lua")
+_unheard = itertools.count()
+
+
+class VouchedUser:
+    """Who a proxy says is logged in, of whom nothing else is known. `pk`: a primary key as the database has it, so that
+    a user counts as one with Django's views; what is none stays text."""
+
+    is_authenticated, is_anonymous, is_active, is_staff = True, False, True, False
+
+    def __init__(self, said: str) -> None:
+        self.pk: Any = said[:LONGEST_USER]
+        with suppress(ValidationError, ValueError, ImproperlyConfigured):
+            self.pk = get_user_model()._meta.pk.to_python(self.pk)
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class Stranger:
+    """Nobody is logged in."""
+
+    is_authenticated, is_anonymous, is_active, is_staff, pk = False, True, False, False, None
+
+
+STRANGER = Stranger()
+
+
+def log_in(request: Any, user: VouchedUser | Stranger) -> None:
+    """Put a user where requests have theirs."""
+
+    async def auser() -> Any:
+        return request.user
+
+    request.user, request.auser = user, auser
+
+
+def load_user(request: Any) -> None:
+    """Read the vouched user, whose groups a rule goes by, from the database; a user that it does not have is in none,
+    and nobody is while it is away. Blocks."""
+    if isinstance(request.user, VouchedUser):
+        close_old_connections()  # The gateway's own server sends no signal with a request, by which Django does so.
+        try:
+            request.user = get_user_model()._default_manager.get(pk=request.user.pk)
+        except (ObjectDoesNotExist, ValidationError, ValueError, OverflowError, ImproperlyConfigured):
+            pass
+        except DatabaseError as error:
+            if next(_unheard) == 0:
+                text = "Groups of users that a proxy names are not known: %s. (Said once in each process.)"
+                logger.error(text, error)

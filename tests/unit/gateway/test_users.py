@@ -1,0 +1,51 @@
+"""Who a proxy says is logged in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import models
+from django.test.utils import isolate_apps
+
+from django_ratelimit_lua.gateway import users
+from django_ratelimit_lua.gateway.users import VouchedUser, load_user, log_in
+
+WITHOUT_USERS = """
+import django
+from django.conf import settings
+settings.configure(SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua"])
+django.setup()
+import django_ratelimit_lua.gateway.urls
+from django_ratelimit_lua.gateway.users import VouchedUser
+print(VouchedUser("ada"))
+"""
+
+
+@isolate_apps("django_ratelimit_lua")
+def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is not even asked for what cannot be a key."""
+
+    class Person(models.Model):
+        id = models.UUIDField(primary_key=True)
+
+        class Meta:
+            app_label = "django_ratelimit_lua"
+
+    monkeypatch.setattr(users, "get_user_model", lambda: Person)
+    request: Any = SimpleNamespace()
+    log_in(request, VouchedUser("ada"))
+    load_user(request)
+    assert (request.user.pk, str(request.user)) == ("ada", "ada")
+    key = uuid.uuid4()
+    assert VouchedUser(str(key)).pk == key
+
+
+def test_a_site_needs_no_users() -> None:
+    """Then whom a proxy names is counted as the text says."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_USERS], capture_output=True, text=True, check=True)
+    assert done.stdout == "ada\n"
