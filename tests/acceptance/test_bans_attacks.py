@@ -1,9 +1,10 @@
 """Attacks as the logs of public rule sets have them, in the middle of a real log, as real requests: exactly the bans of
 the reference.
 
-The log is NASA's of 1995 (see `tests/logs`). The attacks are made here, from the patterns that the samples of fail2ban
-and CrowdSec show: a scanner's burst within a second, passwords tried fast, or slowly all night, a botnet of many
-addresses, and somebody who comes back as soon as a ban ends.
+The log is NASA's of 1995, and the attacks are what CrowdSec's rules are tested on (see `tests/logs`): a scanner, passwords
+that are tried, floods of paths that do not exist, and of others that no cache has. Beside them are some that no sample
+shows, for they take longer: passwords tried slowly all night, a botnet of many addresses, and somebody who comes back as
+soon as a ban ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from django_ratelimit_lua.operations.bans import active_bans
 from django_ratelimit_lua.signals import banned
 from tests import reference
 
-LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
+LOGS = Path(__file__).parents[1] / "logs"
 SECOND = 1_000_000
 OPTIONS: dict[str, Any] = {
     "algorithm": "sliding_log", "ban_after": 4, "ban_window": "5m", "ban_for": "1m", "ban_forget": "20m",
@@ -45,11 +46,24 @@ class Line(NamedTuple):
 def visitors() -> Iterator[Line]:
     """The real ones: each host has an address here."""
     addresses: dict[str, str] = {}
-    lines = [line.split("\t") for line in LOG.read_text(encoding="latin-1").splitlines()[1:]]
+    lines = [line.split("\t") for line in (LOGS / "nasa.tsv").read_text(encoding="latin-1").splitlines()[1:]]
     for host, _logname, second, _method, path, status, _size in lines:
         number = len(addresses)
         address = addresses.setdefault(host, f"11.0.{number // 250}.{number % 250 + 1}")
         yield Line(int(second) * SECOND, address, path.partition("?")[0] or "/", int(status or 200))
+
+
+def attackers(start: int) -> Iterator[Line]:
+    """The real ones, each sample two minutes after the one before, and all once more after ten: each has an address here."""
+    addresses: dict[tuple[str, str], str] = {}
+    begins: dict[str, int] = {}
+    lines = [line.split("\t") for line in (LOGS / "attacks.tsv").read_text().splitlines()[1:]]
+    for again in (0, 600):
+        for sample, client, second, _method, path, status, agent in lines:
+            number = len(addresses)
+            address = addresses.setdefault((sample, client), f"14.0.0.{number + 1}")
+            begin = begins.setdefault(sample, int(second) - 120 * len(begins))
+            yield Line(start + (int(second) - begin + again) * SECOND, address, path, int(status), agent)
 
 
 def attacks(start: int) -> Iterator[Line]:
@@ -70,7 +84,7 @@ def mixed() -> list[Line]:
     """All, in the order of their times, no two at the same."""
     real = list(visitors())
     start = min(line.now for line in real)
-    lines = sorted([*real, *attacks(start + 2 * SECOND)], key=lambda line: line.now)
+    lines = sorted([*real, *attackers(start), *attacks(start + 2 * SECOND)], key=lambda line: line.now)
     return [line._replace(now=line.now + number) for number, line in enumerate(lines)]
 
 
@@ -141,6 +155,7 @@ def test_attacks_earn_exactly_the_bans_of_the_reference(clock: Callable[[int], N
     attackers = {digest(("ip", f"12.0.0.{number}")).decode() for number in range(1, 5)}
     whom = {identity for identity, _ in expected}
     assert whom & attackers >= attackers - {digest(("ip", "12.0.0.3")).decode()}
+    assert digest(("ip", "14.0.0.1")).decode() in whom  # The scanner of the first sample.
     assert not whom & {digest(("ip", f"13.0.0.{number}")).decode() for number in range(1, 61)}
     assert max(ban.times for _, ban in expected) >= 3
     for identity, ban, evidence in told:
