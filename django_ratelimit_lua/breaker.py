@@ -26,6 +26,7 @@ from .identity import Identity
 from .limits.rate import time_us
 from .process.bounded_map import BoundedMap
 from .rules.breakers import BreakerError, breaker_name, thresholds
+from .rules.stacks import Instead, guarding
 
 logger = logging.getLogger("django_ratelimit_lua")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -186,8 +187,10 @@ class CircuitBreaker:
             keep(answer, *args, **kwargs)
 
         if inspect.iscoroutinefunction(function):
-            return cast(F, self.aguarded(function, identify, ainstead, akeep if kept else None))
-        return cast(F, self.guarded(function, identify, instead, keep if kept else None))
+            guard = self.aguarded(function, identify, ainstead, akeep if kept else None)
+        else:
+            guard = self.guarded(function, identify, instead, keep if kept else None)
+        return cast(F, guarding(guard, self.name, identify, instead_of(self.fallback, "raises")))
 
     def guarded(
         self,
@@ -369,6 +372,13 @@ class LastGood(Generic[T]):
 def _weigh(label: Hashable, kept: tuple[float, Any]) -> int:
     content = getattr(kept[1], "content", kept[1])
     return len(content) if isinstance(content, (bytes, str)) else 1000
+
+
+def instead_of(fallback: Any, otherwise: Instead) -> Instead:
+    """What comes of a call that is not made; `otherwise`: without a fallback."""
+    if fallback is NOTHING:
+        return otherwise
+    return "last good" if isinstance(fallback, LastGood) else "fallback"
 
 
 def _arguments(*args: Any, **kwargs: Any) -> Hashable:

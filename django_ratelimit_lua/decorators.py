@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from .breaker import NOTHING, CircuitBreaker, LastGood
+from .breaker import NOTHING, CircuitBreaker, LastGood, instead_of
 from .engine.decide import adecide, decide
 from .engine.run import Waiting, arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
@@ -25,7 +25,7 @@ from .rules.breakers import BreakerError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
-from .rules.stacks import Stack
+from .rules.stacks import Stack, guarding
 from .rules.template import CostLike, RateLike
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner, identifying
@@ -233,9 +233,11 @@ def circuit(
         instead = _Instead(of_view, identify)
         if _is_async(view):
             akeep = instead.akeep if isinstance(of_view, LastGood) else None
-            return cast(View, found.aguarded(view, identify, instead.aanswer, akeep))
-        keep = instead.keep if isinstance(of_view, LastGood) else None
-        return cast(View, found.guarded(view, identify, instead.answer, keep))
+            guard = found.aguarded(view, identify, instead.aanswer, akeep)
+        else:
+            keep = instead.keep if isinstance(of_view, LastGood) else None
+            guard = found.guarded(view, identify, instead.answer, keep)
+        return cast(View, guarding(guard, found.name, identify, instead_of(of_view, "503")))
 
     return decorate
 

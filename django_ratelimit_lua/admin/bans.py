@@ -35,13 +35,14 @@ from ..operations.bans import (
     permanent,
 )
 from ..operations.subjects import add
+from ..operations.words import moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
 from .forms import own_address, own_proxy
 from .inspector import BLOCK_PERMISSION, may_inspect
 from .limits import breakable
 from .statistics import WHO, readable_parts
-from .times import moment_element, moment_words
+from .times import moment_element
 
 SHOWN = 100
 """Bans on the page: those that began last."""

@@ -17,10 +17,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
 from ..operations.rules_yaml import build_rule, save_rule
+from ..operations.words import moment_words
 from ..rules.describe import rate_words, reading
 from ..rules.rule import RuleError
 from .base import ActingAdmin
-from .times import moment_element, moment_words
+from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
 """What declarations call otherwise than forms do."""

@@ -26,6 +26,7 @@ from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.reference import ReferredLimit, reset_reference
 from ..operations.subjects import Subject, add, counted_subject, end
+from ..operations.words import moment_words
 from ..publishing import triggers
 from ..rules.describe import field_words
 from ..stats.reading import history
@@ -33,9 +34,9 @@ from ..web.durations import duration_words
 from .forms import DURATIONS, own_address, own_proxy
 from .last_day import between_words
 from .request_form import Asked, ReferenceForm, RequestForm
-from .times import moment_words
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
+SEE_BREAKERS = ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
 HOUR, FOR_GOOD = "3600", ""
 HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
 
@@ -97,6 +98,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "may_act": may_act,
             "may_see_overrides": self.has_view_permission(request),
             "may_see_rules": request.user.has_perm("django_ratelimit_lua.view_ratelimitrule"),
+            "may_see_breakers": any(
+                request.user.has_perm(f"django_ratelimit_lua.{permission}") for permission in SEE_BREAKERS
+            ),
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": [(seconds, words) for seconds, words in HOW_LONG.items()],
             "hour": HOUR,

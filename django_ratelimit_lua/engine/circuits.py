@@ -218,10 +218,7 @@ class Circuit:
     def _is_served(self, identity: Identity, share: float) -> bool:
         """Whether a brown-out lets somebody through: the same people throughout an hour, and as many percent as it
         says. Who has no identity is drawn by lot."""
-        if identity is None:
-            return chance.random() * 100 < share
-        drawn = int(digest(("brown-out", self.name, now_us() // (3600 * SECOND), identity))[:13], 16) / 16**13
-        return drawn * 100 < share
+        return (chance.random() * 100 if identity is None else place_in_brown_out(self.name, identity)) < share
 
     def _is_known(self, now: float) -> bool:
         if provider.in_force() is None:
@@ -525,6 +522,12 @@ def tag_of(name: str) -> bytes:
 
 def _us(seconds: float) -> int:
     return round(seconds * SECOND)
+
+
+def place_in_brown_out(name: str, identity: Identity) -> float:
+    """Where somebody stands this hour, in percent: a brown-out of a larger share serves them."""
+    drawn = int(digest(("brown-out", name, now_us() // (3600 * SECOND), identity))[:13], 16) / 16**13
+    return drawn * 100
 
 
 def _until(moment_us: int | None) -> float | None:

@@ -130,4 +130,6 @@ def hints(explanation: Explanation, method: str) -> list[str]:
 
 def verdict(explanation: Explanation) -> str:
     """What comes of the next such request."""
+    if explanation.stopped_by is not None:
+        return f"The next request like this would be stopped by the breaker {explanation.stopped_by.state.name!r}."
     return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -32,7 +32,8 @@ _BUCKET = re.compile(rb"([0-9]+) ([0-9]+) ([0-9]+) ([0-9]+)")
 class BreakerState:
     """A breaker as it is now: its name, where it stands in the code, its thresholds, and its row (None: there is none).
 
-    `state`: closed, open, half-open or ramp; None where Redis does not answer. `seconds`: until it changes, or may be
+    `state`: closed, open, half-open or ramp; None where Redis does not answer. `since`: when that began (None: it has
+    been closed all the time, or for long); `seconds`: until it changes, or may be
     probed; `share`: percent of the calls that are let through; `calls`, `failures` and `slow`: in the window; `probes`:
     that are on their way; `why`: of the last opening, and `opened`: its calls, failures and slow ones.
     """
@@ -42,6 +43,7 @@ class BreakerState:
     by: Thresholds
     row: RateLimitBreaker | None
     state: str | None = None
+    since: datetime.datetime | None = None
     seconds: float = 0.0
     share: int = 100
     calls: int = 0
@@ -57,8 +59,9 @@ class BreakerState:
         return self.row.forced if self.row is not None and self.row.is_forced() else ""
 
 
-def breakers() -> list[BreakerState]:
-    """All breakers: those of the code, as far as this process or any other has them, and those of rows."""
+def breakers(only: Collection[str] | None = None) -> list[BreakerState]:
+    """All breakers: those of the code, as far as this process or any other has them, and those of rows; or `only`
+    those of these names."""
     look_for_call_sites()
     rows = {row.name: row for row in RateLimitBreaker.objects.all()}
     noted, now, patience = {}, 0, Patience(PATIENCE)
@@ -68,13 +71,13 @@ def breakers() -> list[BreakerState]:
         now = int(seconds) * SECOND + int(microseconds)
     except (StoreError, IndexError):  # A cluster has no clock of its own; each key's node has.
         now = round(timezone.now().timestamp() * SECOND)
-    names = sorted({*rows, *noted, *circuits.by_name})
+    names = sorted(name for name in {*rows, *noted, *circuits.by_name} if only is None or name in only)
     return [_state(name, rows.get(name), noted.get(name, {}), now, patience) for name in names]
 
 
 def breaker(name: str) -> BreakerState | None:
     """The breaker of that name; None where there is none."""
-    return next((state for state in breakers() if state.name == name), None)
+    return next(iter(breakers([name])), None)
 
 
 def meant_by(name: str) -> str:
@@ -144,6 +147,7 @@ def _with_numbers(known: BreakerState, kept: Mapping[bytes, bytes], now: int, pr
     return replace(
         known,
         state=words.get(state, "closed"),
+        since=None if state == "closed" else timezone.now() - datetime.timedelta(microseconds=now - number(b"since")),
         seconds=max(0, number(b"until") - now) / SECOND if state in ("open", "ramp") else 0.0,
         share={"open": 0, "half": 0, "ramp": SHARES[step - 1]}.get(state, 100),
         calls=calls, failures=failures, slow=slow, probes=int(probes),

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
+from ..engine.circuits import place_in_brown_out
 from ..engine.decide import PlannedCharge, answered, build_call, decide, forgetting, now_us
 from ..engine.run import run
 from ..exceptions import StoreError
@@ -31,11 +32,25 @@ from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import BEFORE_METHODS, Stack, Standing, is_behind_login, layers, stacks_on
+from ..rules.stacks import (
+    BEFORE_METHODS,
+    Guard,
+    Instead,
+    Stack,
+    Standing,
+    StandingGuard,
+    guards_on,
+    is_behind_login,
+    layers,
+    stacks_on,
+)
+from ..web.durations import duration_words
 from ..web.overrides import REFUSED
 from ..web.plan import Place, RequestPlanner
 from ..web.throttles import own_clock, throttle_planner
+from .breakers import BreakerState, breakers
 from .described import SENT_KINDS
+from .words import moment_words, share_words
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
@@ -73,11 +88,97 @@ class ExplainedLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainedBreaker:
+    """A breaker that a request meets at its view.
+
+    - `state`: as it is now; `instead`: what comes of a request that it does not let through;
+    - `is_served`: whether the brown-out that is forced serves whom the request is of; None: there is none, or chance
+      decides, or it cannot be told;
+    - `passes`: whether it lets the request through; None: chance decides, or what others do.
+    """
+
+    state: BreakerState
+    instead: Instead
+    is_served: bool | None = None
+
+    @property
+    def passes(self) -> bool | None:
+        """Whether it lets such a request through now."""
+        state, forced = self.state, self.state.forced
+        if forced in ("open", "closed"):
+            return forced == "closed"
+        if forced and self.is_served is False:
+            return False
+        if state.state == "open" and state.seconds:
+            return False
+        if state.state == "half-open" and state.probes >= state.by.probes:
+            return False
+        is_certain = state.state in ("closed", "open") and (not forced or self.is_served is True)
+        return True if is_certain else None
+
+    @property
+    def words(self) -> str:
+        """How it is, and what it does with such a request, in one line."""
+        parts = [self._forced(), self._own()] if self.state.forced else [self._own()]
+        if self.passes is not True:
+            parts.append(self._outcome())
+        return f"{self.state.name}: {'; '.join(parts)}"
+
+    def _forced(self) -> str:
+        row = self.state.row
+        assert row is not None
+        until = _("until it is taken back") if row.until is None else _("until %s") % moment_words(row.until)
+        if row.forced != "brownout":
+            how = _("forced open %s") if row.forced == "open" else _("forced closed %s")
+            return how % until
+        share = {"until": until, "share": share_words((row.share or 0.0) / 100)}
+        text = _("brown-out %(until)s: %(share)s are served, as chance decides")
+        if self.is_served is not None:
+            text = (
+                _("brown-out %(until)s: %(share)s are served, this identity is")
+                if self.is_served
+                else _("brown-out %(until)s: %(share)s are served, this identity is not")
+            )
+        return text % share
+
+    def _own(self) -> str:
+        state = self.state
+        words = {
+            "since": "" if state.since is None else moment_words(state.since),
+            "time": duration_words(state.seconds),
+            "share": share_words(state.share / 100), "probes": state.probes, "most": state.by.probes,
+        }  # fmt: skip
+        texts = {
+            None: _("its own state is not known, as Redis does not answer"),
+            "closed": _("closed"),
+            "open": _("open since %(since)s, next probe in %(time)s")
+            if state.seconds
+            else _("open since %(since)s, the next call is a probe"),
+            "half-open": _("half-open since %(since)s, %(probes)s of %(most)s probes on their way"),
+            "ramp": _("recovering since %(since)s, %(share)s of the calls are let through"),
+        }
+        text: str = texts[state.state] % words
+        return _("its own state: %s") % text if state.forced and state.state is not None else text
+
+    def _outcome(self) -> str:
+        texts = {
+            "503": _("it would answer 503") if self.passes is False else _("it may answer 503"),
+            "fallback": _("its fallback would answer") if self.passes is False else _("its fallback may answer"),
+            "last good": _("its last good answer would be given, or 503")
+            if self.passes is False
+            else _("its last good answer may be given, or 503"),
+            "raises": _("it would raise CircuitOpen") if self.passes is False else _("it may raise CircuitOpen"),
+        }
+        return texts[self.instead]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What a request meets.
 
     - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that blocks it without any
       rule; `problems`: the rules and call sites that cannot be applied to such a request, and why;
+    - `breakers`: those that stand on its view, outermost first;
     - `notes`: what else may refuse it, and is not looked at; `missing`: the fields that its limits count by and it does
       not have, as keys name them; `other_methods`: the methods that meet more limits at this view.
     """
@@ -90,11 +191,18 @@ class Explanation:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     other_methods: tuple[str, ...] = ()
+    breakers: tuple[ExplainedBreaker, ...] = ()
+
+    @property
+    def stopped_by(self) -> ExplainedBreaker | None:
+        """The breaker that does not let a request through which no limit refuses; None: there is none."""
+        stopping = (one for one in self.breakers if one.passes is False)
+        return next(stopping, None) if self.decision.allowed else None
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """What a request meets in the middleware, at each `@ratelimit` of its view and at the view's throttles: each
-    decides by itself. Counts nothing, and goes by the rules as they are published now."""
+    """What a request meets in the middleware, at each `@ratelimit` of its view, at the view's throttles and at its
+    breakers: each decides by itself. Counts nothing, and goes by the rules as they are published now."""
     if conf.ENABLE:
         reload()
     state = request_state(request)
@@ -120,6 +228,7 @@ def _explained(request: HttpRequest) -> Explanation:
     looking.at_stacks(match.func, [one for one in standing if one.method in BEFORE_METHODS])
     looking.at_throttles(match)
     looking.at_stacks(match.func, [one for one in standing if one.method not in BEFORE_METHODS])
+    looking.at_breakers(match, guards_on(match.func, request.method or ""))
     return looking.explanation(_other_methods(match.func, request.method or ""))
 
 
@@ -134,6 +243,7 @@ class _Looking:
         self.exempt: list[str] = []
         self.problems: dict[str, str] = {}
         self.notes: dict[str, None] = {}
+        self.breakers: list[ExplainedBreaker] = []
         self._keys: dict[str, None] = {}
 
     def explanation(self, other_methods: tuple[str, ...]) -> Explanation:
@@ -147,6 +257,7 @@ class _Looking:
             tuple(self.notes),
             tuple(self._missing()),
             other_methods,
+            tuple(self.breakers),
         )
 
     def at_rules(self) -> None:
@@ -210,6 +321,38 @@ class _Looking:
             now, on_error = own_clock(ours), self._on_error
             planner = throttle_planner(view.request, view, ours, "peek", now=now, on_error=on_error)
             self._decide(planner)
+
+    def at_breakers(self, match: Any, guards: Sequence[StandingGuard]) -> None:
+        """How the breakers of the view are."""
+        if not guards or not conf.ENABLE:
+            return
+        states = {state.name: state for state in breakers({one.guard.breaker for one in guards})}
+        is_drf = any(hasattr(getattr(layer, "cls", None), "get_throttles") for layer in layers(match.func))
+        answers = is_drf or _is_applied()
+        for one in guards:
+            if is_behind_login(match.func, one) and not _is_logged_in(self.request):
+                self.notes[_("Not looked at: breakers that only logged-in users meet. Enter a user to see them.")] = (
+                    None
+                )
+                continue
+            guard, state = one.guard, states[one.guard.breaker]
+            is_served = self._is_served(state, guard, (*one.of, self.request), match)
+            instead: Instead = "503" if guard.instead == "raises" and answers else guard.instead
+            self.breakers.append(ExplainedBreaker(state, instead, is_served))
+
+    def _is_served(self, state: BreakerState, guard: Guard, args: Sequence[Any], match: Any) -> bool | None:
+        """Whether a brown-out serves whom the request is of."""
+        if state.forced != "brownout" or state.row is None:
+            return None
+        share = state.row.share or 0.0
+        if share in (0.0, 100.0):
+            return bool(share)
+        try:
+            identity = run(guard.identify(*args, *match.args, **match.kwargs))
+        except Exception as error:
+            self._on_error(guard.breaker, error)
+            return None
+        return None if identity is None else place_in_brown_out(guard.breaker, identity) < share
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:

@@ -1,8 +1,10 @@
-"""Numbers, and how many of what, as people of the active language write them."""
+"""Numbers, moments, and how many of what, as people of the active language write them."""
 
 from __future__ import annotations
 
-from django.utils import formats
+import datetime
+
+from django.utils import formats, timezone
 from django.utils.translation import gettext, ngettext
 
 
@@ -39,3 +41,17 @@ def share_words(share: float) -> str:
     digits = 1 if percent < 9.95 and percent else 0
     # Django cuts what it has no room for.
     return gettext("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
+
+
+def moment_words(moment: datetime.datetime) -> str:
+    """For people: "14:05" if it is today, else "23 Nov, 14:05", with the year if it is another."""
+    local, today = local_moment(moment), local_moment(timezone.now()).date()
+    if local.date() == today:
+        return formats.date_format(local, "H:i")
+    # Translators: formats of Django's date filter
+    return formats.date_format(local, gettext("j M, H:i") if local.year == today.year else gettext("j M Y, H:i"))
+
+
+def local_moment(moment: datetime.datetime) -> datetime.datetime:
+    """In the time zone of the site; as it is where the site has none."""
+    return timezone.localtime(moment) if timezone.is_aware(moment) else moment

@@ -1,15 +1,15 @@
-"""Which limits stand on a view: the stacks of `@ratelimit` that a request meets there."""
+"""What stands on a view: the stacks of `@ratelimit`, and the breakers, that a request meets there."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -54,11 +54,55 @@ class Stack:
         return any(rule.block for rule in self.rules)
 
 
+Instead = Literal["503", "last good", "fallback", "raises"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A breaker that stands on a view; kept on the function that asks it.
+
+    `checker`: that function; `breaker`: its name; `identify`: who is served in a brown-out, given the arguments of the
+    call; `instead`: what comes of a call that is not made.
+    """
+
+    checker: Callable[..., Any]
+    breaker: str
+    identify: Callable[..., Generator[Any, Any, Any]]
+    instead: Instead
+
+
+def guarding(
+    checker: Any, breaker: str, identify: Callable[..., Generator[Any, Any, Any]], instead: Instead
+) -> Callable[..., Any]:
+    """The function that asks a breaker, so that it is found on a view."""
+    checker._ratelimit_guard = Guard(checker, breaker, identify, instead)
+    found: Callable[..., Any] = checker
+    return found
+
+
+class StandingGuard(NamedTuple):
+    """Where a breaker stands, as a `Standing`; `of`: what goes before the request among the arguments."""
+
+    guard: Guard
+    method: str
+    of: tuple[Any, ...]
+
+    @property
+    def checker(self) -> Callable[..., Any]:
+        """The function that asks it."""
+        return self.guard.checker
+
+
 class Standing(NamedTuple):
     """Where a stack stands: on a method of that name of the view's class, or (empty) around the view."""
 
     stack: Stack
     method: str
+
+    @property
+    def checker(self) -> Callable[..., Any]:
+        """The function that checks it."""
+        return self.stack.checker
 
 
 def stacks_on(view: Any, method: str | None = None) -> list[Standing]:
@@ -68,6 +112,15 @@ def stacks_on(view: Any, method: str | None = None) -> list[Standing]:
     `super().get(...)` and `self.create(...)` do: whichever class has it. `method_decorator` decorates anew for each
     request, and so is done here.
     """
+    return _found(view, method).standing
+
+
+def guards_on(view: Any, method: str | None = None) -> list[StandingGuard]:
+    """The breakers that a request of that method (None: of any) meets at a view, found as stacks are."""
+    return _found(view, method).guards
+
+
+def _found(view: Any, method: str | None) -> _Found:
     found = _Found()
     around = list(layers(view))
     for layer in around:
@@ -81,12 +134,12 @@ def stacks_on(view: Any, method: str | None = None) -> list[Standing]:
         found.add_method(innermost.__self__, innermost.__name__)
     elif not inspect.isfunction(innermost):
         found.add_method(innermost, "__call__")
-    return found.standing
+    return found
 
 
-def is_behind_login(view: Any, standing: Standing) -> bool:
-    """Whether somebody has to be logged in before a stack is asked, by Django's own means: the middleware, the
-    decorator or the mixin."""
+def is_behind_login(view: Any, standing: Standing | StandingGuard) -> bool:
+    """Whether somebody has to be logged in before a stack or a breaker is asked, by Django's own means: the middleware,
+    the decorator or the mixin."""
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside have it not.
@@ -95,7 +148,7 @@ def is_behind_login(view: Any, standing: Standing) -> bool:
     # Django's AccessMixin by what it has: to import it, django.contrib.auth would have to be installed.
     cls = _class_of(view)
     asks = cls is not None and (is_closed or hasattr(cls, "handle_no_permission"))
-    is_inside = is_closed and not hasattr(standing.stack.checker, "login_url")
+    is_inside = is_closed and not hasattr(standing.checker, "login_url")
     return is_inside or (asks and standing.method not in BEFORE_METHODS)
 
 
@@ -151,18 +204,26 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 class _Found:
-    """Stacks that were found, each once."""
+    """Stacks and breakers that were found, each once."""
 
     def __init__(self) -> None:
         self.standing: list[Standing] = []
+        self.guards: list[StandingGuard] = []
         self._seen: set[tuple[int, str]] = set()
 
     def add(self, layer: Any, method: str) -> None:
-        """The stack that a function checks, if it is one that checks."""
+        """The stack that a function checks, or the breaker that it asks, if it does."""
+        self._add_guard(layer, method, ())
         stack = getattr(layer, "_ratelimits", None)
         is_new = all(stack is not other.stack for other in self.standing)
         if isinstance(stack, Stack) and stack.checker is layer and is_new:
             self.standing.append(Standing(stack, method))
+
+    def _add_guard(self, layer: Any, method: str, of: tuple[Any, ...]) -> None:
+        guard = getattr(layer, "_ratelimit_guard", None)
+        is_new = all(guard is not other.guard for other in self.guards)
+        if isinstance(guard, Guard) and guard.checker is layer and is_new:
+            self.guards.append(StandingGuard(guard, method, of))
 
     def add_method(self, instance: Any, name: str, after: int = 0) -> None:
         """What stands on a method of a class, and on what that runs of its own class; `after`: of the classes in the
@@ -174,6 +235,7 @@ class _Found:
         self._seen.add((place, name))
         function = vars(mro[place])[name]
         while inspect.isfunction(function):
+            self._add_guard(function, name, (instance,))
             closure = _closure(function)
             if {"decorators", "method"} <= closure.keys():  # As `method_decorator` leaves it.
                 function = closure["method"]

@@ -15,20 +15,23 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from django.utils import timezone
+from django.views import View
 
-from django_ratelimit_lua import CircuitBreaker, CircuitOpen
+from django_ratelimit_lua import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.checks import check_breakers
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.operations.breakers import breaker, breakers, force
+from django_ratelimit_lua.operations.described import build_request
+from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.rules.rule import RuleError
 
 pytestmark = pytest.mark.django_db(transaction=True)
-urlpatterns = [path("admin/", admin.site.urls)]
 HERE = "/admin/django_ratelimit_lua/ratelimitbreaker/"
 
 
@@ -332,3 +335,117 @@ def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) ->
         assert found.places == (f"{__name__}, line {found.places[0].rpartition(' ')[2]}",)
     finally:
         circuits.by_name["payments"] = of_others
+
+
+def recommended(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("recommended")
+
+
+@circuit("checkout", minimum=10, open_for="30s", key="get:who")
+def checkout(request: HttpRequest) -> HttpResponse:
+    if "fails" in request.GET:
+        raise OSError("no route to the bank")
+    return HttpResponse("paid")
+
+
+@circuit("checkout", minimum=10, open_for="30s", key="get:who", fallback=recommended)
+def shop(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("shop")
+
+
+paying = CircuitBreaker("checkout", minimum=10, open_for="30s", key=lambda view, request: request.GET["who"])
+
+
+class Paying(View):
+    @paying
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("paid")
+
+
+@pytest.fixture
+def guarded(settings: Any) -> None:
+    """A site that answers 503 where a breaker raises, and whose breaker is closed."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    circuits.by_name["checkout"].forget()
+
+
+def explained(path: str = "/checkout/?who=ada") -> str:
+    """What the command says of a request."""
+    out = StringIO()
+    call_command("ratelimit_rules", "explain", "--path", path, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> None:
+    """What they are like, and what would come of it, which is what comes of it; nothing is counted by asking."""
+    assert client.get("/checkout/?who=ada").status_code == 200
+    assert "breaker checkout: closed\n" in explained()
+    assert "would be allowed" in explained()
+    client.raise_request_exception = False
+    for _ in range(10):
+        client.get("/checkout/?who=ada&fails=")
+    assert client.get("/checkout/?who=ada").status_code == 503
+    told = explained()
+    pattern = r"breaker checkout: open since \d\d:\d\d, next probe in \d+ s; it would answer 503\n"
+    assert re.search(pattern, told), told
+    assert told.endswith("The next request like this would be stopped by the breaker 'checkout'.\n")
+    assert client.get("/shop/?who=ada").content == b"recommended"
+    assert "; its fallback would answer\n" in explained("/shop/?who=ada")
+    force("checkout", "closed")
+    until(lambda: client.get("/checkout/?who=ada").status_code == 200)
+    told = explained()
+    assert "breaker checkout: forced closed until it is taken back; its own state: open since" in told
+    assert "would be allowed" in told
+    force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
+    assert re.search(r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; it would answer 503\n", explained())
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("path", ["/checkout/", "/paying/"])
+def test_who_a_brown_out_serves_is_explained(path: str, client: Client) -> None:
+    """As it is served indeed, also where the breaker is on a method."""
+    force("checkout", "brownout", share=40)
+    came: set[tuple[int, bool, bool]] = set()
+    until(lambda: len({client.get(f"{path}?who={number}").status_code for number in range(20)}) == 2)
+    for _ in range(2):  # Unless an hour ends in between.
+        came.clear()
+        for number in range(12):
+            asked = f"{path}?who={number}"
+            found = explain(build_request(asked))
+            (breaker,) = found.breakers
+            came.add((client.get(asked).status_code, breaker.is_served or False, found.stopped_by is None))
+        if len(came) == 2:
+            break
+    assert came == {(200, True, True), (503, False, False)}
+    served = "brown-out until it is taken back: 40% are served, this identity is"
+    lines = {re.search(r"breaker checkout: (.*)\n", explained(f"{path}?who={number}"))[1] for number in range(12)}
+    assert lines == {f"{served}; its own state: closed", f"{served} not; its own state: closed; it would answer 503"}
+
+
+@pytest.mark.usefixtures("guarded")
+def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
+    """And leads to them, whoever may see them."""
+    client.force_login(User.objects.create_superuser("grace"))
+    inspector, asked = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/", {"path": "/checkout/?who=ada"}
+    page = client.get(inspector, asked).content.decode()
+    assert f'<a href="{HERE}one/?name=checkout">checkout: closed</a>' in page
+    assert "would be allowed" in page
+    force("checkout", "open")
+    page = client.get(inspector, asked).content.decode()
+    assert "The next request like this would be stopped by a breaker" in page
+    assert "checkout: forced open until it is taken back; its own state: closed; it would answer 503" in page
+    viewer = User.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
+    client.force_login(viewer)
+    page = client.get(inspector, asked).content.decode()
+    assert "checkout: forced open" in page
+    assert "one/?name=checkout" not in page
+
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("checkout/", checkout),
+    path("shop/", shop),
+    path("paying/", Paying.as_view()),
+]

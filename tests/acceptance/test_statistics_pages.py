@@ -24,10 +24,9 @@ from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.statistics import rate_words
-from django_ratelimit_lua.admin.times import moment_words
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.seen import PERIODS, one, overview
-from django_ratelimit_lua.operations.words import share_words
+from django_ratelimit_lua.operations.words import moment_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.stats.buckets import units_bucket

@@ -118,6 +118,8 @@ class Command(BaseCommand):
             if limit.state is not None:
                 told = ", but only the view is told" if limit.is_advice and not limit.state.allowed else ""
                 self.stdout.write(f"    {_words(limit.state)}{told}")
+        for breaker in explanation.breakers:
+            self.stdout.write(f"breaker {breaker.words}")
         for problem in explanation.problems:
             self.stderr.write(self.style.ERROR(f"cannot be applied to this request: {problem}"))
         if not explanation.met and explanation.exempt is None and explanation.block is None:

@@ -12,8 +12,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.rules.stacks import is_behind_login, layers, stacks_on
+from django_ratelimit_lua import CircuitBreaker, circuit, ratelimit
+from django_ratelimit_lua.rules.stacks import guards_on, is_behind_login, layers, stacks_on
 
 limited = ratelimit(key="ip", rate="5/m")
 
@@ -90,6 +90,42 @@ def test_layers_are_what_a_view_wraps() -> None:
         assert len(list(layers(fine))) == 2
     finally:
         del fine.__wrapped__  # type: ignore[attr-defined]
+
+
+payments, search = CircuitBreaker("payments of a view"), circuit("search of a view", fallback=fine)
+
+
+class Guarded(View):
+    @payments
+    def get(self, request: Any) -> Any:
+        return request
+
+    @method_decorator([never_cache, search])
+    def post(self, request: Any) -> Any:
+        return self.get(request)
+
+
+@pytest.mark.parametrize(
+    ("view", "found"),
+    [
+        (search(fine), ["search"]), (limited(never_cache(search(fine))), ["search"]),
+        (search(limited(payments(fine))), ["search", "payments"]), (fine, []), (never_cache(fine), []),
+        (method_decorator(search, name="dispatch")(Parent).as_view(), ["search"]), (Guarded.as_view(), ["payments"]),
+    ],
+)  # fmt: skip
+def test_breakers_on_a_view_are_found(view: Any, found: list[str]) -> None:
+    """Around it, on its methods, between limits; outermost first, and each once."""
+    assert [one.guard.breaker.split()[0] for one in guards_on(view, "GET")] == found
+    answers = {"search": "fallback", "payments": "raises"}
+    assert [one.guard.instead for one in guards_on(view, "GET")] == [answers[name] for name in found]
+
+
+def test_breakers_of_what_a_method_runs_are_found() -> None:
+    """With what each is called with in front of the request."""
+    on_method, run = guards_on(Guarded.as_view(), "POST")
+    assert (on_method.guard.breaker, on_method.method, on_method.of) == ("search of a view", "post", ())
+    assert (run.guard.breaker, run.method) == ("payments of a view", "get")
+    assert isinstance(run.of[0], Guarded)
 
 
 class Gated(LoginRequiredMixin, Parent):
