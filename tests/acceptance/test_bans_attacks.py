@@ -1,10 +1,10 @@
 """Attacks as the logs of public rule sets have them, in the middle of a real log, as real requests: exactly the bans of
 the reference.
 
-The log is NASA's of 1995, and the attacks are what CrowdSec's rules are tested on (see `tests/logs`): a scanner, passwords
-that are tried, floods of paths that do not exist, and of others that no cache has. Beside them are some that no sample
-shows, for they take longer: passwords tried slowly all night, a botnet of many addresses, and somebody who comes back as
-soon as a ban ends.
+The log is NASA's of 1995, and the attacks are what CrowdSec's rules are tested on (see `tests/logs`): a scanner,
+passwords that are tried, floods of paths that do not exist, and of others that no cache has. Beside them are some that
+no sample shows, for they take longer: passwords tried slowly all night, a botnet of many addresses, and somebody who
+comes back as soon as a ban ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def visitors() -> Iterator[Line]:
 
 
 def attackers(start: int) -> Iterator[Line]:
-    """The real ones, each sample two minutes after the one before, and all once more after ten: each has an address here."""
+    """The real ones, each sample two minutes after the one before, and all once more after ten. Each has an address."""
     addresses: dict[tuple[str, str], str] = {}
     begins: dict[str, int] = {}
     lines = [line.split("\t") for line in (LOGS / "attacks.tsv").read_text().splitlines()[1:]]
