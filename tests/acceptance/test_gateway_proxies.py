@@ -15,7 +15,7 @@ import pytest
 
 from example_project.gateway import nginx
 from tests.demo import ROOT, await_port, free_port
-from tests.proxies import PROXIES, SECRET, Site, ask, needs, rush
+from tests.proxies import PROXIES, SECRET, Site, ask, needs, running, rush
 
 REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
 """Of 16 clients at one time; `.ci/run` sends 10,000."""
@@ -36,7 +36,21 @@ RULES = [
     {"name": "sessions", "path": "/few/", "key": "session", "rate": "0/d"},
     {"name": "routes", "path": "/few/", "route": "ratelimit-check", "key": "ip", "rate": "0/d"},
     {"name": "open-door", "path": "/few/free/", "exempt": True},
-]
+    *[
+        {"name": f"one of the many limits that hold, number {number}", "path": "/many/", "key": "ip", "rate": "1/d",
+         "message": "Слишком много запросов! " * 12}
+        for number in range(60)
+    ],
+]  # fmt: skip
+BROKEN = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Broken(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(502)
+    def log_message(self, *args): pass
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Broken).serve_forever()
+"""
 
 
 class Proxied(NamedTuple):
@@ -79,6 +93,15 @@ def test_requests_go_on_until_the_limit_and_say_what_is_left(proxied: Proxied) -
     free = ask(proxied.port, "/elsewhere")
     assert free.status == 200
     assert "ratelimit" not in free.headers
+
+
+def test_many_limits_with_long_names_and_messages_fit_into_an_answer(proxied: Proxied) -> None:
+    """Headers of more than 4 KiB are no error of the proxy's, by which it would refuse everybody, or nobody."""
+    assert ask(proxied.port, "/many/").status == 200
+    refused = ask(proxied.port, "/many/", Accept="application/json")
+    assert (refused.status, refused.headers["content-type"]) == (429, "application/problem+json")
+    assert len(refused.headers["ratelimit-policy"]) > 2000
+    assert "Слишком" in refused.json()["detail"]
 
 
 def test_nothing_is_gained_by_headers_that_proxies_write(proxied: Proxied) -> None:
@@ -136,13 +159,18 @@ def test_while_redis_is_away_policies_decide(proxied: Proxied) -> None:
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
 def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: str) -> None:
-    """Requests are refused with a 5xx, or go on; and all is well again when it is back."""
+    """Requests are refused with a 5xx, or go on, also where something else answers in its place that it is broken; and
+    all is well again when it is back."""
     with proxied.site.behind(proxied.proxy, fail=fail) as port:
         proxied.site.stop()
         try:
             away = ask(port, "/anything")
             assert away.status == {"open": 200, "closed": 500 if proxied.proxy == "traefik" else 503}[fail]
             assert fail == "closed" or away.json()["path"] == "/anything"
+            with running([sys.executable, "-c", BROKEN, str(proxied.site.port)], proxied.site.port):
+                for _ in range(100):  # Until it is tried again.
+                    broken = ask(port, "/anything").status
+                    assert broken == 200 if fail == "open" else broken >= 500
         finally:
             proxied.site.start()
         for _ in range(100):  # Envoy may have to try again first.
