@@ -24,6 +24,7 @@ from .check import answer_check
 from .decide import answer_decide
 from .openapi import answer_openapi
 from .problems import ProblemError
+from .vouched import meta_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -50,13 +51,13 @@ async def _live(receive: Receive, send: Send) -> None:
 async def _answer(scope: Scope, receive: Receive) -> HttpResponse:
     path = str(scope["path"])
     if path.endswith("/check") or "/check/" in path:  # First, as Envoy adds the path that it asks about.
-        return await answer_check(_meta(scope))
+        return await answer_check(meta_of(scope))
     if path.endswith("/decide"):
         try:
             body = await _body(receive)
         except ProblemError as error:
             return error.response()
-        token = _meta(scope).get("HTTP_AUTHORIZATION", "")
+        token = meta_of(scope).get("HTTP_AUTHORIZATION", "")
         return await answer_decide(scope["method"], token, body, partial(_gone, receive))
     if path.endswith("/openapi.json"):
         return answer_openapi()
@@ -83,22 +84,6 @@ async def _body(receive: Receive) -> bytes:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _meta(scope: Scope) -> dict[str, Any]:
-    """The headers, and who asks, as `HttpRequest.META` has them."""
-    meta: dict[str, Any] = {}
-    for raw, value in scope["headers"]:
-        name = raw.decode("latin-1").upper()
-        if "_" in name:
-            continue  # It would be taken for one with a hyphen.
-        name = name.replace("-", "_")
-        key = name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
-        text = value.decode("latin-1")
-        meta[key] = f"{meta[key]}{'; ' if name == 'COOKIE' else ','}{text}" if key in meta else text
-    if scope.get("client"):
-        meta["REMOTE_ADDR"] = scope["client"][0]
-    return meta
 
 
 async def _send(response: HttpResponse, send: Send) -> None:

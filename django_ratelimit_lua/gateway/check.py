@@ -22,7 +22,7 @@ from ..web.headers import add_headers
 from ..web.plan import Place, RequestPlanner
 from ..web.responses import brief_refusal
 from .users import load_user
-from .vouched import DescribedRequest, Meta, described, is_believed
+from .vouched import DescribedRequest, Meta, described, is_believed, meta_of
 
 BODY_HEADER = "X-RateLimit-Body"
 """The body of a refusal once more, for nginx, which throws away that of a sub-request."""
@@ -35,7 +35,8 @@ _OF_USER = (EVERYONE, "anonymous", "authenticated")
 @csrf_exempt  # Envoy asks by the method of the original request.
 async def check(request: HttpRequest) -> HttpResponse:
     """`answer_check`, for Django."""
-    response = await answer_check(request.META)
+    scope = getattr(request, "scope", None)
+    response = await answer_check(request.META if scope is None else meta_of(scope))
     # Django would log every one, and of the gateway's path. `refusal_log` has said it.
     response.headers["Content-Length"] = str(len(response.content))
     response._has_been_logged = True  # type: ignore[attr-defined]

@@ -86,6 +86,22 @@ class DescribedRequest(WSGIRequest):
     user: Any
 
 
+def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers of an ASGI scope, and who asks, as `HttpRequest.META` has them."""
+    meta: dict[str, Any] = {}
+    for raw, value in scope["headers"]:
+        name = raw.decode("latin-1").upper()
+        if "_" in name:
+            continue  # It would be taken for one with a hyphen. Not every release of Django's passes over it.
+        name = name.replace("-", "_")
+        key = name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
+        text = value.decode("latin-1")
+        meta[key] = f"{meta[key]}{'; ' if name == 'COOKIE' else ','}{text}" if key in meta else text
+    if scope.get("client"):
+        meta["REMOTE_ADDR"] = scope["client"][0]
+    return meta
+
+
 def is_believed(meta: Meta) -> bool:
     """Whether a question comes from a trusted proxy, with the secret. Why not, is said in the log, once."""
     missing = "" if _is_trusted(meta.get("REMOTE_ADDR")) else "proxy"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -10,13 +12,14 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, User
 from django.core.checks import run_checks
-from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.test import Client
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.gateway.asgi import application as alone
+from django_ratelimit_lua.gateway.check import check as check_view
 from django_ratelimit_lua.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.asgi import ask
@@ -113,6 +116,25 @@ def test_only_a_trusted_proxy_with_the_secret_is_believed(
     assert [answer.status for answer in refused] == [403] * len(refused)
     assert {answer.body for answer in refused} == {b"This is for the proxies of the site.\n"}
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("application", [alone, check_view], ids=["alone", "view"])
+def test_a_header_with_underscores_is_none_that_a_proxy_writes(settings: Any, application: Any) -> None:
+    """Proxies pass it on. Older releases of Django make one of both, as `META` has it here."""
+    settings.RATELIMIT_RULES = [{"name": "one", "path": "/one", "key": "ip", "rate": "1/d"}]
+    said = {"X-Original-Method": "GET", "X-Original-URI": "/one", "X-Original-Host": "h", "X-RateLimit-Secret": SECRET}
+    said |= {"X-Original-Address": "203.0.113.9", "X_Original_URI": "/other"}
+    pairs = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+
+    def asked() -> int:
+        if application is alone:
+            return ask(alone, "/check", pairs).status
+        scope = {"type": "http", "method": "GET", "path": "/check", "query_string": b"", "headers": pairs}
+        request = ASGIRequest({**scope, "client": ("127.0.0.1", 50_000)}, io.BytesIO())
+        request.META["HTTP_X_ORIGINAL_URI"] = "/one,/other"
+        return int(asyncio.run(application(request)).status_code)
+
+    assert [asked(), asked()] == [200, 429]
 
 
 def test_what_a_proxy_does_not_say_is_its_mistake(check: Check) -> None:

@@ -193,6 +193,15 @@ def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
     assert verdicts(decide(*reports[:2], operation="slot", seconds=30)) == (True, [True, True])
 
 
+def test_switched_off_everything_goes(decide: Decide, settings: Any) -> None:
+    """Also giving back what was given: a service that asks sees no mistake of its own."""
+    settings.RATELIMIT_ENABLE = False
+    report = {"limit": "reports", "identity": "ada"}
+    taken = [decide(report, operation="slot", seconds=30).json() for _ in range(2)]
+    assert [answer["allowed"] for answer in taken] == [True, True]
+    assert decide(report, operation="release", slot=taken[0]["slot"]).status == 200
+
+
 @pytest.mark.parametrize("wrong", [{"limit": "nowhere"}, {"limit": "reports"}, {"limit": "function"}])
 def test_of_a_batch_that_is_refused_nothing_is_taken(decide: Decide, wrong: dict[str, str]) -> None:
     """Also each for itself: who asks again would pay twice."""
