@@ -523,10 +523,11 @@ def main() -> None:
     print(table(outcomes))
     print("\n* loses data: all of it, or what was not replicated yet\n")
     if not sys.argv[1:]:
-        from tests import holders
+        from tests import holders, probers
 
-        names = [name for name in holders.FAULTS if LIBFAKETIME or "clock" not in name]
-        print(holders.table({name: holders.run(name) for name in names}))
+        for more in (holders, probers):
+            names = [name for name in more.FAULTS if LIBFAKETIME or "clock" not in name]
+            print(more.table({name: more.run(name) for name in names}))
 
 
 if __name__ == "__main__":
