@@ -24,7 +24,7 @@ from django.views.decorators.csrf import csrf_exempt
 from ..conf import conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
 from ..engine.run import Wait, arun
-from ..engine.waiting import ahold
+from ..engine.waiting import ahold, to_the_end, unmasked
 from ..identity import digest
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Charge
@@ -104,7 +104,12 @@ def _unauthorised() -> ProblemError:
 
 async def _together(client: str, asked: Asked, gone: Gone | None) -> dict[str, Any]:
     planner = _Planner(client, asked)
-    outcome = await planner.decided()
+    try:
+        outcome = await planner.decided()
+    except BaseException as error:
+        with unmasked(error):
+            await planner.leave()
+        raise
     if asked.operation == "acquire" and outcome.decision and outcome.decision.wait > 0:
         await _turn(outcome, gone)
     return planner.answer(outcome)
@@ -160,6 +165,7 @@ class _Planner:
         self.units = max((charge.cost for charge in asked.charges), default=0) if self._takes else 0
         self._slot = new_slot(asked.seconds) if asked.operation == "slot" else b""
         self._only_checks = False
+        self._held: list[Charge] = []
         self._counts: list[int] = []
         self._charges = [(charge, digest(charge.identity), own(charge.identity)) for charge in asked.charges]
         pairs = {(charge.limit, subject) for charge, subject, _identity in self._charges}
@@ -221,6 +227,7 @@ class _Planner:
                 for limit in limits
             ]
         self._check_slots([charge.charge.limit for charge in planned])
+        self._held = [charge.charge for charge in planned if charge.charge.limit.holds] if self._slot else []
         options: Any = {"slot": self._slot}
         if self._asked.operation in ("reserve", "acquire"):
             options["max_wait_us"] = round(self._asked.timeout * SECOND)
@@ -231,6 +238,11 @@ class _Planner:
         except LimitError as error:
             raise ProblemError(422, f"{error}.") from None
         return Plan(call, planned)
+
+    async def leave(self) -> None:
+        """Nobody hears the answer: give back the slot that was asked for, if it was taken."""
+        if self._held:
+            await to_the_end(arun(releasing(self._held, self._slot)))
 
     def _check_slots(self, limits: Sequence[Limit]) -> None:
         held = [limit.name for limit in limits if limit.holds]

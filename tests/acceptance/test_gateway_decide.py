@@ -21,9 +21,9 @@ from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.gateway import asgi, asked
+from django_ratelimit_lua.gateway import decide as deciding
 from django_ratelimit_lua.gateway.asgi import application as alone
 from django_ratelimit_lua.gateway.asked import read_asked
-from django_ratelimit_lua.gateway.decide import decide as decide_view
 from django_ratelimit_lua.gateway.decide import noting
 from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
@@ -181,6 +181,33 @@ def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
     assert decide(MAIL, operation="release", slot=other).status == 422
 
 
+def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Django cancels a view whose client has gone: nobody has heard by what it would be released."""
+    report = {"limit": "reports", "identity": "ada"}
+    body = json.dumps({"charges": [report], "operation": "slot", "seconds": 3600}).encode()
+    really = deciding.adecide
+
+    async def slowly(planner: Any) -> Any:
+        outcome = await really(planner)
+        if planner.is_hit:
+            task.cancel()
+            await asyncio.sleep(0)
+        return outcome
+
+    async def cancelled() -> None:
+        nonlocal task
+        task = asyncio.ensure_future(deciding.answer_decide("POST", f"Bearer {token}", body))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    task: Any = None
+    monkeypatch.setattr(deciding, "adecide", slowly)
+    asyncio.run(cancelled())
+    monkeypatch.undo()
+    answer = asyncio.run(deciding.answer_decide("POST", f"Bearer {token}", body))
+    assert json.loads(answer.content)["allowed"]
+
+
 def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
     """Every decision that takes one says which; one that does not, says none."""
     reports = [{"limit": "reports", "identity": name} for name in ("ada", "grace", "ada")]
@@ -213,7 +240,7 @@ def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
     """By Django's view, too, where it comes in chunks and nothing says how long it is."""
     body = io.BytesIO(bytes(1_000_000))
     scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b"", "headers": []}
-    assert asyncio.run(decide_view(ASGIRequest(scope, body))).status_code == 401
+    assert asyncio.run(deciding.decide(ASGIRequest(scope, body))).status_code == 401
     assert body.tell() <= asked.MOST_BYTES + 1
 
 
