@@ -67,7 +67,7 @@ def read_asked(body: bytes) -> Asked:
     if len(body) > MOST_BYTES:
         raise ProblemError(413, f"The body has more than {MOST_BYTES} bytes.")
     try:
-        given = json.loads(body, parse_constant=_no_number)
+        given = json.loads(body, parse_constant=_no_number, object_pairs_hook=_members)
     except (ValueError, RecursionError) as error:
         raise ProblemError(400, f"The body is no JSON: {str(error)[:200]}") from None
     given = _object(given, "The body", _MEMBERS)
@@ -181,6 +181,14 @@ def _shown(value: Any) -> str:
 
 def _refuse(problem: str) -> NoReturn:
     raise ProblemError(422, f"{problem}.")
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; no name twice, of which another reader might take the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
 
 
 def _no_number(text: str) -> NoReturn:

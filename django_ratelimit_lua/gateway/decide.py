@@ -25,7 +25,8 @@ from ..conf import conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
 from ..engine.run import Wait, arun
 from ..engine.waiting import ahold, to_the_end, unmasked
-from ..identity import digest
+from ..identity import Identity, digest
+from ..identity.forwarded import parse_address
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
@@ -41,6 +42,7 @@ from ..rules.provider import current
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..stats.names import own
+from ..web.plan import is_spared
 from .asked import MOST_BYTES, Asked, AskedCharge, read_asked, write_slot
 from .problems import ProblemError
 
@@ -221,6 +223,8 @@ class _Planner:
             if not client.may_ask(asked.limit):
                 raise ProblemError(403, f"{client.name} may not ask about the limit {asked.limit!r}.")
             limits, rule = _limits(ruleset, asked.limit)
+            if any(limit.ban is not None for limit in limits) and _is_spared(asked.identity):
+                limits = [limit.without_bans() for limit in limits]
             self._counts.append(len(limits))
             planned += [
                 PlannedCharge(Charge(limit, subject, asked.cost), asked.limit, rule, identity=identity)
@@ -298,6 +302,16 @@ def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     if not found:
         raise ProblemError(422, f"There is no limit {name!r}.")
     return found[0], None
+
+
+def _is_spared(identity: Identity) -> bool:
+    """Whether somebody is named by an address that is never banned."""
+    if not isinstance(identity, tuple):
+        return False
+    if len(identity) == 2 and identity[0] == "ip":
+        address = parse_address(str(identity[1]))
+        return address is not None and is_spared(address)
+    return any(map(_is_spared, identity))
 
 
 def _note(client: str) -> None:

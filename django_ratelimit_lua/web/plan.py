@@ -21,6 +21,7 @@ from ..engine.neighbours import known_user, neighbours
 from ..engine.run import Wait, Waiting
 from ..identity import Identity, digest
 from ..identity.address import client_address
+from ..identity.forwarded import Address
 from ..identity.keys import Key, user_missing
 from ..identity.request_state import request_state
 from ..identity.session import aload
@@ -376,9 +377,12 @@ def is_never_banned(request: HttpRequest) -> bool:
     if not networks:
         return False
     address = client_address(request).address
-    if address is None:
-        return networks is PRIVATE
-    return any(address.version == network.version and address in network for network in networks)
+    return networks is PRIVATE if address is None else is_spared(address)
+
+
+def is_spared(address: Address) -> bool:
+    """Whether an address is of a network that is never banned."""
+    return any(address.version == network.version and address in network for network in conf.NEVER_BAN)
 
 
 def _needs_groups(rule: Rule, user: Any) -> bool:

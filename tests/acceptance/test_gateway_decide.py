@@ -220,6 +220,19 @@ def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
     assert verdicts(decide(*reports[:2], operation="slot", seconds=30)) == (True, [True, True])
 
 
+def test_networks_that_are_never_banned_are_not_banned_by_services(decide: Decide, settings: Any) -> None:
+    """Whom a service names by address is spared as in requests; others are banned."""
+    settings.RATELIMIT_NEVER_BAN = ["192.0.2.0/24"]
+    settings.RATELIMIT_RULES = [
+        {"name": "tries", "path": "/tries/", "key": "ip", "rate": "1/d", "ban_after": 1, "ban_for": "30d"}
+    ]
+    for address, is_banned in (("192.0.2.7", False), ("198.51.100.7", True)):
+        for key in ("ip", "user"):
+            who = {"ip": address, "user": 7} if key == "user" else {"ip": address}
+            decisions = [decide({"limit": "tries", "identity": who}).json()["decisions"][0] for _ in range(3)]
+            assert (decisions[-1]["retry_after"] > 10 * 86_400) is is_banned, who
+
+
 def test_switched_off_everything_goes(decide: Decide, settings: Any) -> None:
     """Also giving back what was given: a service that asks sees no mistake of its own."""
     settings.RATELIMIT_ENABLE = False
@@ -299,6 +312,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": NaN}', 400, "NaN is no number"),
         (b"[" * 60_000, 400, "no JSON"),
         (b"\xff", 400, "no JSON"),
+        (b'{"charges": [{"identity": 1, "limit": "mail", "limit": "off"}]}', 400, "a name stands twice"),
         (b" " * 70_000, 413, "more than 65536 bytes"),
         (b"[]", 422, "The body must be an object"),
         (b"{}", 422, "a list of 1 to 100"),
