@@ -167,7 +167,7 @@ def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
         ({"count_denied": "on", "max_wait": 1}, "“Count refused requests” and “Longest wait” contradict"),
         ({"algorithm": "sliding_window", "lease": 5}, "“Lease” needs the algorithm token bucket or fixed window."),
         ({"algorithm": "fixed_window", "lease": 5, "split": "equal"}, "contradict each other"),
-        ({"exempt": "on", "path": ""}, "An exemption needs a path or a route"),
+        ({"exempt": "on", "path": ""}, "An exemption needs a path, a route or a descriptor"),
     ],
 )
 def test_a_rule_that_surprises_or_makes_no_sense_is_refused(
