@@ -26,9 +26,10 @@ print(VouchedUser("ada"))
 """
 
 
+@pytest.mark.django_db
 @isolate_apps("django_ratelimit_lua")
 def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database is not even asked for what cannot be a key."""
+    """What cannot be a key is no error of the database."""
 
     class Person(models.Model):
         id = models.UUIDField(primary_key=True)
