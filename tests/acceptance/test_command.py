@@ -115,7 +115,8 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     assert said("import", str(file), "--dry-run").splitlines() == [
         "+ exports of a day: 20 per day per address, GET on /export/, shadow mode",
         "+ api: 60 per minute per user, bursts of 20, 600 per minute for pro, on /api/ for logged-in users",
-        "2 rules would be changed",
+        "+ reports at once: 2 at once per address, on /report/",
+        "3 rules would be changed",
     ]
     assert not RateLimitRule.objects.exists()
     said("import", str(file))
@@ -266,7 +267,7 @@ def test_the_command_runs_in_a_terminal() -> None:
     command = [sys.executable, "-m", "example_project.manage", "ratelimit_rules", "check", "example_project/rules.yaml"]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert (done.stdout, done.returncode) == ("2 rules: no problem found\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("3 rules: no problem found\n", 0), done.stderr
 
 
 names = st.text("abc /é:-", min_size=1, max_size=8).map(str.strip).filter(bool)

@@ -15,7 +15,7 @@ import redis
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_ratelimit_lua import Decision, RateLimiter, ratelimit
+from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.rules import provider
 from tests.clusters import until
@@ -150,9 +150,10 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
     asked_at, generation = time.monotonic(), deny_cache.generation
+    refusal = limiter.hit("x")
     limiter.reset("x")
     call = limiter._plan("hit", "x", 1).plan(provider.current()).call
-    deny_cache.note(call, Decision(False, ()), asked_at, generation)
+    deny_cache.note(call, refusal, asked_at, generation)
     assert deny_cache.find(call) is None
     assert limiter.hit("x").allowed
 

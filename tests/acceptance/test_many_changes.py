@@ -22,7 +22,13 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils import timezone
 
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import (
+    RateLimitBreaker,
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+)
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.operations import rules_yaml
 from tests.acceptance.test_rules import get, rule
@@ -248,7 +254,7 @@ def test_other_models_of_the_site_are_left_alone() -> None:
     assert [query["sql"] for query in captured] == ["BEGIN", 'DELETE FROM "django_session"', "COMMIT"]
     assert Collector("default").can_fast_delete(Session.objects.all())
     assert Collector("default").can_fast_delete(RateLimitChange.objects.all())
-    ours = (RateLimitRule, Tier, RateLimitOverride)
+    ours = (RateLimitRule, Tier, RateLimitOverride, RateLimitBreaker)
     for model in apps.get_models():
         for signal in (pre_save, post_save, pre_delete, post_delete):
             assert signal.has_listeners(model) == (model in ours), (model, signal)
