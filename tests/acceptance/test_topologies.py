@@ -31,9 +31,9 @@ from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget exists pexpire"
-IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
+IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore pfcount"
 LIMITS = "evalsha eval script|load publish subscribe ping"
-RULES = "hget hset hdel expire persist rename hincrby hlen hgetall pfadd pfcount zscore zrank"
+RULES = "hget hset hdel hkeys expire persist pttl rename type hincrby hlen hgetall pfadd zscore zmscore zrevrangebyscore"
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a connection does without.
 ELSEWHERE = "cluster|slots asking role select"
 ANYWHERE = "auth client|setname sentinel|get-master-addr-by-name"
