@@ -115,14 +115,15 @@ def _by_network(peer: str | None, text: str | None, header: str, trusted: tuple[
         return address_as(
             peer, "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix socket"
         )
-    believed, why = peer, f"it is REMOTE_ADDR, a trusted proxy that sent no {header}"
-    if text is not None:
-        for hop, entry in enumerate(entries(text, header.lower()), start=1):
-            address = parse_address(entry)
-            if address is None:
-                return address_as(believed, f"{why}; what stands before it in {header} is no address")
-            believed, why = entry, f"it is entry {hop} from the right of {header}"
-            if not is_trusted(address):
-                return address_as(believed, f"{why}, the first that is no trusted proxy")
-        why = f"{why}, and all of them are trusted proxies"
-    return address_as(believed, why)
+    believed, why = peer, "it is REMOTE_ADDR, a trusted proxy"
+    if text is None:
+        return address_as(believed, f"{why} that sent no {header}")
+    for hop, entry in enumerate(entries(text, header.lower()), start=1):
+        address = parse_address(entry)
+        if address is None:
+            odd = "the last entry of" if hop == 1 else "what stands before it in"
+            return address_as(believed, f"{why}; {odd} {header} is no address")
+        believed, why = entry, f"it is entry {hop} from the right of {header}"
+        if not is_trusted(address):
+            return address_as(believed, f"{why}, the first that is no trusted proxy")
+    return address_as(believed, f"{why}, and all of them are trusted proxies")

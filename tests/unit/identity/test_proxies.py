@@ -14,21 +14,25 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.identity.address import UNKNOWN, client_address
+from django_ratelimit_lua.identity.address import UNKNOWN, ClientAddress, client_address
 from django_ratelimit_lua.identity.forwarded import entries, parse_address
 
 CLIENT, SPOOFED, INNER = "198.51.100.7", "203.0.113.66", "10.1.2.3"
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
 
 
-def address(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For") -> str | None:
+def found(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For") -> ClientAddress:
     request = HttpRequest()
     request.META["REMOTE_ADDR"] = peer
     if header is not None:
         request.META["HTTP_" + name.upper().replace("-", "_")] = header
-    found = client_address(request)
-    assert found.why
-    return found.network
+    return client_address(request)
+
+
+def address(header: str | None, peer: str = "10.0.0.1", name: str = "X-Forwarded-For") -> str | None:
+    client = found(header, peer, name)
+    assert client.why
+    return client.network
 
 
 GARBAGE = [
@@ -122,6 +126,25 @@ def test_without_trust_headers_are_not_looked_at(trusted: Any, settings: Any) ->
 def test_what_honest_proxies_write(header: str | None, peer: str, expected: str | None) -> None:
     """Ports, brackets, zones, mapped addresses, sockets: each has its outcome."""
     assert address(header, peer) == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (None, "it is REMOTE_ADDR, a trusted proxy that sent no X-Forwarded-For"),
+        ("unknown", "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address"),
+        (f"{CLIENT},", "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address"),
+        (
+            f"unknown, {INNER}",
+            "it is entry 1 from the right of X-Forwarded-For; what stands before it in X-Forwarded-For is no address",
+        ),
+        (INNER, "it is entry 1 from the right of X-Forwarded-For, and all of them are trusted proxies"),
+        (CLIENT, "it is entry 1 from the right of X-Forwarded-For, the first that is no trusted proxy"),
+    ],
+)
+def test_it_is_said_why_it_is_this_address(header: str | None, why: str) -> None:
+    """A header that a proxy sent is not said to be missing, whatever stands in it."""
+    assert found(header).why == why
 
 
 def test_a_socket_is_trusted_only_if_it_is_said(settings: Any) -> None:
