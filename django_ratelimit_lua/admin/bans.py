@@ -39,9 +39,10 @@ from ..operations.words import moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
 from .forms import own_address, own_proxy
+from .history import LETTERS, WHO
 from .inspector import BLOCK_PERMISSION, may_inspect
 from .limits import breakable
-from .statistics import WHO, readable_parts
+from .statistics import readable_parts
 from .times import moment_element
 
 SHOWN = 100
@@ -64,6 +65,7 @@ class Row(NamedTuple):
     rule_url: str
     statistics_url: str
     parts: list[dict[str, str]]
+    digest: str
     words: str
     since: SafeString
     until: SafeString
@@ -179,7 +181,8 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
                     _url("ratelimitrule_change", pk) if pk is not None else "",
                     f"{_url('statistics_one')}?{urlencode({'name': name})}",
                     parts,
-                    ", ".join(part["words"] for part in parts) or active.identity[:12],
+                    active.identity[:LETTERS],
+                    _words(parts, active),
                     moment_element(_moment(ban.since)),
                     moment_element(_moment(ban.until)),
                     active.why or (_("by hand") if ban.by_hand else ""),
@@ -219,7 +222,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
         about = {"subject": words["whom"], "rule": rule.name if rule is not None else "", "key": key}
         try:  # What is sent in a field may be a secret, and is neither kept nor shown.
             override = subject.override("block", None, rule=rule, reason=_("from a ban by %(limit)s") % words,
-                                        label=active.identity[:12] if subject.fields else "")  # fmt: skip
+                                        label=active.identity[:LETTERS] if subject.fields else "")  # fmt: skip
         except ValidationError as error:
             messages.error(request, " ".join(error.messages))
             return None
@@ -254,7 +257,13 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
 
 def _whom(request: HttpRequest, active: ActiveBan) -> str:
     (parts,) = readable_parts(request, [active.who if request.user.has_perm(WHO) else []])
-    return ", ".join(part["words"] for part in parts) or active.identity[:12]
+    return _words(parts, active)
+
+
+def _words(parts: list[dict[str, str]], active: ActiveBan) -> str:
+    """Who is banned. The digest tells those apart whose names are masked."""
+    words, digest = ", ".join(part["words"] for part in parts), active.identity[:LETTERS]
+    return f"{words} ({digest})" if words else digest
 
 
 def _moment(moment_us: int) -> datetime.datetime:

@@ -12,13 +12,14 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import capfirst
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitBreaker, RateLimitChange, RateLimitClient, RateLimitOverride, RateLimitRule
 from ..operations.rules_yaml import build_rule, save_rule
+from ..operations.whose import MOST_NAMED
 from ..operations.words import moment_words
-from ..rules.describe import rate_words, reading
+from ..rules.describe import rate_words, reading, whom
 from ..rules.rule import RuleError
 from .base import ActingAdmin
 from .times import moment_element
@@ -28,7 +29,10 @@ COLUMNS = {"rate": "limit", "method": "methods"}
 NAMES = {"tiers": _("tiers"), "whom": _("who")}
 """What is no column."""
 DIGESTS = {"subject", "digests"}
-
+LETTERS = 12
+"""Of a digest, where it stands for somebody: as the page of bans and the command have it."""
+WHO = "django_ratelimit_lua.view_identities"
+"""May see the names of identities."""
 
 MODELS: Mapping[str, Any] = {
     RateLimitChange.Kind.RULE: RateLimitRule,
@@ -38,15 +42,11 @@ MODELS: Mapping[str, Any] = {
 }
 
 
-def changed_words(change: RateLimitChange) -> list[str]:
+def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
     """What a change has changed, field by field, old and new, in the words of the forms; of what was created or
-    deleted, what it is or was. Digests are left out."""
+    deleted, what it is or was. Digests are left out, but where they stand for somebody who may not be named."""
     if change.kind == RateLimitChange.Kind.IDENTITY:
-        words = {"banned": gettext("Banned by hand."), "unbanned": gettext("The ban is lifted.")}
-        after = change.after if isinstance(change.after, Mapping) else {}
-        why, slot = after.get("why"), after.get("slot")
-        reset = gettext("A slot is released: %(what)s") % {"what": slot} if slot else gettext("Counts are reset.")
-        return [words.get(change.action, reset), *([str(why)] if why else [])]
+        return _done(change, may_see_who=may_see_who)
     before, after = (declared if isinstance(declared, Mapping) else {} for declared in (change.before, change.after))
     model = MODELS[change.kind]
     columns = {column.name: column for column in model._meta.concrete_fields}
@@ -62,6 +62,33 @@ def changed_words(change: RateLimitChange) -> list[str]:
         values = [_value(name, column, value) for value, side in ((old, before), (new, after)) if side]
         lines.append(f"{label}: {' → '.join(values)}")
     return lines
+
+
+def _done(change: RateLimitChange, *, may_see_who: bool) -> list[str]:
+    """What an operator has done to somebody."""
+    after = change.after if isinstance(change.after, Mapping) else {}
+    why, slot = after.get("why"), after.get("slot")
+    reason = [str(why)] if why else []
+    if change.action == RateLimitChange.Action.ENDED and not slot:
+        return [gettext("Counts are reset."), *reason]
+    digests, names = after.get("digests") or ["—"], after.get("who") or {}
+    named = []
+    for digest in digests[:MOST_NAMED]:
+        parts = names.get(digest) if may_see_who else None
+        words = ", ".join(f"{whom(kind)} {value}" if kind else value for kind, value in parts or ())
+        named.append(f"{words} ({digest[:LETTERS]})" if words else digest[:LETTERS])
+    more = len(digests) - len(named)
+    if more:
+        named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
+    told = {"whose": ", ".join(named), "what": slot}
+    if slot:
+        text = gettext("A slot of %(whose)s is released: %(what)s")
+    elif change.action == RateLimitChange.Action.BANNED:
+        text = gettext("Banned by hand: %(whose)s.")
+    else:
+        text = ngettext("The ban of %(whose)s is lifted.", "The bans of %(whose)s are lifted.", len(digests))
+    forgotten = [gettext("Earlier bans are forgotten.")] if after.get("forget") else []
+    return [text % told, *forgotten, *reason]
 
 
 def _value(name: str, column: Any, value: Any) -> str:
@@ -136,10 +163,31 @@ class ChangeAdmin(ActingAdmin):
     @admin.display(description=_("what changed"))
     def words(self, change: RateLimitChange) -> SafeString:
         """Old and new."""
+        return self._words(change, may_see_who=False)
+
+    @admin.display(description=_("what changed"))
+    def named_words(self, change: RateLimitChange) -> SafeString:
+        """The same, for who may see names."""
+        return self._words(change, may_see_who=True)
+
+    def _words(self, change: RateLimitChange, *, may_see_who: bool) -> SafeString:
         whole = change.after if change.before is None else change.before if change.after is None else None
         if whole is not None and change.kind == RateLimitChange.Kind.RULE:
             return format_html("{}", reading(whole))
-        return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in changed_words(change)))
+        lines = changed_words(change, may_see_who=may_see_who)
+        return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """With names, for who may see them."""
+        return _columns(request, super().get_list_display(request))
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """With names, for who may see them."""
+        return _columns(request, super().get_fields(request, obj))
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """All of them."""
+        return _columns(request, super().get_readonly_fields(request, obj))
 
     def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
         return False
@@ -157,3 +205,7 @@ class ChangeAdmin(ActingAdmin):
         permissions = ("django_ratelimit_lua.change_ratelimitrule", "django_ratelimit_lua.add_ratelimitrule")
         context["may_restore"] = is_rule and request.user.has_perms(permissions)
         return super().render_change_form(request, context, *args, **kwargs)
+
+
+def _columns(request: HttpRequest, columns: Iterable[Any]) -> list[Any]:
+    return ["named_words" if one == "words" and request.user.has_perm(WHO) else one for one in columns]

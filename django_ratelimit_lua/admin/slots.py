@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import time
 from typing import Any
 from urllib.parse import urlencode
@@ -21,17 +20,14 @@ from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..models import RateLimitRule
 from ..models.audit import acting
-from ..operations.slots import is_named, names, release_slot, slots_held
+from ..operations.slots import brief, is_named, names, release_slot, slots_held
 from ..rules.describe import whom
 from ..web.durations import duration_words
+from .history import WHO
 from .inspector import BLOCK_PERMISSION
 from .last_day import VIEW
 from .limits import breakable
 from .times import moment_element
-
-WHO = "django_ratelimit_lua.view_identities"
-_FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
-"""What stands behind the first part of a path."""
 
 
 def may_see_slots(request: HttpRequest) -> bool:
@@ -104,8 +100,7 @@ class SlotPages(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _what(request: HttpRequest, holder: Holder) -> str:
-    """What for. Further parts of a path may be a secret, as in a link for a new password, or tell whose it is."""
-    return holder.what if request.user.has_perm(WHO) else _FURTHER.sub(r"\1…", holder.what)
+    return holder.what if request.user.has_perm(WHO) else brief(holder.what)
 
 
 def _shown(request: HttpRequest, holder: Holder, rules: dict[str, int]) -> dict[str, Any]:

@@ -45,14 +45,13 @@ from ..operations.seen import (
 from ..operations.words import clients_words, moment_words, number_words, share_words
 from ..rules.describe import whom
 from ..stats.names import NOTHING, Name, name_words
-from .history import changed_words
+from .history import WHO, changed_words
 from .inspector import may_inspect
 from .last_day import RESULT_NAMES, VIEW, between_words, counts_words, day_words
 from .limits import breakable
 from .times import moment_element, moment_text
 
 APP = "django_ratelimit_lua"
-WHO = f"{APP}.view_identities"
 PERIOD_NAMES = {
     "hour": gettext_lazy("last hour"),
     "day": gettext_lazy("last day"),

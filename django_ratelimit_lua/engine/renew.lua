@@ -6,7 +6,7 @@ KEYS[i]         the slots of a limit, as limits/algorithms/concurrency.lua keeps
 ARGV[1]         the time in microseconds; empty: this server's own clock
 ARGV[2]         what to do: renew, retake (those that have ended, where there is room for them) or release
 ARGV[2 + i]     which: the limit and how many units it holds, as two doubles, and the slot
-returns         for each slot 1: it is held, 2: it was taken again, 0: it is not held
+returns         for each slot 1: it is held (of one that was released: it was), 2: it was taken again, 0: it is not held
 ]]
 local rcall, pack, unpack = redis.call, struct.pack, struct.unpack
 local what, now = ARGV[2], tonumber(ARGV[1])
@@ -20,11 +20,11 @@ local function act(key, limit, units, slot)
   for i = 2, units do members[i] = slot .. pack('>I4', i) end
   local score = redis.pcall('ZSCORE', key, slot)
   if type(score) == 'table' then return 0 end -- A key of another type, which whoever takes a slot next clears.
+  local is_held = score and tonumber(score) > now
   if what == 'release' then
     for _, member in ipairs(members) do rcall('ZREM', key, member) end
-    return 0
+    return is_held and 1 or 0
   end
-  local is_held = score and tonumber(score) > now
   if not is_held then
     if what ~= 'retake' then return 0 end
     rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now))

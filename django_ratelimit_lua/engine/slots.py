@@ -412,7 +412,7 @@ def holders() -> list[Holder]:
 def end_slot(holder_id: str) -> Holder | None:
     """End a slot, whichever process holds it: its place is free at once, and it is not taken again. Its process is told
     with its next renewal, by `slot_lost`; what it does there goes on. Returns whose it was; None: nobody holds it any
-    more. Raises `StoreError`."""
+    more, whatever its process has told last. Raises `StoreError`."""
     for holder, key, slot in _listed():
         if holder.id == holder_id:
             store = get_store(background=True)
@@ -424,9 +424,10 @@ def end_slot(holder_id: str) -> Holder | None:
             record = _NUMBERS.pack(holder.of, holder.units) + slot
             now = held_slots.time_of_calls()  # Some servers tell scripts no time.
             common = (b"" if now is None else b"%d" % now, b"release")
-            if store.run_each(_PROGRAM, common, [(key, record)], Patience(PATIENCE)) == [None]:
+            (was_held,) = store.run_each(_PROGRAM, common, [(key, record)], Patience(PATIENCE))
+            if was_held is None:
                 raise StoreError("the slot could not be ended")
-            return holder
+            return holder if was_held else None
     return None
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -34,12 +35,13 @@ from ..rules.describe import whom
 from ..rules.overrides import MOST_FIELDS
 from ..rules.provider import reload
 from ..rules.rule import Rule
-from ..stats.names import Name
+from ..stats.names import Name, shown
 from ..store import get_store
 from .call_sites import look_for_call_sites
 from .described import find_user
 from .reference import known_limits
 from .subjects import Subject
+from .whose import whose
 
 MOST = 1000
 """Bans that are listed, unless told otherwise: those that end last."""
@@ -149,15 +151,18 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
             lifted.append(active)
     finally:  # Where Redis answers no more, some of them are lifted.
         if lifted:
-            _record(RateLimitChange.Action.UNBANNED, [one.limit for one in lifted], [one.identity for one in lifted])
+            names = {one.identity: one.who for one in lifted}
+            more = {"forget": True} if forget else {}
+            _record(RateLimitChange.Action.UNBANNED, [one.limit for one in lifted], {**whose(names), **more})
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
     """Ban whom these charges are about, by hand; otherwise as `RateLimiter.ban`. It is recorded as done by who is
     `acting`."""
     decision = run(banning(charges, length, why))
-    names = [planned.charge.limit.name for planned in charges]
-    _record(RateLimitChange.Action.BANNED, names, [planned.charge.ban_digest.decode() for planned in charges], why)
+    names = {planned.charge.ban_digest.decode(): _name(planned) for planned in charges}
+    limits = [planned.charge.limit.name for planned in charges]
+    _record(RateLimitChange.Action.BANNED, limits, {**whose(names), **({"why": why} if why else {})})
     return [state.ban for state in decision.limits if state.ban is not None]
 
 
@@ -285,12 +290,14 @@ def _network(text: str) -> str:
     return text if size == address.max_prefixlen else f"{text}/{size:d}"
 
 
-def _record(action: RateLimitChange.Action, names: Sequence[str], digests: Sequence[str], why: str = "") -> None:
-    after: dict[str, object] = {"digests": sorted(set(digests))}
-    if why:
-        after["why"] = why
+def _name(planned: PlannedCharge) -> Name:
+    identity = planned.identity if planned.banned is None else planned.banned
+    return [] if identity is None else shown(identity)
+
+
+def _record(action: RateLimitChange.Action, limits: Sequence[str], after: dict[str, Any]) -> None:
     RateLimitChange.objects.create(
         revision=RateLimitRevision.read(primary()).revision,
         by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=action,
-        name=", ".join(dict.fromkeys(names))[:300], after=after,
+        name=", ".join(dict.fromkeys(limits))[:300], after=after,
     )  # fmt: skip

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ..engine.slots import Holder, end_slot, holders
 from ..models import RateLimitChange, RateLimitRevision
 from ..models.audit import current_actor
 from ..publishing.publish import primary
+from .whose import whose
+
+_FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
+"""What stands behind the first part of a path."""
 
 
 def slots_held(name: str = "") -> list[Holder]:
@@ -26,6 +31,16 @@ def names(held: Sequence[Holder]) -> list[str]:
     return sorted({holder.limit for holder in held})
 
 
+def brief(what: str) -> str:
+    """What a slot is held for, for those who may not see names: further parts of a path may be a secret, as in a link
+    for a new password, or tell whose it is.
+
+    >>> brief("GET /exports/7/"), brief("nightly import")
+    ('GET /exports/…', 'nightly import')
+    """
+    return _FURTHER.sub(r"\1…", what)
+
+
 def release_slot(holder_id: str, why: str = "") -> Holder | None:
     """End a slot everywhere; what it is held for goes on. It is recorded as done by who is `acting`.
 
@@ -37,6 +52,9 @@ def release_slot(holder_id: str, why: str = "") -> Holder | None:
             revision=RateLimitRevision.read(primary()).revision,
             by=current_actor(), kind=RateLimitChange.Kind.IDENTITY, action=RateLimitChange.Action.ENDED,
             name=holder.limit[:300],
-            after={"digests": [holder.digest], "slot": f"{holder.what} ({holder.host}, {holder.pid})", "why": why},
+            after={
+                **whose({holder.digest: holder.identity}),
+                "slot": f"{brief(holder.what)} ({holder.host}, {holder.pid})", "why": why,
+            },
         )  # fmt: skip
     return holder

@@ -236,6 +236,30 @@ def test_who_may_not_sees_less(operator: Client) -> None:
     assert len(active_bans()) == 1
 
 
+def test_the_masked_are_told_apart(operator: Client, settings: Any) -> None:
+    """Two addresses of one network: by a part of the digest, on the page and in the history, which names who it was to
+    those who may see names, and says what was forgotten."""
+    settings.RATELIMIT_SHOW_IDENTITIES = "masked"
+    attack()
+    attack(address="203.0.113.10")
+    first, second = active_bans()
+    page = operator.get(BANS)
+    for active in (first, second):
+        named = f"203.0.113.0/24 ({active.identity[:12]})"
+        assert f'aria-label="Unban {named}"' in page.content.decode()
+    done = operator.post(BANS, {"action": f"forget:{first.key.decode()}"}, follow=True)
+    assert f"The ban of 203.0.113.0/24 ({first.identity[:12]}) by" in text_of(done)
+    change = RateLimitChange.objects.get()
+    reader, changes = staff("view_ratelimitchange"), "/admin/django_ratelimit_lua/ratelimitchange/"
+    for url in (changes, f"{changes}{change.pk}/change/"):
+        history = text_of(operator.get(url))
+        assert f"The ban of address 203.0.113.0/24 ({first.identity[:12]}) is lifted." in history
+        assert "Earlier bans are forgotten." in history
+        other = text_of(reader.get(url))
+        assert f"The ban of {first.identity[:12]} is lifted." in other
+        assert "203.0.113" not in other
+
+
 def test_what_has_ended_is_said_to_have(operator: Client) -> None:
     """Two operators, one ban; and a key that is none."""
     attack()

@@ -91,6 +91,21 @@ def test_identities_are_listed_as_they_may_be_shown(shows: str, who: Any, settin
     visit(times=4)
     (ban,) = active_bans()
     assert ban.who == who
+    lift_bans([ban])
+    (words,) = changed_words(RateLimitChange.objects.get(), may_see_who=True)
+    assert (ADDRESS in words, ban.identity[:12] in words) == (bool(who), True)
+    assert ADDRESS not in changed_words(RateLimitChange.objects.get())[0]
+
+
+def test_the_history_names_the_first_of_many() -> None:
+    """Whose bans are lifted together; of the others it says how many."""
+    limiter = RateLimiter("many", "1/h", ban_after=1, ban_for="10m")
+    for number in range(13):
+        limiter.ban(f"{number}-somebody")
+    lift_bans(active_bans())
+    (words,) = changed_words(RateLimitChange.objects.get(), may_see_who=True)
+    assert words.count("…") == 10
+    assert words.endswith(", 3 more are lifted.")
 
 
 def test_a_ban_is_lifted_by_its_identity() -> None:
@@ -109,10 +124,15 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     assert len(active_bans()) == 1
     change = RateLimitChange.objects.get()
     assert (change.by, change.action, change.name) == ("ratelimit_bans", "unbanned", ban.limit)
-    assert changed_words(change) == ["The ban is lifted."]
+    digest = ban.identity[:12]
+    assert changed_words(change) == [f"The ban of {digest} is lifted."]
+    assert changed_words(change, may_see_who=True) == [f"The ban of address 203.0.113.0/24 ({digest}) is lifted."]
     visit(times=3)
     assert [ban.ban.times for ban in active_bans()] == [1, 2]
+    both = sorted(ban.identity[:12] for ban in active_bans())
     said("lift", "--all", "--forget")
+    change = RateLimitChange.objects.latest("pk")
+    assert changed_words(change) == [f"The bans of {both[0]}, {both[1]} are lifted.", "Earlier bans are forgotten."]
     visit(times=3)
     assert [ban.ban.times for ban in active_bans()] == [1]
 
@@ -164,7 +184,7 @@ def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> N
         with pytest.raises(StoreError), acting("grace"):
             lift_bans(dying())  # type: ignore[arg-type]
     change = RateLimitChange.objects.get(action=RateLimitChange.Action.UNBANNED)
-    assert change.after == {"digests": [bans[0].identity]}
+    assert change.after == {"digests": [bans[0].identity], "who": {bans[0].identity: [["", "ad…"]]}}
 
 
 def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:
@@ -194,7 +214,8 @@ def test_somebody_is_banned_from_a_terminal() -> None:
     assert visit(address="203.0.113.10") == 200
     change = RateLimitChange.objects.get()
     assert (change.by, change.action) == ("ratelimit_bans", "banned")
-    assert changed_words(change) == ["Banned by hand.", "scraper"]
+    named = f"Banned by hand: address 203.0.113.0/24 ({ban.identity[:12]})."
+    assert changed_words(change, may_see_who=True) == [named, "scraper"]
     said("add", *described, "--for", "30d")
     (ban,) = active_bans()
     assert ban.ban.until - ban.ban.since == 30 * 86400 * 10**6

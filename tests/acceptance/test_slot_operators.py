@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
 import pytest
+import redis
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
@@ -17,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import changed_words
+from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.slots import in_flight
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.slots import slots_held
@@ -107,13 +110,44 @@ def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> No
     assert exports.peek(("user", "7")).remaining == 3
     change = RateLimitChange.objects.get()
     assert (change.by, change.name) == ("ada", "exports")
-    assert changed_words(change)[0].startswith("A slot is released: GET /exports/7/ (")
+    digest = change.after["digests"][0]
+    assert changed_words(change)[0].startswith(f"A slot of {digest[:12]} is released: GET /exports/… (")
+    assert changed_words(change, may_see_who=True)[0].startswith(f"A slot of user, 7 ({digest[:12]}) is released: ")
+    assert "exports/7" not in str(change.after)
     assert "Nobody holds this slot any more." in ada.post(HERE, {"release": "0"}, follow=True).content.decode()
     until(lambda: len(slots_held()) == 2, "it is told no more", 20)
     assert exports.peek(("user", "7")).remaining == 3
     bob = client_of("bob", "view_ratelimitrule")
     assert bob.post(HERE, {"release": id_of("/imports/")}).status_code == 403
     assert len(slots_held()) == 2
+
+
+def test_a_slot_is_released_once(direct: redis.Redis) -> None:
+    """What is told of a slot that was released meanwhile, or has ended by itself, is not what is so: whoever releases
+    it hears that nobody holds it, on the page as by the command, and the history has no entry of that."""
+    exports = RateLimiter("exports", "3", algorithm="concurrency")
+    listed = conf.CACHE_PREFIX + b"{rules}:slots"
+    with exports.slot("eva", what="POST /ended/"), exports.slot("ada", what="GET /released/"):
+        until(lambda: len(slots_held()) == 2, "they are told", 20)
+        (process,) = direct.zrange(listed, 0, -1)
+        told = direct.get(listed + b":" + process)
+        assert told is not None
+        direct.set(listed + b":stopped", told)  # As a process tells them that cannot be heard any more.
+        direct.zadd(listed, {b"stopped": time.time()})
+        released, ended = id_of("/released/"), id_of("/ended/")
+        ada = client_of("ada", "view_ratelimitrule", "block_identity")
+        assert "Released: " in ada.post(HERE, {"release": released}, follow=True).content.decode()
+        _assert_nobody_holds(ada, released)
+    _assert_nobody_holds(ada, ended)
+    assert RateLimitChange.objects.count() == 1
+
+
+def _assert_nobody_holds(client: Client, slot: str) -> None:
+    page = client.post(HERE, {"release": slot}, follow=True).content.decode()
+    assert "Nobody holds this slot any more." in page
+    assert "Released: " not in page
+    with pytest.raises(CommandError, match="nobody holds this slot any more"):
+        call_command("ratelimit_slots", "release", slot)
 
 
 def test_no_slots_and_no_redis_are_said(settings: Any) -> None:

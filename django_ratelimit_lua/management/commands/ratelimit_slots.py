@@ -40,7 +40,7 @@ class Command(BaseCommand):
                     self.stdout.write("No slot is held.")
                 return
             found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
-            if len(found) != 1:
+            if len({holder.id for holder in found}) != 1:
                 raise CommandError(f"{len(found)} slots have an id that begins with {options['id']!r}")
             with acting("ratelimit_slots"):
                 released = release_slot(found[0].id, options["why"])
