@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
@@ -132,7 +132,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             if surprising and not given["intended"]:
                 messages.error(request, _("Nothing was done: tick “Confirm the warnings” if they are intended."))
         context |= {
-            "changes": [{"words": change.words(), "warnings": surprising.get(change.name)} for change in changes],
+            "changes": [{"words": change.words(), "warnings": surprising.get(change.label)} for change in changes],
             "is_planned": True,
             "is_surprising": bool(surprising),
             "deleted": deleted,
@@ -146,5 +146,20 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         for change in changes:
             if change.name in rows and not isinstance(change, rules_yaml.BreakerChange):
                 self.log_change(request, rows[change.name], _("From a file."))
-        words = _("%(number)d rules are those of the file: they apply from the next request on.")
-        messages.success(request, words % {"number": len(changes)} if changes else _("The file changes nothing."))
+        breakers = sum(isinstance(change, rules_yaml.BreakerChange) for change in changes)
+        if not changes:
+            messages.success(request, _("The file changes nothing."))
+        if len(changes) > breakers:
+            words = ngettext(
+                "%(number)d rule is that of the file: it applies from the next request on.",
+                "%(number)d rules are those of the file: they apply from the next request on.",
+                len(changes) - breakers,
+            )
+            messages.success(request, words % {"number": len(changes) - breakers})
+        if breakers:
+            words = ngettext(
+                "%(number)d breaker is that of the file: it holds everywhere within milliseconds.",
+                "%(number)d breakers are those of the file: they hold everywhere within milliseconds.",
+                breakers,
+            )
+            messages.success(request, words % {"number": breakers})

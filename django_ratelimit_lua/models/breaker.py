@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..rules.breakers import BREAKER_FIELDS, TUNED, BreakerError, read_row
+from ..rules.breakers import BREAKER_FIELDS, TUNED, BreakerError, read_row, row_problems
 from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .override import microseconds, within
@@ -118,12 +118,17 @@ class RateLimitBreaker(AuditedModel):
         return bool(self.forced) and (self.until is None or self.until > timezone.now())
 
     def clean(self) -> None:
-        """Raises `ValidationError` that names the field."""
+        """Raises `ValidationError` that names all fields that are wrong."""
+        published = self.published()
+        wrong: dict[str, list[str]] = {}
+        for problem in row_problems(published):
+            wrong.setdefault(problem.field or NON_FIELD_ERRORS, []).append(problem.problem)
+        if wrong:
+            raise ValidationError(wrong)
         try:
-            read_row(self.published())
+            read_row(published)
         except BreakerError as error:
-            is_field = error.field in (*TUNED, "name")
-            raise ValidationError({error.field: error.problem} if is_field else error.problem) from None
+            raise ValidationError(error.problem) from None
 
     def thresholds_declared(self) -> Declared:
         """What the row says that is no force: description and thresholds."""

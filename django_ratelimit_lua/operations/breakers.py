@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -80,9 +81,28 @@ def breaker(name: str) -> BreakerState | None:
     return next(iter(breakers([name])), None)
 
 
-def meant_by(name: str) -> str:
-    """The breaker that may be meant by a name that is none; empty if there is none like it."""
-    return next(iter(get_close_matches(name, [state.name for state in breakers()], n=1, cutoff=0.6)), "")
+def meant_by(name: str, names: Collection[str] | None = None) -> str:
+    """The breaker that may be meant by a name that is none; empty if there is none like it. `names`: those that there
+    are, if they are not to be looked up."""
+    there = [state.name for state in breakers()] if names is None else names
+    return next(iter(get_close_matches(name, there, n=1, cutoff=0.6)), "")
+
+
+def in_code() -> dict[str, Thresholds]:
+    """What the code says of its breakers, by name: of this process, and what others have noted in Redis."""
+    look_for_call_sites()
+    noted: Mapping[str, Mapping[str, Any]] = {}
+    with suppress(StoreError):
+        noted = _noted(Patience(PATIENCE))
+    return {name: _in_code(name, noted.get(name, {})) for name in sorted({*noted, *circuits.by_name})}
+
+
+def _in_code(name: str, noted: Mapping[str, Any]) -> Thresholds:
+    own = circuits.by_name.get(name)
+    try:
+        return own.declared if own is not None else thresholds(name, _without_nothing(noted.get("declared", {})))
+    except (BreakerError, AttributeError, TypeError):  # Somebody wrote there by hand.
+        return Thresholds()
 
 
 def _noted(patience: Patience) -> dict[str, Mapping[str, Any]]:
@@ -103,12 +123,9 @@ def _state(
     name: str, row: RateLimitBreaker | None, noted: Mapping[str, Any], now: int, patience: Patience
 ) -> BreakerState:
     own = circuits.by_name.get(name)
-    by, places = Thresholds(), [str(place) for place in noted.get("places", ())]
-    try:
-        by = own.declared if own is not None else thresholds(name, _without_nothing(noted.get("declared", {})))
+    by, places = _in_code(name, noted), [str(place) for place in noted.get("places", ())]
+    with suppress(BreakerError):  # Somebody wrote there by hand.
         by = by if row is None else thresholds(name, row.thresholds(), by)
-    except (BreakerError, AttributeError, TypeError):  # Somebody wrote there by hand.
-        pass
     known = BreakerState(name, tuple(dict.fromkeys([*(own.places if own else ()), *places])), by, row)
     try:
         key, store = circuit_key(name), get_store(background=True)

@@ -15,10 +15,10 @@ from yaml.reader import ReaderError
 
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
-from ..limits.rate import LimitError
+from ..limits.rate import LimitError, time_text, time_us
 from ..models import RateLimitBreaker, RateLimitRule, RateLimitTier
 from ..models.audit import one_change
-from ..rules.breakers import TUNED
+from ..rules.breakers import TIMES, TUNED, row_problems
 from ..rules.describe import difference, reading
 from ..rules.rule import FIELDS, RuleError, compile_rule, meant_by
 
@@ -65,6 +65,11 @@ class RuleChange:
     before: Declared | None
     after: Declared | None
 
+    @property
+    def label(self) -> str:
+        """What it is about: a rule by its name alone."""
+        return self.name
+
     def words(self) -> list[str]:
         """The step in words."""
         if self.before is None:
@@ -77,13 +82,17 @@ class RuleChange:
 class BreakerChange(RuleChange):
     """What has to be done to the thresholds of a breaker."""
 
+    @property
+    def label(self) -> str:
+        return f"{BREAKER} {self.name}"
+
     def words(self) -> list[str]:
         """The step in words."""
         mark = "+" if self.before is None else "-" if self.after is None else "~"
         before, after = self.before or {}, self.after or {}
         said = [f"{field}: {before.get(field, '—')} → {after.get(field, '—')}" for field in {**before, **after}]
         changed = [line for line, field in zip(said, {**before, **after}, strict=True) if field != BREAKER]
-        return [f"{mark} breaker {self.name}", *(f"    {line}" for line in changed)]
+        return [f"{mark} {self.label}", *(f"    {line}" for line in changed)]
 
 
 BREAKER = "breaker"
@@ -172,20 +181,28 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
 
 
 def build_breaker(given: Declared, where: str = "Rules") -> RateLimitBreaker:
-    """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RuleError`."""
-    words = {field: value for field, value in given.items() if field != BREAKER}
-    if unknown := sorted(map(str, set(words) - {"description", *TUNED})):
-        raise RuleError(where, BREAKER, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
-    row = RateLimitBreaker(name=given[BREAKER])
+    """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RulesError`."""
+    words = {field: value for field, value in given.items() if field in ("description", *TUNED) and value is not None}
+    row, where = RateLimitBreaker(name=given[BREAKER]), f"{where}: breaker {given[BREAKER]!r}"
+    problems = []
+    if unknown := sorted(map(str, set(given) - {BREAKER, "description", *TUNED})):
+        problems.append(RuleError(where, BREAKER, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"))
+    # Of what the text says: a row makes whole numbers of 1.5 and of true.
+    for wrong in row_problems({**words, "name": row.name}):
+        problems.append(RuleError(where, wrong.field, f"{wrong.field} {wrong.problem}"))
+    if not isinstance(words.get("description", ""), str):
+        problems.append(RuleError(where, "description", f"description is {words['description']!r}: must be text"))
+    if problems:
+        raise RulesError(problems)
     for field, value in words.items():
-        setattr(row, field, value)
+        is_number = field in TIMES and not isinstance(value, str)
+        setattr(row, field, time_text(time_us(value)) if is_number else value)
     try:
-        if not isinstance(row.name, str):
-            raise ValidationError({"name": "must be text"})
         row.full_clean(validate_unique=False)
     except ValidationError as error:
-        field, problems = next(iter(error.message_dict.items()))
-        raise RuleError(f"{where}: breaker {row.name!r}", field, f"{field}: {' '.join(problems)}") from None
+        raise RulesError(
+            [RuleError(where, field, f"{field}: {' '.join(wrong)}") for field, wrong in error.message_dict.items()]
+        ) from None
     return row
 
 
@@ -204,7 +221,7 @@ class RulesError(RuleError):
     MOST = 100
 
     def __init__(self, problems: Sequence[RuleError]) -> None:
-        first = problems[0]
+        first, self.each = problems[0], tuple(problems)
         super().__init__(first.where, first.field, first.problem)
         self.problems = [str(problem) for problem in problems]
         more = len(problems) - self.MOST
@@ -228,7 +245,7 @@ def load(text: str, source: str = "Rules") -> list[Built]:
                     raise RuleError(where, BREAKER, f"two breakers are called {breaker.name}")
                 breakers[breaker.name] = breaker
             except RuleError as error:
-                problems.append(error)
+                problems += error.each if isinstance(error, RulesError) else [error]
             continue
         name = given.get("name") if isinstance(given, Mapping) else None
         try:
@@ -363,9 +380,31 @@ def _declared(rule: RateLimitRule, tiers: Sequence[RateLimitTier]) -> Declared:
     return rule.ordered(given)
 
 
+def counted(changes: Sequence[RuleChange]) -> str:
+    """How many rules and breakers that is.
+
+    >>> counted([RuleChange("api", None, {}), BreakerChange("payments", None, {}), BreakerChange("mail", None, {})])
+    '1 rule and 2 breakers'
+    >>> counted([])
+    '0 rules'
+    """
+    breakers = sum(isinstance(change, BreakerChange) for change in changes)
+    return number_of(len(changes) - breakers, breakers)
+
+
+def number_of(rules: int, breakers: int) -> str:
+    """Numbers of rules and of breakers in words.
+
+    >>> number_of(0, 1), number_of(3, 0)
+    ('1 breaker', '3 rules')
+    """
+    words = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in ((rules, "rule"), (breakers, BREAKER))]
+    return " and ".join(words if rules and breakers else words[1:] if breakers else words[:1])
+
+
 def deletions(changes: Sequence[RuleChange]) -> list[str]:
-    """The names of the rules that would be deleted."""
-    return [change.name for change in changes if change.after is None]
+    """The names of the rules that would be deleted, and of breakers that would."""
+    return [change.label for change in changes if change.after is None]
 
 
 def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
@@ -378,10 +417,12 @@ def apply(text: str, *, delete: bool = False) -> list[RuleChange]:
         built = {rule.name: (rule, tiers) for rule, tiers in load(text)}
         breakers = load_breakers(text)
         changes = _plan(list(built.values()), breakers)
-        names = deletions(changes)
+        lacking = [change for change in changes if change.after is None]
+        names = deletions(lacking)
         if names and not delete:
             listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            problem = f"the file lacks {len(names)} of the rules there are, which would be deleted: {listed}"
+            what = "rules and breakers" if any(isinstance(change, BreakerChange) for change in lacking) else "rules"
+            problem = f"the file lacks {len(names)} of the {what} there are, which would be deleted: {listed}"
             raise RuleError("Rules", "name", f"{problem}. Nothing was changed; --delete says that this is meant")
         for change in changes:
             if isinstance(change, BreakerChange):

@@ -26,6 +26,8 @@ from ..rules.paths import path_pattern
 from ..rules.rule import RuleError, lumps_strangers
 from ..rules.ruleset import settings_rules
 from ..stats.reading import shadow_numbers
+from .breakers import in_code
+from .breakers import meant_by as breaker_meant_by
 from .call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
 from .rules_yaml import BreakerChange, Built, Declared, RuleChange, build_rule
 from .words import clients_words, number_words, share_words
@@ -129,8 +131,9 @@ def judged(rule: RateLimitRule) -> str:
 
 
 def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """What changes of rules would do that their author may not expect and the rules do not do already, by the names of
-    the rules."""
+    """What changes of rules and breakers would do that their author may not expect and they do not do already, by the
+    labels of the changes."""
+    of_breakers = [change for change in changes if isinstance(change, BreakerChange) and change.before is None]
     changes = [change for change in changes if not isinstance(change, BreakerChange)]
     changed = {change.name for change in changes}
     after = {change.name: _built(change.after) for change in changes if change.after is not None}
@@ -144,7 +147,23 @@ def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
             new = [problem for problem in _all_surprises(after[change.name], exempt) if problem not in known]
             new += [alike[change.name]] if change.name in alike else []
             if new:
-                found[change.name] = new
+                found[change.label] = new
+    strange = breaker_surprises([change.name for change in of_breakers])
+    return found | {change.label: [strange[change.name]] for change in of_breakers if change.name in strange}
+
+
+def breaker_surprises(names: Collection[str]) -> dict[str, str]:
+    """Of names of breakers those that no code has, each with what is said of it."""
+    known = in_code() if names else {}
+    text = gettext(
+        "No breaker in the code has this name, as far as it is imported here or was called lately: it would do nothing."
+    )
+    found = {}
+    for name in names:
+        if name not in known:
+            meant = breaker_meant_by(name, known)
+            hint = gettext("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
+            found[name] = f"{text} {hint}".strip()
     return found
 
 

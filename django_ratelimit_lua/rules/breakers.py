@@ -5,7 +5,7 @@ some of the thresholds: the others are those of the code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -193,6 +193,26 @@ class BreakerRow:
         return thresholds(self.name, self.tuned, base)
 
 
+def row_problems(given: Mapping[str, Any], *, strict: bool = True) -> Iterator[BreakerError]:
+    """All that is wrong with the name and the thresholds of a row; `strict` as in `read_row`.
+
+    >>> [problem.field for problem in row_problems({"name": "x", "failures": 1.5, "probes": True, "window": "1m"})]
+    ['failures', 'probes']
+    """
+    name = str(given.get("name"))[:LONGEST_NAME]
+    try:
+        breaker_name(given.get("name"))
+    except BreakerError as error:
+        yield error
+    if strict and (unknown := sorted(map(str, set(given) - set(BREAKER_FIELDS)))):
+        yield BreakerError(name, "", f"unknown {', '.join(unknown)}; there are {', '.join(BREAKER_FIELDS)}")
+    for word in (word for word in TUNED if given.get(word) is not None):
+        try:
+            _read(name, word, given[word])
+        except BreakerError as error:
+            yield error
+
+
 def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
     """A row as it is declared. Raises `BreakerError`. Where it is not `strict`, as in what a newer version may have
     published, words that are not known are left out.
@@ -202,12 +222,9 @@ def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
     """
     if not isinstance(given, Mapping):
         raise BreakerError(str(given)[:50], "", "is no mapping")
-    name = breaker_name(given.get("name"))
-    if strict and (unknown := sorted(set(given) - set(BREAKER_FIELDS))):
-        raise BreakerError(name, "", f"unknown {', '.join(map(str, unknown))}; there are {', '.join(BREAKER_FIELDS)}")
-    tuned = {word: given[word] for word in TUNED if given.get(word) is not None}
-    for word, value in tuned.items():
-        _read(name, word, value)
+    for problem in row_problems(given, strict=strict):
+        raise problem
+    name, tuned = given["name"], {word: given[word] for word in TUNED if given.get(word) is not None}
     how, until, share = given.get("forced"), given.get("until"), given.get("share")
     if not how:
         return BreakerRow(name, tuned)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
@@ -269,7 +272,7 @@ def test_thresholds_are_rules_as_code(payments: Callable[..., str]) -> None:
     only_rules = exported.partition("- breaker")[0]
     assert rules_yaml.plan(only_rules) == []
     other = f"{only_rules}- breaker: search\n  minimum: 5\n"
-    assert rules_yaml.deletions(rules_yaml.plan(other)) == ["payments"]
+    assert rules_yaml.deletions(rules_yaml.plan(other)) == ["breaker payments"]
     rules_yaml.apply(other, delete=True)
     row = RateLimitBreaker.objects.get(name="payments")
     assert (row.thresholds(), row.forced) == ({}, "open")
@@ -284,6 +287,96 @@ def test_a_file_with_a_breaker_that_cannot_be_is_refused(wrong: str) -> None:
     with pytest.raises(RuleError, match="two breakers"):
         rules_yaml.apply("- breaker: x\n  minimum: 5\n- breaker: x\n  minimum: 6\n")
     assert not RateLimitBreaker.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("failures: 1.5", "failures is 1.5: must be a whole number from 1"),
+        ("probes: true", "probes is True: must be a whole number from 1"),
+        ("minimum: '20'", "minimum is '20': must be a whole number from 1"),
+        ("failure_ratio: yes", "failure_ratio is True: must be a number above 0"),
+        ("slow: true", "slow True is no time"),
+        ("window: [30s]", "window ['30s'] is no time"),
+        ("description: 5", "description is 5: must be text"),
+    ],
+)
+def test_a_wrong_type_in_a_file_is_refused_at_its_field(wrong: str, said: str) -> None:
+    """What a row would have made a number of, too."""
+    with pytest.raises(RuleError, match=re.escape(f"line 2: breaker 'payments': {said}")):
+        rules_yaml.load(f"\n- breaker: payments\n  {wrong}\n")
+
+
+def test_all_that_is_wrong_with_a_breaker_in_a_file_is_said() -> None:
+    """Unknown words as well; a time may be a number of seconds, as in the code."""
+    with pytest.raises(RuleError) as raised:
+        rules_yaml.load("- breaker: 5\n  mood: blue\n  failures: 0\n  window: soon\n  open_for: 2d\n")
+    told = str(raised.value).splitlines()
+    for word, line in zip(
+        ("unknown mood", "name must", "failures is", "window 'soon'", "open_for is"), told, strict=True
+    ):
+        assert f": {word}" in line
+    (row,) = rules_yaml.load_breakers("- breaker: payments\n  slow: 1.5\n  window: 90\n").values()
+    assert row.thresholds() == {"slow": "1.5s", "window": "90s"}
+
+
+def test_the_file_that_the_docs_show_is_one() -> None:
+    """As written."""
+    text = (Path(__file__).parents[2] / "docs" / "breakers.rst").read_text()
+    (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
+    shown = textwrap.dedent(block)
+    assert [len(rules_yaml.load(shown)), *rules_yaml.load_breakers(shown)] == [1, "payments"]
+
+
+def said(*arguments: str) -> str:
+    """What `manage.py ratelimit_rules` says, warnings as well."""
+    out = StringIO()
+    call_command("ratelimit_rules", *arguments, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def test_rules_and_breakers_are_counted_apart(payments: Callable[..., str], tmp_path: Path) -> None:
+    """By check, by import, and where some would be deleted."""
+    file = tmp_path / "rules.yaml"
+    file.write_text(FILE)
+    assert said("check", str(file)) == "1 rule and 1 breaker: no problem found\n"
+    assert said("import", str(file), "--dry-run").endswith("1 rule and 1 breaker would be changed\n")
+    assert said("import", str(file)).endswith("1 rule and 1 breaker changed\n")
+    file.write_text("- breaker: payments\n  failures: 7\n")
+    assert said("check", str(file)) == "1 breaker: no problem found\n"
+    told = said("import", str(file), "--dry-run")
+    assert "1 rule and 1 breaker would be changed\n" in told
+    assert "1 rule would be deleted, which takes --delete: api\n" in told
+    with pytest.raises(RuleError, match="the file lacks 1 of the rules there are, which would be deleted: api"):
+        rules_yaml.apply(file.read_text())
+
+
+def test_a_breaker_that_no_code_has_is_asked_about(payments: Callable[..., str], tmp_path: Path) -> None:
+    """As rules are that would do nothing; what is there already is not asked again."""
+    file = tmp_path / "rules.yaml"
+    file.write_text("- breaker: payment\n  failures: 7\n")
+    question = "breaker payment: No breaker in the code has this name"
+    with pytest.raises(CommandError, match=f"{question}.*Did you mean “payments”"):
+        said("import", str(file))
+    assert not RateLimitBreaker.objects.exists()
+    assert question in said("import", str(file), "--dry-run")
+    assert "1 breaker changed" in said("import", str(file), "--confirm")
+    file.write_text("- breaker: payment\n  failures: 8\n- breaker: payments\n  failures: 8\n")
+    assert said("import", str(file)).endswith("2 breakers changed\n")
+
+
+def test_a_file_in_the_admin_asks_about_such_a_breaker(payments: Callable[..., str], admin_client: Client) -> None:
+    """And says how many rules and how many breakers it has changed."""
+    file = "/admin/django_ratelimit_lua/ratelimitrule/file/"
+    text = FILE.replace("payments", "payment")
+    page = admin_client.post(file, {"file": SimpleUploadedFile("rules.yaml", text.encode())})
+    assert "No breaker in the code has this name" in page.content.decode()
+    values = {name: page.context["form"].initial[name] for name in ("text", "revision")} | {"confirm": "yes"}
+    assert "if they are intended" in admin_client.post(file, values).content.decode()
+    assert not RateLimitBreaker.objects.exists()
+    done = admin_client.post(file, values | {"intended": "on"}, follow=True).content.decode()
+    assert "1 rule is that of the file" in done
+    assert "1 breaker is that of the file" in done
 
 
 def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:

@@ -93,7 +93,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
         for problem in ruleset.problems:
             self.stderr.write(self.style.ERROR(f"skipped: {problem}"))
-        self.stdout.write(f"{_rules(len(ruleset.rules))}; revision {ruleset.revision.number}")
+        self.stdout.write(f"{rules_yaml.number_of(len(ruleset.rules), 0)}; revision {ruleset.revision.number}")
 
     def _explain(self, **options: Any) -> None:
         if options["reference"] is not None:
@@ -183,10 +183,11 @@ class Command(BaseCommand):
                 changes = rules_yaml.apply(text, delete=delete)
         for change in changes:
             self.stdout.write("\n".join(change.words()))
-        self.stdout.write(f"{_rules(len(changes))} {'would be changed' if dry_run else 'changed'}")
-        deleted = rules_yaml.deletions(changes) if dry_run and not delete else ()
+        self.stdout.write(f"{rules_yaml.counted(changes)} {'would be changed' if dry_run else 'changed'}")
+        deleted = [change for change in changes if change.after is None] if dry_run and not delete else []
         if deleted:
-            self._warn(f"{_rules(len(deleted))} would be deleted, which takes --delete: {', '.join(deleted)}")
+            names = ", ".join(rules_yaml.deletions(deleted))
+            self._warn(f"{rules_yaml.counted(deleted)} would be deleted, which takes --delete: {names}")
         if warnings and dry_run and not confirm:
             self._warn("The warnings have to be confirmed, which takes --confirm.")
         if changes and not dry_run:
@@ -194,7 +195,10 @@ class Command(BaseCommand):
 
     def _check(self, file: str | None, **options: Any) -> None:
         if file is not None:
-            count = len(rules_yaml.load(_read(file), _source(file)))
+            text = _read(file)
+            counted = rules_yaml.number_of(
+                len(rules_yaml.load(text, _source(file))), len(rules_yaml.load_breakers(text))
+            )
         else:
             wrong = settings_problems()
             if wrong:  # Then there is no ruleset that could be looked at.
@@ -203,8 +207,8 @@ class Command(BaseCommand):
             lines = [*dict.fromkeys(filter(None, (migration_problem(), *problems.found()))), *_failures()]
             if lines:
                 raise CommandError("\n".join(lines))
-            count = len(ruleset.rules)
-        self.stdout.write(f"{_rules(count)}: no problem found")
+            counted = rules_yaml.number_of(len(ruleset.rules), 0)
+        self.stdout.write(f"{counted}: no problem found")
 
     def _publish(self, take_over: bool, **options: Any) -> None:
         self.stdout.write(f"published revision {publish(rebuild=True, take_over=take_over)}")
@@ -231,10 +235,6 @@ class Command(BaseCommand):
                 f"Saved, but not live yet: {why}. Processes that serve requests publish it about ten seconds after "
                 "Redis is back; `manage.py ratelimit_rules publish` does it at once."
             )
-
-
-def _rules(count: int) -> str:
-    return f"{count} rule{'' if count == 1 else 's'}"
 
 
 def _words(state: LimitState) -> str:
