@@ -15,6 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -22,11 +23,13 @@ from django.utils.translation import gettext_lazy
 from ..limits.rate import time_text, time_us
 from ..models import RateLimitBreaker
 from ..models.audit import acting
-from ..operations.breakers import BreakerState, breaker, breakers, force
+from ..operations.breakers import BreakerState, breaker, breakers, force, in_code
+from ..operations.surprises import breaker_surprises
 from ..operations.words import number_words
-from ..rules.breakers import PPM
+from ..rules.breakers import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 from ..web.durations import duration_words
 from .base import ActingAdmin, with_warnings
+from .forms import AskingForm
 from .times import moment_element
 
 FORCE = "django_ratelimit_lua.force_breaker"
@@ -93,9 +96,52 @@ class ForceForm(forms.Form):
         return timezone.now() + datetime.timedelta(microseconds=time_us(self.cleaned_data["period"]))
 
 
+class BreakerForm(AskingForm):
+    """What a row says of a breaker. It shows what the code says, and asks where no code has it."""
+
+    class Meta:
+        model = RateLimitBreaker
+        fields = "__all__"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"label_suffix": "", **kwargs})
+        self.known = in_code()
+        """What the code says of each breaker, by name."""
+        name = self.data.get("name") or self.initial.get("name") or ""
+        said = self.known[name].declared() if name in self.known else {}
+        for word, field in self.fields.items():
+            if said.get(word) is not None:
+                field.widget.attrs["placeholder"] = said[word]
+            if word in COUNTS:
+                field.widget.attrs |= {"min": 1, "max": MOST_PROBES if word == "probes" else MOST}
+            elif word in RATIOS:
+                field.widget.attrs |= {"min": 0, "max": 1}
+        if "name" in self.fields:
+            self.fields["name"].widget.attrs["list"] = "ratelimit-breakers"
+
+    def clean_name(self) -> str:
+        """Raises `ValidationError` that leads to the row of that name, where there is one."""
+        name: str = self.cleaned_data["name"]
+        there = RateLimitBreaker.objects.filter(name=name).exclude(pk=self.instance.pk).first()
+        if there is not None:
+            words = _("This breaker is here already: its thresholds are changed there.")
+            url = reverse("admin:django_ratelimit_lua_ratelimitbreaker_change", args=[there.pk])
+            raise ValidationError(format_html('{} <a href="{}">{}</a>', words, url, name))
+        return name
+
+    def clean(self) -> dict[str, Any]:
+        """Ask about a name that no breaker in the code has."""
+        given: dict[str, Any] = super().clean() or {}
+        if given.get("name") and (self.instance.pk is None or "name" in self.changed_data):
+            self.ask([("name", problem) for problem in breaker_surprises([given["name"]]).values()])
+        return given
+
+
 class BreakerAdmin(ActingAdmin):
     """Breakers: the list is of all that there are, with rows or without."""
 
+    form = BreakerForm
+    change_form_template = "admin/django_ratelimit_lua/ratelimitbreaker/change_form.html"
     search_fields = ("name",)
     fieldsets = (
         (None, {"fields": ("name", "description")}),
@@ -104,6 +150,7 @@ class BreakerAdmin(ActingAdmin):
             {"fields": (("failure_ratio", "failures"), ("slow", "slow_ratio"), ("minimum", "window"))},
         ),
         (gettext_lazy("How it comes back"), {"fields": (("open_for", "open_max"), "probes")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked")}),
     )
 
     class Media:
@@ -124,6 +171,16 @@ class BreakerAdmin(ActingAdmin):
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_force_permission(request)
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        """A row for a breaker; or the one that there is, as of a breaker that was forced once."""
+        asked = request.GET.get("name", "")
+        row = RateLimitBreaker.objects.filter(name=asked).first() if asked.isprintable() else None
+        if request.method == "GET" and row is not None and self.has_view_or_change_permission(request, row):
+            name = "admin:django_ratelimit_lua_ratelimitbreaker_change"
+            return HttpResponseRedirect(reverse(name, args=[row.pk], current_app=self.admin_site.name))
+        response: HttpResponse = super().add_view(request, form_url, extra_context)
+        return response
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """All breakers, as they are now."""

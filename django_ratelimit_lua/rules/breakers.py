@@ -23,6 +23,8 @@ SHORTEST_OPEN_US, LONGEST_OPEN_US = SECOND // 10, 86_400 * SECOND
 LONGEST_PROBE_US = 3600 * SECOND
 SHORTEST_PROBE_US = 10 * SECOND
 MOST_PROBES = 1000
+MOST = 10**9
+"""Of other numbers."""
 RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum", "probes"), (
     "slow", "window", "open_for", "open_max",
 )  # fmt: skip
@@ -140,7 +142,7 @@ def _read(name: str, word: str, value: Any) -> Any:
             raise BreakerError(name, word, f"is {value!r}: must be a number above 0 and at most 1, such as 0.5")
         return max(1, round(value * PPM))
     if word in COUNTS:
-        most = MOST_PROBES if word == "probes" else 10**9
+        most = MOST_PROBES if word == "probes" else MOST
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise BreakerError(name, word, f"is {value!r}: must be a whole number from 1 to {most}")
         return value

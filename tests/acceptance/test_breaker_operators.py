@@ -209,12 +209,58 @@ def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
     assert client.get(HERE).status_code == client.get(f"{HERE}one/?name=payments").status_code == 403
 
 
-def test_thresholds_in_the_admin_are_checked(admin_client: Client) -> None:
+def test_thresholds_in_the_admin_are_checked(payments: Callable[..., str], admin_client: Client) -> None:
     """As in the code, with the problem at its field."""
     wrong = admin_client.post(f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"})
     assert "no time: write" in wrong.content.decode()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "window": "1m"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
+
+
+def test_all_that_is_wrong_with_thresholds_is_said_at_once(payments: Callable[..., str], admin_client: Client) -> None:
+    """Each at its field."""
+    wrong = {"failure_ratio": "1.5", "failures": "0", "slow": "2 hours", "probes": "5000", "open_for": "soon"}
+    form = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong}).context["adminform"].form
+    assert set(form.errors) == set(wrong)
+
+
+def test_the_form_shows_what_the_code_says(payments: Callable[..., str], admin_client: Client) -> None:
+    """As what holds where a field is empty; with bounds that make sense, and the names of the breakers there are."""
+    force("payments", "open")
+    row = RateLimitBreaker.objects.get()
+    page = admin_client.get(f"{HERE}{row.pk}/change/")
+    attributes = {name: field.widget.attrs for name, field in page.context["adminform"].form.fields.items()}
+    shown = {word: attributes[word].get("placeholder") for word in ("failure_ratio", "failures", "minimum", "open_for")}
+    assert shown == {"failure_ratio": 0.5, "failures": None, "minimum": 10, "open_for": "30s"}
+    assert (attributes["minimum"]["min"], attributes["probes"]["max"], attributes["slow_ratio"]["max"]) == (1, 1000, 1)
+    html = page.content.decode()
+    assert 'min="-' not in html
+    assert '<option value="payments">' in html
+
+
+def test_adding_a_breaker_that_is_there_leads_to_it(payments: Callable[..., str], admin_client: Client) -> None:
+    """One that was forced once has a row, and no threshold in it yet."""
+    force("payments", "open")
+    force("payments", "")
+    there = f"{HERE}{RateLimitBreaker.objects.get().pk}/change/"
+    assert admin_client.get(f"{HERE}add/?name=payments")["Location"] == there
+    page = admin_client.post(f"{HERE}add/", {"name": "payments", "failures": "7"}).content.decode()
+    assert f'This breaker is here already: its thresholds are changed there. <a href="{there}">payments</a>' in page
+    assert admin_client.post(there, {"name": "payments", "failures": "7"}).status_code == 302
+    assert RateLimitBreaker.objects.get().thresholds() == {"failures": 7}
+
+
+def test_the_form_asks_about_a_breaker_that_no_code_has(payments: Callable[..., str], admin_client: Client) -> None:
+    """And takes it when that is confirmed; of a row that is there already nothing is asked."""
+    given = {"name": "payment", "failures": "7"}
+    page = admin_client.post(f"{HERE}add/", given)
+    assert "it would do nothing. Did you mean “payments”?" in page.content.decode()
+    asked = page.context["adminform"].form["asked"].value()
+    assert admin_client.post(f"{HERE}add/", {**given, "asked": asked}).status_code == 200
+    assert not RateLimitBreaker.objects.exists()
+    assert admin_client.post(f"{HERE}add/", {**given, "asked": asked, "confirm": "on"}).status_code == 302
+    row = RateLimitBreaker.objects.get()
+    assert admin_client.post(f"{HERE}{row.pk}/change/", {**given, "failures": "8"}).status_code == 302
 
 
 def run(*arguments: str) -> str:

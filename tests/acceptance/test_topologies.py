@@ -33,7 +33,9 @@ from django_ratelimit_lua.testing.server import Server
 IN_SCRIPTS = "time get mget set del hmget exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore pfcount"
 LIMITS = "evalsha eval script|load publish subscribe ping"
-RULES = "hget hset hdel hkeys expire persist pttl rename type hincrby hlen hgetall pfadd zscore zmscore zrevrangebyscore"
+RULES = (
+    "hget hset hdel hkeys expire persist pttl rename type hincrby hlen hgetall pfadd zscore zmscore zrevrangebyscore"
+)
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a connection does without.
 ELSEWHERE = "cluster|slots asking role select"
 ANYWHERE = "auth client|setname sentinel|get-master-addr-by-name"
