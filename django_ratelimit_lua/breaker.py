@@ -113,12 +113,24 @@ class CircuitBreaker:
         self._calls: ContextVar[tuple[Call, ...]] = ContextVar(f"breaker {name}", default=())
 
     def __repr__(self) -> str:
-        return f"<CircuitBreaker {self.name!r}: {self.state}>"
+        forced = f", forced {self.forced}" if self.forced else ""
+        return f"<CircuitBreaker {self.name!r}: {self.state}{forced}>"
 
     @property
     def state(self) -> str:
-        """closed, open, half-open or ramp, as far as this process knows."""
+        """Its own state: closed, open, half-open or ramp, as far as this process knows; also while it is `forced`."""
         return WORDS[self._circuit.state]
+
+    @property
+    def forced(self) -> str:
+        """What an operator has forced and still holds: open, closed or brownout, as far as this process knows; empty:
+        nothing.
+
+        >>> CircuitBreaker("maps").forced
+        ''
+        """
+        force = self._circuit.force()
+        return "" if force is None else force.how
 
     def call(self, identity: Identity = None) -> Call:
         """One call, as a context manager, `with` or `async with`. Raises `CircuitOpen` where it is not to be made.

@@ -103,6 +103,19 @@ def test_it_is_forced_and_ends_by_itself(payments: Callable[..., str]) -> None:
     until(lambda: pays(payments, "open"))
 
 
+def test_the_code_is_told_what_is_forced(payments: Callable[..., str]) -> None:
+    """As long as it lasts, and beside the state that the breaker has by itself."""
+    breaker = CircuitBreaker("payments", minimum=10, open_for="30s")
+    assert (breaker.forced, breaker.state) == ("", "closed")
+    force("payments", "open", until=timezone.now() + datetime.timedelta(seconds=1.5))
+    until(lambda: pays(payments, "forced"))
+    assert (breaker.forced, breaker.state) == ("open", "closed")
+    assert repr(breaker) == "<CircuitBreaker 'payments': closed, forced open>"
+    until(lambda: not breaker.forced)
+    force("payments", "brownout", share=20)
+    until(lambda: breaker.forced == "brownout")
+
+
 def test_a_brown_out_serves_the_same_people(payments: Callable[..., str]) -> None:
     """So many percent of them, the same again and again; others who are served at more percent are served as well."""
     force("payments", "brownout", share=30)
