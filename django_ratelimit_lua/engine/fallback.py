@@ -7,7 +7,8 @@ more than the limit, is admitted where nothing else is counted. What this proces
 long as the limit counts it: also in the next outage, and whatever Redis was told.
 
 When Redis is back, a thread tells it what was admitted meanwhile and counts still. Until that was answered, and for a
-moment, until the other processes have told as well, each goes by both: by Redis, and by its share.
+moment, until the other processes have told as well (of slots, with their next renewal), each goes by both: by Redis,
+and by its share.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..signals import store_up
 from ..store import Patience, get_store
 from .counter import Counter
 from .counters import counters
+from .slots import held_slots
 
 Steps = Generator[Call, Decision, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
@@ -92,20 +94,29 @@ class FallbackLimiter:
 
     def _wait_for_others(self) -> None:
         with self._lock:
-            self._back_at = time.monotonic() + BACK_SECONDS
+            self._back_at = time.monotonic()
             self.is_recovering = True
 
     def _share_of(self, call: Call) -> Call | None:
         """What of a hit goes by this process's share as well."""
-        is_waiting = time.monotonic() < self._back_at
-        if not is_waiting and not counters.is_owing:
+        back_for = time.monotonic() - self._back_at
+        # Slots are told by their renewal, also those of a process that has noticed nothing.
+        is_waiting, slots_wait = back_for < BACK_SECONDS, back_for < BACK_SECONDS + held_slots.interval
+        if not slots_wait and not counters.is_owing:
             with self._lock:
-                self.is_recovering = time.monotonic() < self._back_at or counters.is_owing
+                back_for = time.monotonic() - self._back_at
+                self.is_recovering = back_for < BACK_SECONDS + held_slots.interval or counters.is_owing
             return None
         if call.operation != "hit" or call.partial or call.now is not None:
             return None
-        charges = [charge for charge in call.charges if _policy(charge.limit) == "local" and not charge.limit.is_hot]
-        return call._replace(charges=charges) if charges and (is_waiting or counters.owes_any(call)) else None
+        is_waiting = is_waiting or counters.owes_any(call)
+        charges = [
+            charge
+            for charge in call.charges
+            if _policy(charge.limit) == "local" and not charge.limit.is_hot
+            if is_waiting or (slots_wait and charge.limit.holds)
+        ]
+        return call._replace(charges=charges) if charges else None
 
     def _by_policies(self, call: Call) -> Decision:
         others = [_state_by_policy(charge) for charge in call.charges]

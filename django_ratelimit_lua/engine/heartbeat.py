@@ -17,6 +17,7 @@ from ..process.tasks import Task
 from ..store import Patience, get_store, last_patience
 
 SCRIPT = program.source("engine/heartbeat").encode()
+KEYS = (b"{rules}:processes", b"{rules}:process-weights", b"{rules}:processes-since")
 BEAT_SECONDS = 2.0
 LIFETIME = 10
 """Seconds after which a process that is not heard of is no more."""
@@ -55,11 +56,16 @@ class Heartbeat:
     """Says every few seconds that this process is alive, in a thread of its own, and keeps how many are.
 
     `count`: how many; `equal`, `weighted`: this one's part (None: not known yet).
+
+    Where the register of processes has begun anew, as Redis was emptied or away, the others are listed one after the
+    other. Fewer than before are not believed until each has had a lifetime to say that it is alive.
     """
 
     count: int
     equal: ProcessShare | None
     weighted: ProcessShare | None
+    _register: bytes | None
+    """When the register began that its numbers are of."""
 
     def __init__(self) -> None:
         self.forget()
@@ -88,13 +94,19 @@ class Heartbeat:
         """Say so once; returns how many there are. Raises `StoreError`."""
         self._is_listed = True
         own = conf.INSTANCE_WEIGHT
-        rank, *weights = self._say(own)
+        register, is_settled, rank, *weights = self._say(own)
         # Exact numbers, so that there is nothing between the parts of two processes.
         by_weight = {Fraction(float(weight)): count for weight, count in zip(weights[::2], weights[1::2], strict=True)}
         lighter = {weight: count for weight, count in by_weight.items() if weight < own}
         before = sum(weight * count for weight, count in lighter.items())
         before += (rank - sum(lighter.values())) * Fraction(own)
-        self.count = max(1, sum(by_weight.values()))
+        count = max(1, sum(by_weight.values()))
+        # The floor stays until the register is settled: who is new may stand for one that is missing.
+        if self._register in (None, register) or is_settled:
+            self._register = register
+        elif count < self.count:
+            return self.count
+        self.count = count
         self.equal = ProcessShare(rank, 1, self.count)
         whole = sum(weight * count for weight, count in by_weight.items())
         self.weighted = ProcessShare(before, Fraction(own), whole)
@@ -107,14 +119,16 @@ class Heartbeat:
                 self._say(0, last_patience(), is_goodbye=True)
 
     def _say(self, weight: float, patience: Patience | None = None, *, is_goodbye: bool = False) -> list[Any]:
-        keys = [conf.CACHE_PREFIX + key for key in (b"{rules}:processes", b"{rules}:process-weights")]
+        keys = [conf.CACHE_PREFIX + key for key in KEYS]
         values = (self._id.encode(), f"{weight:.17g}".encode(), b"%d" % LIFETIME, b"%d" % is_goodbye)
-        reply: list[Any] = get_store(background=True).execute(b"EVAL", SCRIPT, b"2", *keys, *values, patience=patience)
+        question = (b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *values)
+        reply: list[Any] = get_store(background=True).execute(*question, patience=patience)
         return reply
 
     def forget(self) -> None:
         """Know nothing of the others: who shares another prefix is another site."""
         self.count, self.equal, self.weighted = 1, None, None
+        self._register = None
 
     def _step(self) -> float:
         self.beat()

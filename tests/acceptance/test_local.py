@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
+from tests import clusters
 from tests.clusters import until
+from tests.worker import Worker
 
 PROCESSES = 4
 
@@ -308,3 +311,36 @@ def test_redis_is_told_what_was_admitted_meanwhile(algorithm: str, own: Server) 
         direct.replicaof("NO", "ONE")
     assert limiter.peek("x").source == "redis"
     until(lambda: limiter.peek("x").limits[0].used == 6, "it is told", 5)
+
+
+def test_where_redis_comes_back_empty_no_more_is_admitted() -> None:
+    """Also where one process is told, heard of and asked before the other is: shares are what they were."""
+    settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 1}
+    begin = (
+        "import django_ratelimit_lua.engine.fallback as back, django_ratelimit_lua.engine.heartbeat as beats"
+        # However busy the machine is, the moment after an outage is not over.
+        " ;; back.BACK_SECONDS = beats.LIFETIME = 60"
+        " ;; from django_ratelimit_lua.engine.heartbeat import heartbeat"
+        " ;; mails = RateLimiter('mails', '8/h') ;; mails.peek('ada') ;; heartbeat.beat()"
+    )
+    hit = "sum(mails.hit('ada').allowed for _ in range(20))"
+    used = "mails.peek('ada').limits[0].used"
+    with Server() as server, ExitStack() as stack:
+        first, second = [stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)]
+        for worker in (first, second):
+            worker(begin)
+        assert (first("heartbeat.beat()"), second("heartbeat.beat()")) == (2, 2)
+        clusters.kill(server)
+        assert (first(hit), second(hit)) == (4, 4)
+        os.kill(second._process.pid, signal.SIGSTOP)
+        try:
+            with Server(server.binary, port=server.port):
+                until(lambda: first("mails.peek('ada').source") == "redis", "Redis is asked again", 20)
+                until(lambda: first(used) == 4, "it is told", 20)
+                assert first("heartbeat.beat()") == 2
+                assert first(hit) == 0
+                os.kill(second._process.pid, signal.SIGCONT)
+                until(lambda: first(used) == 8, "it is told by both", 20)
+                assert (first(hit), second(hit)) == (0, 0)
+        finally:
+            os.kill(second._process.pid, signal.SIGCONT)

@@ -17,6 +17,7 @@ import redis
 
 from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.slots import Holder, _processes_key, end_slot, held_slots, holders
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
@@ -426,6 +427,128 @@ def test_without_redis_a_process_gives_its_share(limiter: RateLimiter, settings:
                     assert {told["what"] for told in lost} <= {"before"}
                     meanwhile.release()
                     assert used(limiter) == 1
+
+
+SHARE = (
+    "from contextlib import ExitStack ;; from django_ratelimit_lua import Ratelimited ;; running = ExitStack()"
+    " ;; exports = RateLimiter('exports', '4', algorithm='concurrency') ;; exports.peek('ada')"
+    " ;; from django_ratelimit_lua.engine.heartbeat import heartbeat ;; heartbeat.beat()"
+)
+NEVER_LATE = (
+    "import django_ratelimit_lua.engine.fallback as back, django_ratelimit_lua.engine.heartbeat as beats"
+    " ;; back.BACK_SECONDS = beats.LIFETIME = 60"
+)
+"""However busy the machine is, the moment after an outage is not over."""
+RUN = """
+entered = 0
+for _ in range(8):
+    with suppress(Ratelimited):
+        running.enter_context(exports.slot("ada"))
+        entered += 1
+"""
+
+
+def run(worker: Worker) -> int:
+    """How many more of eight may run there."""
+    return int(worker(f"exec({RUN!r}, globals()) ;; entered"))
+
+
+def test_no_more_run_where_redis_comes_back_empty() -> None:
+    """What processes gave without Redis counts until Redis knows of it, also where one is the first to be listed there
+    again: four of four run, through an outage and after it."""
+    settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 1, "RATELIMIT_SLOT_SECONDS": 2}
+    with Server() as server, contextlib.ExitStack() as stack:
+        first, second = [stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)]
+        for worker in (first, second):
+            worker(NEVER_LATE)
+            worker(SHARE)
+        assert (first("heartbeat.beat()"), second("heartbeat.beat()")) == (2, 2)
+        clusters.kill(server)
+        assert (run(first), run(second)) == (2, 2)
+        os.kill(second._process.pid, signal.SIGSTOP)
+        try:
+            with Server(server.binary, port=server.port) as server:
+                ends(lambda: first("exports.peek('ada').source") == "redis", "Redis is asked again")
+                ends(lambda: first("exports.peek('ada').limits[0].used") == 2, "it is told of what is held")
+                assert first("heartbeat.beat()") == 2
+                assert run(first) == 0
+                os.kill(second._process.pid, signal.SIGCONT)
+                ends(lambda: first("exports.peek('ada').limits[0].used") == 4, "Redis knows of all that run")
+                assert (run(first), run(second)) == (0, 0)
+                second("running.close()")
+                ends(lambda: first("exports.peek('ada').limits[0].used") == 2, "they are released")
+        finally:
+            os.kill(second._process.pid, signal.SIGCONT)
+
+
+FLOOD = """
+ran, over = [], threading.Event()
+exports = RateLimiter("exports", "3", algorithm="concurrency")
+def work():
+    while not over.wait(0.01):
+        with suppress(Ratelimited), exports.slot("ada"):
+            began = time.monotonic()
+            time.sleep(0.4)
+            ran.append((began, time.monotonic()))
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+"""
+
+
+def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
+    """Under load, P processes together run N + P - 1 at most, from when what Redis gave before the outage has ended."""
+    settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 0.5}
+    with Server() as server, contextlib.ExitStack() as stack:
+        first, second = [stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)]
+        for worker in (first, second):
+            worker(NEVER_LATE)
+            worker(SHARE)
+        assert first("heartbeat.beat()") == 2
+        for worker in (first, second):
+            worker(f"exec({FLOOD!r}, globals())")
+        time.sleep(1)
+        clusters.kill(server)
+        killed = time.monotonic()
+        time.sleep(2)
+        with Server(server.binary, port=server.port):
+            time.sleep(4)
+            ran = []
+            for worker in (first, second):
+                ran += worker("over.set() ;; [thread.join() for thread in threads] ;; ran")
+    before = max(end for began, end in ran if began < killed)
+    moments = sorted((moment, step) for one in ran for moment, step in zip(one, (1, -1), strict=True))
+    running = most = most_before = 0
+    for moment, step in moments:
+        running += step
+        if moment < killed:
+            most_before = max(most_before, running)
+        elif moment > before:
+            most = max(most, running)
+    assert 1 <= most_before <= 3
+    assert 1 <= most <= 3 + 2 - 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_slots_go_by_the_share_until_all_were_renewed(
+    limiter: RateLimiter, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has noticed no outage tells of what it holds with its next renewal, and not before."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat, "count", 2)
+    settings.RATELIMIT_ON_STORE_ERROR = "local"
+    settings.RATELIMIT_SLOT_SECONDS = 3600
+    with Server() as server:
+        settings.CACHES = alias(server.url)
+        with limiter.slot("ada"):
+            clusters.kill(server)
+            with pytest.raises(Ratelimited), limiter.slot("ada"):
+                pass
+            with Server(server.binary, port=server.port):
+                ends(lambda: limiter.peek("ada").source == "redis", "Redis is asked again")
+                assert used(limiter) == 0
+                with pytest.raises(Ratelimited), limiter.slot("ada"):
+                    pass
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])

@@ -13,13 +13,15 @@ import redis
 from django.http import HttpResponse
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.heartbeat import Heartbeat, ProcessShare, heartbeat
+from django_ratelimit_lua.engine.heartbeat import KEYS, Heartbeat, ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.store import get_store
 from tests.calls import decide
 from tests.clusters import until
 
@@ -201,6 +203,36 @@ def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
     other.goodbye()
     until(lambda: one.count == 1, "the other is gone", 5)
     one.goodbye()
+
+
+def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the register was lost, or nobody could be heard of, parts stay as they were for a lifetime. More processes
+    than before are believed at once."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.LIFETIME", 4)
+    keys = [b"%b%b" % (conf.CACHE_PREFIX, key) for key in KEYS]
+    several = [Heartbeat() for _ in range(3)]
+    for _ in range(2):
+        counts = [one.beat() for one in several]
+    assert counts == [3] * 3
+    parts = [(one.equal, one.weighted) for one in several]
+    get_store().delete_keys(keys)
+    assert [one.beat() for one in several[:2]] == [3, 3]
+    assert [(one.equal, one.weighted) for one in several[:2]] == parts[:2]
+    several[2].goodbye()  # It may be one that is missing.
+    assert several[0].beat() == 3
+    more = [Heartbeat(), Heartbeat()]
+    for one in more:
+        one.beat()
+    assert several[0].beat() == 4
+    for one in more:
+        one.goodbye()
+    assert several[0].beat() == 4
+    until(lambda: [one.beat() for one in several[:2]] == [2, 2], "those that are gone are believed to be", 30)
+    # For so long that who was heard of before is listed no more.
+    time.sleep(4.5)
+    assert several[0].beat() == 2
+    several[0].goodbye()
+    several[1].goodbye()
 
 
 WORKER = """

@@ -84,7 +84,7 @@ def test_just_after_an_outage_both_have_to_allow(here: FallbackLimiter, monkeypa
     ]
     assert [decision.allowed for decision in decisions] == [False, True, True, False]
     assert (decisions[-1].source, len(asked)) == ("fallback", 3)
-    monkeypatch.setattr(fallback, "BACK_SECONDS", -1.0)
+    monkeypatch.setattr(fallback, "BACK_SECONDS", -60.0)
     here.on_store_up()
     assert drive(here.decide_by_both(hit(SHARED), steps(True, asked))).allowed
     assert not here.is_recovering

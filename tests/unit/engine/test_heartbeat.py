@@ -25,7 +25,7 @@ def test_the_parts_of_all_processes_are_the_whole(weights: list[tuple[float, int
     for weight, count in weights:
         for _ in range(count):
             beat: Any = Heartbeat()
-            beat._say = partial(lambda reply, weight: reply, [len(beats), *told])
+            beat._say = partial(lambda reply, weight: reply, [b"0 0", 1, len(beats), *told])
             with override_settings(RATELIMIT_INSTANCE_WEIGHT=weight):
                 assert beat.beat() == sum(count for _, count in weights)
             beats.append(beat)
