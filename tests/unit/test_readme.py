@@ -22,6 +22,14 @@ def test_the_readmes_code_runs() -> None:
         exec(compile(block, str(README), "exec"), {"__name__": "readme"})
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    """All pages that the start page of the docs lists, and to none that is not there."""
+    listed = set(re.findall(r"^   ([a-z-]+)$", (ROOT / "docs" / "index.rst").read_text(), re.MULTILINE))
+    linked = set(re.findall(r"\]\(docs/([a-z-]+)\.rst\)", README.read_text()))
+    assert listed <= linked
+    assert all((ROOT / "docs" / f"{name}.rst").is_file() for name in linked)
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_for_guesses_shows_the_three_limits_that_belong_together(path: Path) -> None:
     """By address and name, by address, by name; and it says what they stop."""
