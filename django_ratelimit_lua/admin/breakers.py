@@ -253,7 +253,9 @@ class BreakerAdmin(ActingAdmin):
 def _initial(state: BreakerState) -> dict[str, Any]:
     if not state.forced or state.row is None:
         return {"how": "open"}
-    return {"how": state.row.forced, "share": state.row.share, "why": state.row.why}
+    share = state.row.share
+    typed = round(share) if share is not None and share.is_integer() else share  # 25, not 25.0.
+    return {"how": state.row.forced, "share": typed, "why": state.row.why}
 
 
 def _shown(state: BreakerState) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from django.contrib import admin
 from django.db import models, router, transaction
 from django.http import HttpRequest
+from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import capfirst
@@ -29,6 +32,7 @@ COLUMNS = {"rate": "limit", "method": "methods"}
 NAMES = {"tiers": _("tiers"), "whom": _("who")}
 """What is no column."""
 DIGESTS = {"subject", "digests"}
+MOMENTS = ("starts", "ends", "until")
 LETTERS = 12
 """Of a digest, where it stands for somebody: as the page of bans and the command have it."""
 WHO = "django_ratelimit_lua.view_identities"
@@ -60,6 +64,8 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
             continue
         label = capfirst(str(NAMES.get(own) or (own if column is None else column.verbose_name)))
         values = [_value(name, column, value) for value, side in ((old, before), (new, after)) if side]
+        if name in MOMENTS and old and new and values[0] == values[-1]:  # Within one minute.
+            values = [f"{words}:{value[17:19]}" for words, value in zip(values, (old, new), strict=True)]
         lines.append(f"{label}: {' → '.join(values)}")
     return lines
 
@@ -98,13 +104,15 @@ def _value(name: str, column: Any, value: Any) -> str:
         return "—"
     if name == "rate":
         return rate_words(value)
-    if name in ("starts", "ends", "until"):
+    if name in MOMENTS:
         try:
             return moment_words(datetime.datetime.fromisoformat(value))
         except (TypeError, ValueError):
             return str(value)
     if isinstance(value, bool):
         return gettext("yes") if value else gettext("no")
+    if isinstance(value, float) and math.isfinite(value):
+        return str(formats.number_format(Decimal(repr(value)).normalize()))
     if isinstance(value, list):
         return ", ".join(_value(name, column, one) for one in value)
     if isinstance(value, Mapping):  # A tier.

@@ -42,6 +42,8 @@ PAGES = {
     "statistics": "admin/django_ratelimit_lua/statistics/",
     "statistics-one": "admin/django_ratelimit_lua/statistics/one/?name=api&period=day",
     "slots": "admin/django_ratelimit_lua/slots/",
+    "breakers": "admin/django_ratelimit_lua/ratelimitbreaker/",
+    "breaker": "admin/django_ratelimit_lua/ratelimitbreaker/one/?name=payments",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }
@@ -314,6 +316,17 @@ def test_a_preview_of_who_is_logged_out_says_so(browser: Any, demo: str) -> None
     assert pane.find_elements("css selector", "form, input") == []
     assert browser.find_element("name", "name").get_attribute("value") == "typed"
     assert complaints(browser) == []
+
+
+def test_slots_have_no_preview(browser: Any, demo: str) -> None:
+    """So many at once have no curve in time: nothing is drawn of them, and the fields have its room."""
+    sign_in(browser, demo)
+    browser.get(demo + PAGES["rule-new"])
+    preview = browser.find_element("css selector", ".ratelimit-preview")
+    assert preview.is_displayed()
+    for unit, is_shown in (("x", False), ("h", True)):
+        Select(browser.find_element("name", "unit")).select_by_value(unit)
+        assert preview.is_displayed() == is_shown
 
 
 def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo: str) -> None:

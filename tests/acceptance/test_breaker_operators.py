@@ -25,6 +25,7 @@ from django.utils import timezone
 from django.views import View
 
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen, circuit
+from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.checks import check_breakers
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
@@ -174,6 +175,20 @@ def test_what_operators_do_is_in_the_history(payments: Callable[..., str], opera
     page = client.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
     assert "the bank is down" in page
     assert "open: nothing is asked" in page
+
+
+def test_the_history_says_numbers_and_moments_as_people_do(payments: Callable[..., str], operator: Client) -> None:
+    """What is little is not written with an exponent, nor what is whole with a point; and two moments of one minute
+    differ, as they do."""
+    ends = datetime.datetime(2037, 5, 6, 14, 5, 10, tzinfo=datetime.UTC)
+    force("payments", "brownout", until=ends, share=100.0)
+    force("payments", "brownout", until=ends + datetime.timedelta(seconds=30), share=1e-9)
+    words = changed_words(RateLimitChange.objects.latest("pk"))
+    assert "Percent served: 100 → 0.000000001" in words
+    (until,) = [line for line in words if line.startswith("Until: ")]
+    assert re.fullmatch(r"Until: .*\d\d:05:10 → .*\d\d:05:40", until)
+    force("payments", "brownout", share=25.0)
+    assert 'value="25"' in operator.get(f"{HERE}one/?name=payments").content.decode()
 
 
 def test_the_list_shows_all_breakers_and_how_they_are(payments: Callable[..., str], operator: Client) -> None:

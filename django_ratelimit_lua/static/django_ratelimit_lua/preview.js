@@ -35,7 +35,8 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   function soon() {
     clearTimeout(timer);
-    timer = setTimeout(() => show().catch(() => {}), 250);
+    box.hidden = form.elements.unit?.value === "x";  // So many at once: there is no curve in time.
+    if (!box.hidden) timer = setTimeout(() => show().catch(() => {}), 250);
   }
   form.addEventListener("input", soon);
   form.addEventListener("change", soon);
