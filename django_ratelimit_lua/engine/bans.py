@@ -27,6 +27,8 @@ from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
+from ..rules.callsite import known_call_sites
+from ..rules.provider import current, load
 from ..signals import banned
 from ..stats.keys import MOST_PLACES
 from ..stats.names import shown
@@ -204,15 +206,27 @@ def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
 
 def bans_active() -> dict[str, int]:
     """How many bans are in force, by the names of their limits, as keys have them; those of further limits than
-    `MOST_PLACES` are told as `REST`. Raises `StoreError`."""
+    `MOST_PLACES` are told as `REST`. A limit in shadow mode bans nobody. Raises `StoreError`."""
     now = b"(%d" % (time.time_ns() // 1000)
     keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
-    names = (key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace") for key in keys)
-    counted = Counter(names)
+    shadow = _in_shadow()
+    parts = (part for part in (key.partition(b"}:")[2] for key in keys) if part not in shadow)
+    counted = Counter(part.removesuffix(b":ban").decode(errors="replace") for part in parts)
     found = dict(counted.most_common(MOST_PLACES))
     if rest := counted.total() - sum(found.values()):
         found[REST] = found.get(REST, 0) + rest
     return found
+
+
+def _in_shadow() -> set[bytes]:
+    """How keys name the bans of limits that are in shadow mode at the moment."""
+    sites = [site for name in known_call_sites.names() for site in known_call_sites.of(name)]
+    limits = [limit for site in sites for limit in site.limits]
+    for rule in (current() or load()).rules:  # A rule's go before those of a call site.
+        for template in () if rule.template is None else (rule.template, *(tier for _, tier in rule.template.tiers)):
+            limits += template.limits(rule.name)
+    modes = {limit.ban.key_part: limit.mode for limit in limits if limit.ban is not None}
+    return {part for part, mode in modes.items() if mode == "shadow"}
 
 
 Collector.bans_active = staticmethod(bans_active)

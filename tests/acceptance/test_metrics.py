@@ -89,6 +89,25 @@ def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["other"] == 1
 
 
+def test_metrics_leave_out_bans_that_refuse_nobody() -> None:
+    """Of a rule or a limit of the code in shadow mode; where it is enforced again, they are told."""
+    rule = RateLimitRule.objects.create(
+        name="watched", path="/ok", key="ip", limit=1, unit="h", mode="shadow", ban_after=1, ban_for="10m"
+    )
+    visits(3, "203.0.113.1")
+    RateLimiter("quiet", "0/s", ban_after=1, ban_for="10m", mode="shadow").hit("ada")
+    RateLimiter("loud", "0/s", ban_after=1, ban_for="10m").hit("ada")
+
+    def told() -> dict[str, float]:
+        return {key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"}
+
+    assert told() == {"loud": 1}
+    rule.mode = "enforce"
+    rule.save()
+    visits(1, "203.0.113.1")
+    assert told() == {"loud": 1, "watched": 1}
+
+
 def test_metrics_say_what_was_decided() -> None:
     """By rule, mode and result; the units that were taken and wanted; how long it took; the rules in force."""
     mail = RateLimiter("mail", "10/h")
