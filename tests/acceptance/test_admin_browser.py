@@ -476,7 +476,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
 LONG_PAGES = {
     "rules": RULES, "overrides": OVERRIDES, "changes": "admin/django_ratelimit_lua/ratelimitchange/",
-    "history": f"{RULES}3/history/", "rule": f"{RULES}3/change/", "override": f"{OVERRIDES}2/change/",
+    "history": f"{RULES}4/history/", "rule": f"{RULES}4/change/", "override": f"{OVERRIDES}2/change/",
     "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",
     "network": f"{OVERRIDES}inspect/?path=/search/&address=10.1.0.0/16",
     "add": f"{RULES}add/", "delete": f"{RULES}3/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
@@ -516,7 +516,9 @@ def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
 
 
 AS_IT_BEGINS = "pass"
-NAMES = {"user", "exports of a day", "Tried out before it refuses anybody.", "That is enough for today."}
+NAMES = {
+    "user", "exports of a day", "reports at once", "Tried out before it refuses anybody.", "That is enough for today.",
+}  # fmt: skip
 """What the demo has called its own rules and scopes."""
 DJANGOS_OWN = re.compile(r"- Select an option -|Note: Enter times in the ")
 """What Django 6.1 has not translated itself."""
