@@ -479,7 +479,7 @@ LONG_PAGES = {
     "history": f"{RULES}4/history/", "rule": f"{RULES}4/change/", "override": f"{OVERRIDES}2/change/",
     "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",
     "network": f"{OVERRIDES}inspect/?path=/search/&address=10.1.0.0/16",
-    "add": f"{RULES}add/", "delete": f"{RULES}3/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
+    "add": f"{RULES}add/", "delete": f"{RULES}4/delete/", "limits": f"{RULES}limits/", "file": f"{RULES}file/",
 }  # fmt: skip
 
 
