@@ -1,11 +1,13 @@
 """`make faults`: what happens to slots whose holders are hurt, or whose server is, in one table.
 
 Two processes hold the two slots there are, and a third one waits for one. Then something is done to the first process,
-or to the server; when the third has got a slot, it is undone. Meanwhile it is counted all the time how many are held.
+or to the server; when the third has got a slot, it is undone. Meanwhile it is counted all the time how many are held by
+what the server says, and each process tells since when it runs with a slot: what it does goes on until it dies.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -42,7 +44,7 @@ def hold():
     global held
     held = exports.slot("ada", timeout={WAIT})
     held.__enter__()
-    return time.monotonic() - began
+    return began, time.monotonic()
 """
 
 
@@ -125,10 +127,12 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Outcome:
-    """What came of one fault: the most slots that were held at once, after how many seconds the third process got one,
-    and what the first was told: whether its slot was taken again, for each that was lost (None: it is gone)."""
+    """What came of one fault: the most slots that were held at once, the most processes that were really running with
+    one, after how many seconds the third process got one, and what the first was told: whether its slot was taken
+    again, for each that was lost (None: it is gone)."""
 
     most: int
+    running: int
     seconds: float
     told: list[bool] | None
 
@@ -141,8 +145,7 @@ def run(name: str) -> Outcome:
         with workers[0] as first, workers[1] as second, workers[2] as third:
             for worker in workers:
                 worker(f"exec({_BEGIN!r}, globals())")
-            first("hold()")
-            second("hold()")
+            since = [first("hold()")[1], second("hold()")[1]]
             over, most = threading.Event(), [0]
 
             def count() -> None:
@@ -155,21 +158,26 @@ def run(name: str) -> Outcome:
             counting.start()
             began = time.monotonic()
             hurt.inject(first)
-            seconds = third("hold()")
-            seconds = max(seconds, time.monotonic() - began)
+            hurt_at = time.monotonic()
+            asked_at, got_at = third("hold()")
+            seconds = max(got_at - asked_at, time.monotonic() - began)
             hurt.heal(first)
             time.sleep(SLOT_SECONDS)
             told = first("lost") if hurt.survives else None
             over.set()
             counting.join()
-    return Outcome(most[0], seconds, told)
+    ends = [math.inf if hurt.survives else hurt_at, math.inf, math.inf]
+    runs = list(zip([*since, got_at], ends, strict=True))
+    running = max(sum(start <= moment < end for start, end in runs) for moment, _ in runs)
+    return Outcome(most[0], running, seconds, told)
 
 
 def table(outcomes: dict[str, Outcome]) -> str:
     """The outcomes as a table of reStructuredText."""
     words = {None: "", (False,): "lost", (True,): "taken again", (): ""}
-    rows = [("Fault", "Held at most", "Next one after, s", "Its holder is told")]
+    rows = [("Fault", "Held at most", "Really running", "Next one after, s", "Its holder is told")]
     for name, outcome in outcomes.items():
         told = None if outcome.told is None else tuple(outcome.told)
-        rows.append((name, f"{outcome.most} of {SLOTS}", f"{outcome.seconds:.1f}", words.get(told, str(told))))
+        row = (name, f"{outcome.most} of {SLOTS}", f"{outcome.running}", f"{outcome.seconds:.1f}")
+        rows.append((*row, words.get(told, str(told))))
     return faults.aligned(rows)

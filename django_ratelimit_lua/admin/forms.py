@@ -26,7 +26,7 @@ from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.override import NO_FIELD, value_digest
 from ..models.rate_fields import rate_problem, written
 from ..models.rule import METHODS
-from ..operations.surprises import NOTHING, enforcing, look_alikes, override_surprises, surprises
+from ..operations.surprises import NOTHING, begun_anew, enforcing, look_alikes, override_surprises, surprises
 from ..rules.overrides import split_fields
 from ..stats.shadow import version_of
 from .shown import Hidden, ShownForm
@@ -192,7 +192,10 @@ class RuleForm(AskingForm, ShownForm):
             return  # What is wrong is mended first: nothing is known of what a limit that is none would do.
         rule = self.instance  # As it would be saved.
         rate = rule.rate
-        found = surprises({**rule.values(), "rates": rate if isinstance(rate, list) else [rate] if rate else []})
+        given = {**rule.values(), "rates": rate if isinstance(rate, list) else [rate] if rate else []}
+        found = surprises(given)
+        if {"name", "mode"} & {*self.changed_data}:
+            found += begun_anew(given)
         if "name" in self.changed_data:
             found += [("name", problem) for problem in look_alikes([rule.name]).values()]
         meant = [str(problem) for _field, problem in found]

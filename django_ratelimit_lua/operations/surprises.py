@@ -20,7 +20,7 @@ from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule, RateLimitTier
 from ..models.override import within
 from ..models.rate_fields import JOINERS
-from ..rules.callsite import known_call_sites, losses
+from ..rules.callsite import CallSite, known_call_sites, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
 from ..rules.rule import RuleError, lumps_strangers
@@ -178,7 +178,8 @@ def _all_surprises(built: Built | None, exempt: Sequence[str]) -> list[str]:
     if built is None:
         return []
     rule, tiers = built
-    found = [str(problem) for _field, problem in surprises({**rule.values(), "rates": _rates(rule)}, exempt)]
+    given = {**rule.values(), "rates": _rates(rule)}
+    found = [str(problem) for _field, problem in (*surprises(given, exempt), *begun_anew(given))]
     if any(rate.startswith("0/") for tier in tiers for rate in _rates(tier)):
         found.append(str(NOTHING))
     return list(dict.fromkeys(found))
@@ -313,11 +314,30 @@ def _is_never_paid(given: dict[str, Any]) -> bool:
     return 0 < capacity < int(given["cost"])
 
 
+def begun_anew(given: dict[str, Any]) -> list[tuple[str, Any]]:
+    """That a rule which comes in the place of a call site does not count the slots that are held there."""
+    rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
+    if given.get("exempt") or given.get("mode") == "off" or not any(rate.is_slots for rate in rates):
+        return []
+    problem = _(
+        "Who holds a slot of the code's limit (%(place)s) keeps it, and this rule counts anew: until those have ended, "
+        "more run than it says."
+    )
+    for site in _replaced(given):
+        if site.kind != SETTINGS and any(isinstance(rate, Rate) and rate.is_slots for rate in site.rates):
+            return [("name", problem % {"place": site.place})]
+    return []
+
+
+def _replaced(given: dict[str, Any]) -> list[CallSite]:
+    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
+    name, group = given.get("name", ""), given.get("group", "")
+    return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
+
+
 def lost_of_call_sites(given: dict[str, Any]) -> list[tuple[str, Any]]:
     """What the call sites limit in whose place the rule stands, and the rule does not."""
-    name, group = given.get("name", ""), given.get("group", "")
-    # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
-    sites = [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
+    sites = _replaced(given)
     rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
     key = "+".join(part.strip() for part in given.get("key", "").split("+"))
     is_off = given.get("exempt") or given.get("mode") == "off"

@@ -47,12 +47,13 @@ def test_requests_are_answered_and_limits_hold(name: str, runs: dict[str, Future
 
 @pytest.mark.parametrize("name", holders.FAULTS)
 def test_slots_hold_whatever_happens_to_their_holders(name: str) -> None:
-    """Never more than there are; the next one gets its slot when the time of the lost one is over, and whoever lives
-    and has lost one is told, once."""
+    """Never more than there are, and no more run than those and one that lives and was hurt; the next one gets its slot
+    when the time of the lost one is over, and whoever lives and has lost one is told, once."""
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
     outcome = holders.run(name)
     assert outcome.most <= holders.SLOTS
+    assert outcome.running <= holders.SLOTS + (outcome.told is not None)
     assert outcome.seconds < holders.SLOT_SECONDS + 5.0
     assert outcome.told is None or len(outcome.told) <= 1
     assert outcome.told == [False] or outcome.told is None or name == "FLUSHALL"

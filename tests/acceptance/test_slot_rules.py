@@ -16,7 +16,10 @@ from django.test import Client
 from django.urls import path
 from selenium.webdriver.support.select import Select
 
+from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.operations.rules_yaml import RuleChange
+from django_ratelimit_lua.operations.surprises import changed_surprises
 from tests.clusters import until
 
 SITE = pytest.mark.django_db(transaction=True)
@@ -33,7 +36,12 @@ def export(request: HttpRequest) -> HttpResponse:
     return StreamingHttpResponse(iter([b"exported"]))  # type: ignore[return-value]
 
 
-urlpatterns = [path("admin/", admin.site.urls), path("export/", export)]
+@ratelimit("slow exports", key="ip", rate="2", algorithm="concurrency")
+def slow(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+urlpatterns = [path("admin/", admin.site.urls), path("export/", export), path("slow/", slow)]
 
 
 @pytest.fixture
@@ -89,6 +97,24 @@ def test_what_contradicts_itself_is_refused_at_its_field(ada: Client, changed: d
     assert page.status_code == 200
     assert re.search(r'class="errorlist" id="id_\w+_error"', page.content.decode())
     assert not RateLimitRule.objects.exists()
+
+
+@SITE
+def test_who_takes_the_place_of_slots_of_the_code_is_told_that_they_go_on(ada: Client) -> None:
+    """Where the rule comes, in a form and in a file; not again where it is there, nor of one that counts no slots."""
+    form = FORM | {"name": "slow exports", "path": ""}
+    page = ada.post(f"{RULE}add/", form)
+    said = "this rule counts anew: until those have ended, more run than it says"
+    assert said in page.content.decode()
+    asked = page.context["adminform"].form["asked"].value()
+    assert ada.post(f"{RULE}add/", {**form, "confirm": "on", "asked": asked}).status_code == 302
+    rule = RateLimitRule.objects.get()
+    assert ada.post(f"{RULE}{rule.pk}/change/", form | {"limit": "1"}).status_code == 302
+    after = {"name": "slow exports", "group": "slow exports", "key": "ip", "rate": "1", "algorithm": "concurrency"}
+    off = {**after, "mode": "off"}
+    for before, is_said in ((None, True), (off, True), ({**after, "rate": "2"}, False)):
+        found = changed_surprises([RuleChange("slow exports", before, after)])
+        assert any(said in problem for problems in found.values() for problem in problems) == is_said
 
 
 def test_the_form_asks_for_no_period_of_so_many_at_once(browser: Any, demo: str) -> None:
