@@ -54,7 +54,7 @@ def test_a_file_is_applied_when_what_it_changes_was_confirmed(operator: Client) 
     page = looked_at(operator, export().replace("5/h", "1/h"))
     assert "rate: 5/h → 1/h" in page.content.decode()
     assert visits(2) == [200, 200]
-    assert "they apply from the next request on" in confirmed(operator, page).content.decode()
+    assert "it applies from the next request on" in confirmed(operator, page).content.decode()
     assert visits() == [429]
     assert RateLimitChange.objects.all()[0].by == "grace"
 

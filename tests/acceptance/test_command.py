@@ -132,7 +132,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     assert "- exports of a day" in text
     assert RateLimitOverride.objects.get() == override
     assert {change.by for change in RateLimitChange.objects.all()} <= {"ratelimit_rules import", ""}
-    assert RateLimitRule.objects.get().declared() == rules[1]
+    assert RateLimitRule.objects.get(name="api").declared() == rules[1]
 
 
 @pytest.mark.parametrize(
