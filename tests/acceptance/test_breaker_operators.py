@@ -485,11 +485,14 @@ def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
 
 def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(payments: Callable[..., str]) -> None:
     """Where it is the same, nothing is said."""
+
+    def warnings() -> list[str | None]:  # Other tests of this process have other breakers.
+        return [message.id for message in check_breakers() if "'payments'" in message.msg]
+
     CircuitBreaker("payments", minimum=10, open_for="30s")
-    assert not list(check_breakers())
+    assert warnings() == []
     CircuitBreaker("payments", minimum=11)
-    (message,) = check_breakers()
-    assert (message.id, "payments" in message.msg) == ("django_ratelimit_lua.W021", True)
+    assert warnings() == ["django_ratelimit_lua.W021"]
 
 
 def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) -> None:
