@@ -65,7 +65,7 @@ def draw(algorithm: str, folder: Path) -> None:
 
 def main() -> None:
     """Draw all of them."""
-    from django_ratelimit_lua.limits.program import ALGORITHMS
+    from django_ratelimit_lua.limits.algorithms import BY_RATE
 
     folder = Path(__file__).parent / "plots"
     folder.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def main() -> None:
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
         settings.configure(CACHES={"default": cache}, SECRET_KEY="plots", RATELIMIT_TIMEOUT=10)
         django.setup()
-        for algorithm in ALGORITHMS:
+        for algorithm in BY_RATE:
             draw(algorithm, folder)
 
 
