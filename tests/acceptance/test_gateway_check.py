@@ -253,7 +253,7 @@ def test_what_is_wrong_is_said_by_the_system_check(settings: Any) -> None:
 
     def found() -> list[tuple[str, str]]:
         messages = run_checks(tags=["caches", "database"], databases=["default"])
-        return [(message.id.rpartition(".")[2], message.msg) for message in messages]
+        return sorted((message.id.rpartition(".")[2], message.msg) for message in messages)
 
     text = "The rule {!r} does not apply to what a proxy asks about: it goes by {}."
     assert found() == [("I020", text.format("mine", "user")), ("I020", text.format("theirs", "body"))]

@@ -26,7 +26,7 @@ SITE = pytest.mark.django_db(transaction=True)
 RULE = "/admin/django_ratelimit_lua/ratelimitrule/"
 INSPECT = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
 FORM = {
-    "name": "exports", "mode": "enforce", "limit": "2", "period": "1", "unit": "x", "algorithm": "concurrency",
+    "name": "downloads", "mode": "enforce", "limit": "2", "period": "1", "unit": "x", "algorithm": "concurrency",
     "key": "ip", "path": "/export/", "audience": "everyone", "order": "0",
     "tiers-TOTAL_FORMS": "0", "tiers-INITIAL_FORMS": "0", "tiers-MIN_NUM_FORMS": "0", "tiers-MAX_NUM_FORMS": "1000",
 }  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_
         assert b"".join(each.streaming_content) == b"exported"
         each.close()
     assert ada.get("/export/").status_code == 200
-    assert "/slots/?rule=exports" in ada.get(f"{RULE}{rule.pk}/change/").content.decode()
+    assert "/slots/?rule=downloads" in ada.get(f"{RULE}{rule.pk}/change/").content.decode()
     file = tmp_path / "rules.yaml"
     with file.open("w") as written:
         call_command("ratelimit_rules", "export", stdout=written)
