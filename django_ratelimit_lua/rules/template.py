@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, cast
 
 from django.http import HttpRequest
@@ -46,13 +45,13 @@ def compile_cost(cost: CostLike) -> int | CostFunction:
     raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
-@lru_cache(maxsize=1024)
-def ban_key(text: str) -> Key:
+def ban_key(given: Any) -> Key:
     """Whom bans are of, by the option `ban_key`. Raises `LimitError`."""
     try:
+        text: str = OPTIONS["ban_key"].check(given)
         parts = text.split("+")
         key = compile_key(tuple(parts) if len(parts) > 1 else text)
-    except LimitError as error:
+    except ValueError as error:
         raise LimitError(f"ban_key: {error}", "ban_key") from None
     if key.functions:
         raise LimitError(f"ban_key is {text!r}: it cannot name code", "ban_key")
@@ -66,6 +65,7 @@ class LimitTemplate:
     - `key`: whom to count, and `cost`: the units a request takes; None: what the call site says in whose place a rule
       stands (if it says nothing of the cost, 1);
     - `rates`: units per time, or functions that are called for them; `options`: of each limit;
+    - `ban_key`: whom its bans are of; None: of whom it counts;
     - `tiers`: what stands in its place for the members of Django groups, the most favourable first;
     - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and a rate is
       told by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that a
@@ -79,7 +79,12 @@ class LimitTemplate:
     options: Options = field(default_factory=Options)
     label: str = ""
     tiers: tuple[tuple[str, LimitTemplate], ...] = ()
+    ban_key: Key | None = field(init=False, repr=False, compare=False)
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = self.options.get("ban_key")
+        object.__setattr__(self, "ban_key", ban_key(given) if given else None)
 
     @classmethod
     def compiled(
@@ -103,7 +108,6 @@ class LimitTemplate:
             limit = Limit(name, known, **own)
             if len(rates) == 1 and limit.rate is each:
                 template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"]] = limit
-        _ = template.ban_key  # What is no key raises.
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
@@ -142,12 +146,6 @@ class LimitTemplate:
     def limits(self, name: str) -> tuple[Limit, ...]:
         """The limits that keep the constant rates."""
         return tuple([self.limit(name, rate) for rate in self.rates if isinstance(rate, Rate)])
-
-    @property
-    def ban_key(self) -> Key | None:
-        """Whom its bans are of; None: of whom it counts."""
-        text = self.options.get("ban_key")
-        return ban_key(OPTIONS["ban_key"].check(text)) if text else None
 
     @property
     def _longest(self) -> int:

@@ -25,6 +25,7 @@ from django.utils import timezone
 from django_ratelimit_lua.models import (
     RateLimitBreaker,
     RateLimitChange,
+    RateLimitClient,
     RateLimitOverride,
     RateLimitRevision,
     RateLimitRule,
@@ -254,7 +255,7 @@ def test_other_models_of_the_site_are_left_alone() -> None:
     assert [query["sql"] for query in captured] == ["BEGIN", 'DELETE FROM "django_session"', "COMMIT"]
     assert Collector("default").can_fast_delete(Session.objects.all())
     assert Collector("default").can_fast_delete(RateLimitChange.objects.all())
-    ours = (RateLimitRule, Tier, RateLimitOverride, RateLimitBreaker)
+    ours = (RateLimitRule, Tier, RateLimitOverride, RateLimitBreaker, RateLimitClient)
     for model in apps.get_models():
         for signal in (pre_save, post_save, pre_delete, post_delete):
             assert signal.has_listeners(model) == (model in ours), (model, signal)
