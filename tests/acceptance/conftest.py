@@ -1,4 +1,4 @@
-"""The demo and the browser, for those who look at pages."""
+"""The demo and the browser, for those who look at pages; and what several files hear or refuse."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.db import DataError, connection
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from django_ratelimit_lua.rules.rule import UNWRITABLE
+from django_ratelimit_lua.signals import banned
 from tests.demo import CHROMIUM, DRIVER, start
 
 
@@ -18,6 +19,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What the receivers of `banned` are told."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(sender: Any, **arguments: Any) -> None:
+        heard.append(arguments)
+
+    banned.connect(hear)
+    yield heard
+    banned.disconnect(hear)
 
 
 @pytest.fixture

@@ -24,26 +24,12 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.rules.provider import start_fresh
-from django_ratelimit_lua.signals import banned
 from django_ratelimit_lua.stats.reading import Span, total
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
 from django_ratelimit_lua.throttling import UserRateThrottle
 
 CLIENT = {"REMOTE_ADDR": "203.0.113.9"}
-
-
-@pytest.fixture
-def told() -> Iterator[list[dict[str, Any]]]:
-    """What the receivers of `banned` are told."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(sender: Any, **arguments: Any) -> None:
-        heard.append(arguments)
-
-    banned.connect(hear)
-    yield heard
-    banned.disconnect(hear)
 
 
 def ban_of(decision: Decision) -> Ban:

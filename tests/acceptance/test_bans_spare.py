@@ -16,7 +16,6 @@ from django_ratelimit_lua.engine.neighbours import neighbours
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.operations import active_bans, lift_bans
 from django_ratelimit_lua.operations.bans import evidence_of_bans
-from django_ratelimit_lua.signals import banned
 from django_ratelimit_lua.store import PATIENCE, Patience
 from django_ratelimit_lua.web.plan import _sparing_others
 
@@ -63,19 +62,6 @@ def attack(view: Any, address: str = OFFICE, times: int = 6, user: Any = None) -
     for _ in range(times):
         ask(view, "root", address, user)
     assert ask(view, "root", address, user) == 429
-
-
-@pytest.fixture
-def told() -> Any:
-    """What the receivers of `banned` are told."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(sender: Any, **arguments: Any) -> None:
-        heard.append(arguments)
-
-    banned.connect(hear)
-    yield heard
-    banned.disconnect(hear)
 
 
 def test_an_attacker_at_an_office_is_banned_alone(told: list[dict[str, Any]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.signals import banned
 from django_ratelimit_lua.store import PATIENCE, Patience
 
 OFFICE = "203.0.113.9"
@@ -269,19 +267,6 @@ def test_a_user_nobody_has_asked_for_is_not_asked_for() -> None:
     lazy.user = SimpleLazyObject(fail)
     login()(lazy)
     assert at_office() == 0
-
-
-@pytest.fixture
-def told() -> Iterator[list[dict[str, Any]]]:
-    """What the receivers of `banned` are told."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(sender: Any, **arguments: Any) -> None:
-        heard.append(arguments)
-
-    banned.connect(hear)
-    yield heard
-    banned.disconnect(hear)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
