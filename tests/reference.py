@@ -44,7 +44,7 @@ class Bans:
     times: int = 0
     by_hand: bool = False
     offences: tuple[int, ...] = ()
-    is_new = False
+    is_new = is_offence = False
 
     def edit(self, limit: Limit) -> None:
         assert limit.ban is not None
@@ -57,7 +57,7 @@ class Bans:
             for name in ("seen", "until", "since", "first", "last"):
                 setattr(self, name, max(0, getattr(self, name) - back))
             self.offences = tuple(moment - back for moment in self.offences)
-        self.is_new = False
+        self.is_new = self.is_offence = False
 
     def length(self, times: int) -> int:
         """Of a ban after so many."""
@@ -102,6 +102,7 @@ class Bans:
             if self.terms.renew and not self.by_hand:
                 self.last, self.until = time, time + self.length(self.times - 1)
                 self.write(now)
+                self.is_offence = True
             return
         self.until, self.times, offences = self.ends(now), self.remembered(now), self.counting(now)
         self.by_hand, self.last = False, time
@@ -111,6 +112,7 @@ class Bans:
             self.until, self.offences, self.is_new = time + self.length(self.times), (), True
             self.times += 1
         self.write(now)
+        self.is_offence = True
 
     def begin(self, now: int, length: int) -> None:
         self.times = self.remembered(now)
@@ -131,11 +133,12 @@ class Bans:
     def report(self, now: int) -> Ban:
         if (until := self.banned(now)) is not None:
             return Ban(
-                until, self.since, self.first, self.last, self.count, self.remembered(now), self.by_hand, self.is_new
-            )
+                until, self.since, self.first, self.last, self.count, self.remembered(now), self.by_hand, self.is_new,
+                is_offence=self.is_offence,
+            )  # fmt: skip
         offences = self.counting(now)
         first, last = (offences[0], offences[-1]) if offences else (0, 0)
-        return Ban(0, 0, first, last, len(offences), self.remembered(now))
+        return Ban(0, 0, first, last, len(offences), self.remembered(now), is_offence=self.is_offence)
 
 
 class Reference:

@@ -67,7 +67,7 @@ class KnownBans:
                 continue
             if state.ban.until:
                 ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
-                known = KnownBan(state.ban._replace(is_new=False), ends_at)
+                known = KnownBan(state.ban.later(), ends_at)
                 self._bans.put(_key(call, _of(charge, state.ban)), known)
             elif self._bans.entries:
                 for each in _both(charge):
@@ -191,10 +191,7 @@ async def _asend(find: Callable[[], Evidence], arguments: dict[str, Any]) -> Non
 def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
     """Write down whose ban it is. Where Redis does not take it, the ban holds all the same."""
     store, (key,) = get_store(), call.ban_keys()
-    seconds = (ban.until - ban.since) / SECOND
-    terms = call.charges[0].limit.ban
-    if terms is not None and terms.renew:
-        seconds = max(seconds, terms.longest_us / SECOND)
+    seconds = (ban.until - ban.since) / SECOND  # One that begins anew has it kept for longer: see `ban.lua`.
     with suppress(StoreError):
         store.execute(b"SET", told_key(key), json.dumps(told).encode(), b"PX", b"%d" % (seconds * 1000 + 1000))
         if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.

@@ -243,7 +243,7 @@ def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decisi
     """Leave what counts towards bans as evidence."""
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
-        if ban is not None and 0 < decision.moment <= ban.last and decision.source == "redis":
+        if ban is not None and ban.is_offence and decision.source == "redis":
             evidence_notes.note(call, each.charge, ban, decision.moment, request)
 
 

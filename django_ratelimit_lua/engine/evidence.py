@@ -16,10 +16,11 @@ from contextlib import suppress
 from struct import Struct
 from typing import Any, NamedTuple
 
+from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.ban import Ban
-from ..limits.call import Call, Charge
+from ..limits.call import REGISTER, Call, Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
@@ -37,6 +38,7 @@ LONGEST_PATH, LONGEST_AGENT, LONGEST_METHOD = 200, 200, 20
 _NUMBERS, _LENGTHS = Struct("<2d"), Struct("<2H")
 _PROGRAM = Program.of(source("engine/evidence"))
 _numbers = itertools.count()
+_BEHIND = b":evidence"
 
 
 class Offence(NamedTuple):
@@ -66,12 +68,12 @@ class Evidence(NamedTuple):
 
 class _Noted:
     """What is to be written of one identity under one limit. `until`: by the monotonic clock, how long it is worth
-    being written."""
+    being written; `ends`: the new end of a ban that has begun anew, 0: none has."""
 
-    __slots__ = ("key", "offences", "until")
+    __slots__ = ("ends", "key", "offences", "until")
 
     def __init__(self, key: bytes) -> None:
-        self.key, self.until = key, 0.0
+        self.key, self.until, self.ends = key, 0.0, 0
         self.offences: deque[tuple[str, Offence]] = deque(maxlen=MOST_OFFENCES)
 
     def record(self, now: float) -> bytes:
@@ -121,6 +123,8 @@ class EvidenceNotes:
         noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
         lasts = max(ban.until, ban.last + terms.window_us) - moment
         noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
+        if not ban.is_new:
+            noted.ends = ban.until
         self.task.start()
 
     def _step(self) -> float | None:
@@ -137,7 +141,15 @@ class EvidenceNotes:
         if not items:
             return True
         common = (b"%d" % MOST_OFFENCES,)
-        answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
+        store = get_store(background=True)
+        answers = store.run_each(_PROGRAM, common, items, patience)
+        if (
+            not store.compares_rules
+        ):  # In a cluster, the register lives elsewhere than the ban; who was lifted is not there.
+            register, renewed = conf.CACHE_PREFIX + REGISTER, [each for each in noted.values() if each.ends]
+            with suppress(StoreError):
+                for each in renewed:
+                    store.execute(b"ZADD", register, b"XX", b"GT", b"%d" % each.ends, _ban_key(each.key))
         late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
         for key in late:
             if len(self._noted) < MOST_NOTED:
@@ -163,7 +175,11 @@ class EvidenceNotes:
 
 def evidence_key(ban_key: bytes) -> bytes:
     """Where the evidence of a ban is kept."""
-    return ban_key + b":evidence"
+    return ban_key + _BEHIND
+
+
+def _ban_key(key: bytes) -> bytes:
+    return key.removesuffix(_BEHIND)
 
 
 def printable(text: str) -> str:

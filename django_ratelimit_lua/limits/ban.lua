@@ -19,6 +19,7 @@ local function open_ban(key, record, register)
   local place, units, shadow, on, after, window, shortest, factor, longest, forget, renew = unpack('<ddddddddddd', record)
   local time, ends, since, first, last, count, times, by, rest = now, 0, 0, 0, 0, 0, 0, 0, ''
   local ban, header, is_new = {place = place, shadow = shadow == 1, on = on}, '<I7I7I7I7I7I4I4I1', 0
+  local is_offence = 0
 
   local function duration()
     local us, left = shortest, times
@@ -96,16 +97,18 @@ local function open_ban(key, record, register)
     if ban.ends then
       if renew == 1 and by == 0 then
         times = times - 1
-        last, ends = time, bounded(time + duration())
+        last, ends, is_offence = time, bounded(time + duration()), 2
         times = times + 1
         save()
         tell()
+        -- Whose ban it is, and why, is kept beside it, and as long.
+        for _, name in ipairs({':told', ':evidence'}) do rcall('PEXPIRE', key .. name, lifetime(ends)) end
       end
       return
     end
     local before, moments = prune(), {}
     for i = 1, more < after and more or after do moments[i] = pack('<I7', time) end
-    rest, last = rest .. table.concat(moments), time
+    rest, last, is_offence = rest .. table.concat(moments), time, 2
     if before + more >= after then
       since, first, count = time, unpack('<I7', rest), before + more
       if count > 4294967295 then count = 4294967295 end
@@ -138,13 +141,13 @@ local function open_ban(key, record, register)
   function ban.last() return last end
 
   -- Until when, since when, its first and its last offence, how many, how often before, by whom (and `whose`, on top of
-  -- that), and whether it is new. Without a ban, the offences that count.
+  -- that), and 1 if it is new, 2 more if this call was an offence. Without a ban, the offences that count.
   function ban.report(whose)
     whose = whose or 0
-    if ban.ends then return pack('<dddddddd', ends, since, first, last, count, times, by + whose, is_new) end
+    if ban.ends then return pack('<dddddddd', ends, since, first, last, count, times, by + whose, is_new + is_offence) end
     local offences = prune()
     local earliest = offences > 0 and unpack('<I7', rest) or 0
-    return pack('<dddddddd', 0, 0, earliest, offences > 0 and last or 0, offences, times, whose, 0)
+    return pack('<dddddddd', 0, 0, earliest, offences > 0 and last or 0, offences, times, whose, is_offence)
   end
 
   if op == 'offend' and units > 0 then

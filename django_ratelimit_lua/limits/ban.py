@@ -92,7 +92,8 @@ class Ban(NamedTuple):
     - `since`: when it was earned, or made by hand; `first`, `last`: its first and its last offence;
     - `offences`: how many; `times`: how often there was one, this one included, before it is forgotten;
     - `by_hand`: somebody has made it; `is_new`: this very call has earned it; `is_narrow`: it is of the identity alone,
-      and not of its address, which others share.
+      and not of its address, which others share;
+    - `is_offence`: this very call was an offence that counts, or has begun the ban anew.
     """
 
     until: int = 0
@@ -104,6 +105,7 @@ class Ban(NamedTuple):
     by_hand: bool = False
     is_new: bool = False
     is_narrow: bool = False
+    is_offence: bool = False
 
     @classmethod
     def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
@@ -122,8 +124,12 @@ class Ban(NamedTuple):
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Ban:
         """The ban that a reply's numbers say."""
-        until, since, first, last, offences, times, by, is_new = map(int, numbers)
-        return cls(until, since, first, last, offences, times, by % 2 == 1, is_new == 1, by >= 2)
+        until, since, first, last, offences, times, by, did = map(int, numbers)
+        return cls(until, since, first, last, offences, times, by % 2 == 1, did % 2 == 1, by >= 2, did >= 2)
+
+    def later(self) -> Ban:
+        """The same as another call finds it, which has done nothing to it."""
+        return self._replace(is_new=False, is_offence=False)
 
     @property
     def ends_at(self) -> datetime | None:

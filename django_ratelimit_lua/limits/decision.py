@@ -100,7 +100,7 @@ class LimitState(NamedTuple):
         reset, wait = max(self.reset_after - seconds, 0.0), max(self.wait - seconds, 0.0)
         return LimitState(
             self.name, self.allowed, self.limit, self.used, self.remaining, retry, reset, wait, self.mode, self.period,
-            0, self.block, None if self.ban is None else self.ban._replace(is_new=False),
+            0, self.block, None if self.ban is None else self.ban.later(),
         )  # fmt: skip
 
     def with_leased(self, units: int, seconds: float) -> LimitState:

@@ -27,7 +27,7 @@ returns         doubles in one string: status (0 denied, 1 allowed), the time, u
                 retry_after (below 0: never), reset_after, wait, and the moment from which the units count that a hit
                 took (0: it took none), by which they are given back. Times and waits are microseconds. Then for each ban its
                 end (0: there is none), since when, its first and its last offence, how many, how often there was one,
-                by whom (2 more: it is the narrow one), and 1 where this call has begun it.
+                by whom (2 more: it is the narrow one), and 1 where this call has begun it, 2 more where it was an offence.
                 A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
                 so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
                 The token is the end of the string, or the last element of the array.

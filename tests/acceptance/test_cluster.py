@@ -20,11 +20,12 @@ from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
+from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban, users_keys
-from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
+from django_ratelimit_lua.limits.call import NO_RULES, REGISTER, Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -37,7 +38,7 @@ from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.store import Store, get_store, why_unusable
+from django_ratelimit_lua.store import PATIENCE, Patience, Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
@@ -576,6 +577,22 @@ def test_bans_spare_others_in_every_slot(cluster: Cluster, settings: Any) -> Non
         call = build_call([Charge(limit, attacker, 1, address)], "unban")
         get_store().decide(call)
         assert get_store().decide(call._replace(operation="peek")).limits[0].ban == Ban()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_renewed_ban_is_listed_to_its_end(cluster: Cluster) -> None:
+    """The list of bans lives in another slot than the ban, and is told of its new end by the background; of one that
+    was lifted meanwhile it is not."""
+    limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="1h", ban_renew=True)
+    register = build_call([]).prefix + REGISTER
+    ends = [limiter.hit("ada").limits[0].ban.until for _ in range(3)]
+    assert evidence_notes.write(Patience(PATIENCE))
+    key = build_call([Charge(limiter.limits[0], digest("ada"))]).ban_keys()[0]
+    assert get_store().execute(b"ZSCORE", register, key) == b"%d" % ends[-1]
+    limiter.hit("ada")
+    get_store().execute(b"ZREM", register, key)
+    assert evidence_notes.write(Patience(PATIENCE))
+    assert number_of_bans() == 0
 
 
 @pytest.mark.django_db(transaction=True)

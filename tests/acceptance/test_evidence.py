@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine.bans import told_key
 from django_ratelimit_lua.engine.evidence import (
     LONGEST_AGENT,
     MOST_OFFENCES,
@@ -31,6 +32,7 @@ from django_ratelimit_lua.limits.ban import Ban
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import PATIENCE, Patience
+from django_ratelimit_lua.testing import move_clock
 
 OFFICE = "203.0.113.9"
 
@@ -101,6 +103,33 @@ def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
         view(request())
     written()
     assert 590_000 < direct.pttl(evidence_key(key)) <= 600_000
+
+
+def test_a_renewed_ban_keeps_its_name_and_its_evidence(direct: redis.Redis, prefix: str) -> None:
+    """However often it begins anew, also beyond the longest that a single one may be."""
+    limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="10m", ban_max="10m", ban_renew=True)
+    limiter.hit("ada")
+    written()
+    key = only_key(direct, prefix)
+    for about in (told_key(key), evidence_key(key)):
+        direct.pexpire(about, 1000)  # So long ago the ban has begun.
+    limiter.hit("ada")
+    assert all(599_000 < direct.pttl(about) <= 601_000 for about in (told_key(key), evidence_key(key)))
+
+
+def test_what_comes_while_the_clock_is_behind_is_no_evidence(direct: redis.Redis, prefix: str) -> None:
+    """Only offences are, also when the clock was set back since the last one."""
+    limiter = RateLimiter("mail", "5/h", ban_after=3, ban_for="10m", ban_on="reported")
+    with move_clock() as clock:
+        limiter.offend("ada")
+        clock.advance(-30)
+        assert all(limiter.hit("ada") for _ in range(5))
+        assert not limiter.hit("ada")
+        limiter.peek("ada")
+        assert len(evidence_of([(only_key(direct, prefix), Ban())])[0]) == 1
+        limiter.offend("ada")
+        (offences,) = evidence_of([(only_key(direct, prefix), Ban())])
+        assert len(offences) == 2
 
 
 def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: str) -> None:

@@ -76,7 +76,7 @@ def test_refusals_earn_a_ban_that_doubles() -> None:
         assert decision.banned_until == ban.ends_at
         for moment in (now + 1, now + 10 * SECOND, ban.until - 1):
             during = ask(moment)
-            assert ban_of(during.limits[0]) == ban._replace(is_new=False)
+            assert ban_of(during.limits[0]) == ban.later()
             assert not during
         now = ban.until
         assert ban_of(ask(now, "peek").limits[0]) == Ban(times=ban.times)
@@ -182,7 +182,7 @@ def test_only_what_is_reported_may_be_an_offence() -> None:
     assert ban_of(ask(START, "offend", 2).limits[0]).offences == 2
     ban = ban_of(ask(START, "offend", 7).limits[0])
     assert (ban.until, ban.offences, ban.is_new) == (START + MINUTE, 9, True)
-    assert ban_of(ask(START + 1, "offend", 7).limits[0]) == ban._replace(is_new=False)
+    assert ban_of(ask(START + 1, "offend", 7).limits[0]) == ban.later()
 
 
 def test_a_ban_by_hand_is_as_long_as_it_is_told() -> None:
