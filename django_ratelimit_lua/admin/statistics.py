@@ -359,6 +359,7 @@ def _shown_row(row: Mapping[str, Any], *, is_known: bool) -> dict[str, Any]:
         "requests": number_words(row["requests"]),
         "refused": number_words(row["refused"]) if row["refused"] else "",
         "would_be_refused": number_words(row["would_be_refused"]) if row["would_be_refused"] else "",
+        "banned": number_words(row["banned"]) if row["banned"] else "",
         "blocked": number_words(row["blocked"]) if row["blocked"] else "",
         "failed": number_words(row["failed"]) if row["failed"] else "",
         "share": "—" if share is None else share_words(share),
@@ -432,6 +433,8 @@ def _summary(told: Mapping[str, Any]) -> str:
         "number_since": number_words(number_since),
         "since": _since_words(told),
     }
+    if told["banned"]:
+        words += " " + _("By bans: %(number)s.") % {"number": number_words(told["banned"])}
     first = (told["identities"] or {}).get("refused", ())[:3]
     at_least = sum(each["least"] for each in first)
     if first and told["people_refused"] > 3 and told["period"] in ("hour", "day") and at_least >= 2:

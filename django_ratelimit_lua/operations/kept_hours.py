@@ -13,7 +13,7 @@ from ..publishing.publish import primary
 from ..rules.rule import UNWRITABLE
 from ..stats.keys import DAY, HOUR, HOURS_KEPT
 from ..stats.reading import Counts, Point, Span, series
-from ..stats.results import BANNED, REFUSED, refused_of
+from ..stats.results import BANNED, REFUSED
 
 
 def kept_names() -> list[str]:
@@ -32,9 +32,11 @@ def kept_series(name: str, span: Span) -> list[Point]:
     first = max(begin, (int(time.time()) // DAY - HOURS_KEPT // DAY) * DAY)
     for point in series(name, Span(first, span.end, HOUR)) if first < span.end else ():
         found = Counter(point.counts)
-        found[REFUSED] = refused_of(found)  # As the database has it.
-        del found[BANNED]
-        by_hour[point.moment] = by_hour.get(point.moment, Counter()) | found  # The larger of both.
+        banned = found.pop(BANNED, 0)
+        found[REFUSED] += banned  # As the database has it, which does not tell them apart.
+        counted = by_hour[point.moment] = by_hour.get(point.moment, Counter()) | found  # The larger of both.
+        if banned:
+            counted += Counter({BANNED: banned, REFUSED: -banned})
     counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
     for hour, found in by_hour.items():
         moment = max(hour, span.start)  # An hour that is in it in part is in it as a whole, as in `series`.

@@ -51,6 +51,7 @@ from ..stats.reading import (
     total,
     was_counted,
 )  # fmt: skip
+from ..stats.results import BANNED
 from ..stats.writing import why_unwritable
 from .call_sites import call_sites_of, look_for_call_sites
 from .curve import Curve
@@ -458,8 +459,9 @@ def _told_point(point: Point) -> dict[str, Any]:
 
 
 def _counted(counts: Mapping[str, int]) -> dict[str, int]:
+    """`banned`: how many of the refused were refused by a ban."""
     told = {word: sum(counts.get(letter, 0) for letter in letters) for word, letters in RESULTS.items()}
-    return {"requests": sum(told.values()), **told}
+    return {"requests": sum(told.values()), **told, "banned": counts.get(BANNED, 0)}
 
 
 def _share(numbers: Mapping[str, int]) -> float | None:

@@ -85,6 +85,24 @@ def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None: 
     assert whole["requests"] == 7
 
 
+def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:  # noqa: F811
+    """Of what was refused: how much a ban did, on the overview, on the page of the rule and for machines."""
+    limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=3, ban_for="10m")
+    for _ in range(12):
+        limiter.hit("ada")
+    of = row(operator, "login")
+    assert (of["requests"], of["refused"], of["banned"]) == (12, 10, 7)
+    for period in PERIODS:
+        page = told(operator, ONE, name="login", period=period)
+        assert (page["requests"], page["refused"], page["banned"]) == (12, 10, 7), period
+        assert sum(point["banned"] for point in page["points"]) == 7, period
+    assert text(operator).count("7 by bans") == 2
+    assert "By bans: 7." in text(operator, ONE, name="login")
+    out = io.StringIO()
+    call_command("ratelimit_stats", "show", "--json", stdout=out)
+    assert [each["banned"] for each in json.loads(out.getvalue())["rules"]] == [7]
+
+
 def test_a_page_says_what_its_json_says(operator: Client) -> None:  # noqa: F811
     """The numbers of both are the same."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")

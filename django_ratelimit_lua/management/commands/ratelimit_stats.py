@@ -17,7 +17,7 @@ from ...publishing.publish import primary
 from ...stats.keys import SITE
 from ...stats.names import name_words
 from ...stats.reading import Span, dropped, known_names, people_refused, total
-from ...stats.results import BLOCKED, EXEMPT, FAILED, POLICY
+from ...stats.results import BANNED, BLOCKED, EXEMPT, FAILED, POLICY
 from ..arguments import seconds_of
 
 
@@ -84,6 +84,7 @@ def _row(name: str, span: Span) -> dict[str, Any]:
         "name": name,
         "allowed": of.allowed,
         "refused": of.refused,
+        "banned": of.counts[BANNED],
         "shadow": of.would_be_refused,
         "blocked": of.counts[BLOCKED],
         "exempt": of.counts[EXEMPT],
