@@ -14,11 +14,11 @@ from typing import Any
 
 import django
 from django.apps import apps
-from django.http import HttpResponse
 
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 
+from .answer import Answer
 from .asked import MOST_BYTES
 from .check import answer_check
 from .decide import answer_decide
@@ -48,7 +48,7 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _answer(scope: Scope, receive: Receive) -> HttpResponse:
+async def _answer(scope: Scope, receive: Receive) -> Answer:
     path = str(scope["path"])
     if path.endswith("/check") or "/check/" in path:  # First, as Envoy adds the path that it asks about.
         return await answer_check(meta_of(scope))
@@ -56,12 +56,12 @@ async def _answer(scope: Scope, receive: Receive) -> HttpResponse:
         try:
             body = await _body(receive)
         except ProblemError as error:
-            return error.response()
+            return error.answer
         token = meta_of(scope).get("HTTP_AUTHORIZATION", "")
         return await answer_decide(scope["method"], token, body, partial(_gone, receive))
     if path.endswith("/openapi.json"):
         return answer_openapi()
-    return HttpResponse("There is nothing here.\n", status=404, content_type="text/plain; charset=utf-8")
+    return Answer.text(404, "There is nothing here.")
 
 
 async def _body(receive: Receive) -> bytes:
@@ -86,9 +86,8 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _send(response: HttpResponse, send: Send) -> None:
-    body = response.content
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
-    headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _send(answer: Answer, send: Send) -> None:
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    headers.append((b"content-length", b"%d" % len(answer.body)))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

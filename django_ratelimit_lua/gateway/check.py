@@ -18,9 +18,10 @@ from ..limits.decision import Decision
 from ..rules.exempt import ratelimit_exempt
 from ..rules.rule import EVERYONE, Rule
 from ..rules.ruleset import Ruleset
-from ..web.headers import add_headers
+from ..web.headers import limit_headers
 from ..web.plan import Place, RequestPlanner
 from ..web.responses import brief_refusal
+from .answer import Answer
 from .users import load_user
 from .vouched import DescribedRequest, Meta, described, is_believed, meta_of
 
@@ -36,36 +37,30 @@ _OF_USER = (EVERYONE, "anonymous", "authenticated")
 async def check(request: HttpRequest) -> HttpResponse:
     """`answer_check`, for Django."""
     scope = getattr(request, "scope", None)
-    response = await answer_check(request.META if scope is None else meta_of(scope))
-    # Django would log every one, and of the gateway's path. `refusal_log` has said it.
-    response.headers["Content-Length"] = str(len(response.content))
-    response._has_been_logged = True  # type: ignore[attr-defined]
-    return response
+    return (await answer_check(request.META if scope is None else meta_of(scope))).response()
 
 
-async def answer_check(meta: Meta) -> HttpResponse:
+async def answer_check(meta: Meta) -> Answer:
     """200 to go on; 429 (or what a block says) with `Retry-After` and a body not to. Both say what is left.
 
     403 for who is no trusted proxy with the secret, 400 for what is no request.
     """
     if conf.GATEWAY_DIALECT is None or not is_believed(meta):
-        return _text(403, "This is for the proxies of the site.")
+        return Answer.text(403, "This is for the proxies of the site.")
     try:
         found = described(meta)
         decision = await _decision(found)
     except (BadRequest, SuspiciousOperation) as error:
-        return _text(400, str(error))
+        return Answer.text(400, str(error))
     style = conf.HEADERS or "draft-10"
     if decision:
-        response = HttpResponse()
-        add_headers(response, decision, style)
-        return response
+        return Answer(200, limit_headers(decision, style))
     response = brief_refusal(found, decision, style)
     if conf.GATEWAY_DIALECT == "nginx":
         # A header is one line of bytes, which are written as Latin-1 letters here.
         body = b" ".join(response.content.splitlines())
         response.headers[BODY_HEADER] = body.decode("latin-1")
-    return response
+    return Answer.of(response)
 
 
 async def _decision(found: DescribedRequest) -> Decision:
@@ -94,16 +89,15 @@ def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None
     return None if rules is None else [Place(rules)]
 
 
-def _rules(found: DescribedRequest, ruleset: Ruleset) -> list[Rule] | None:
+def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
     """The rules for a request, by what a proxy can know of it; None if it is exempt.
 
     A server may take a path as it was sent, or normalised. So the rules of both hold, and it is exempt by both or not.
     """
     is_user_known = hasattr(found, "user")
-    readings: list[list[Rule]] = []
+    readings: list[Sequence[Rule]] = []
     for path in found.readings:
-        at_path = ruleset.at_path(path)
-        rules = [rule for rule in at_path if not rule.unknown_to_proxies(is_user_known=is_user_known)]
+        rules = ruleset.at_path_for_proxies(path, is_user_known=is_user_known)
         if all(rule.template is not None for rule in rules):
             readings.append(rules)
     if len(readings) < 2:
@@ -116,7 +110,3 @@ def _goes_by_groups(rule: Rule) -> bool:
     """Whether it asks of a user what only the database knows."""
     tiers = rule.template.tiers if rule.template is not None else ()
     return bool(tiers) or not set(rule.audience) <= set(_OF_USER)
-
-
-def _text(status: int, text: str) -> HttpResponse:
-    return HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")

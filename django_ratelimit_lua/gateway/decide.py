@@ -43,6 +43,7 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..stats.names import own
 from ..web.plan import is_spared
+from .answer import Answer
 from .asked import MOST_BYTES, Asked, AskedCharge, read_asked, write_slot
 from .problems import ProblemError
 
@@ -53,6 +54,7 @@ NOTE_SECONDS = 60
 """How often it is written down, by each process, that a token was used."""
 Gone = Callable[[], Awaitable[Any]]
 _CALLS = {"peek": "peek", "refund": "refund"}
+_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 _noted: dict[str, float] = {}
 MOST_NOTED = 10_000
 noting = Errand("clients")
@@ -67,13 +69,11 @@ async def decide(request: HttpRequest) -> HttpResponse:
         body = request.read(MOST_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
     except UnreadablePostError:
         body = b""  # The client has gone.
-    response = await answer_decide(str(request.method), request.META.get("HTTP_AUTHORIZATION", ""), body)
-    response.headers["Content-Length"] = str(len(response.content))
-    response._has_been_logged = True  # type: ignore[attr-defined] # By Django, which logs every refusal.
-    return response
+    answer = await answer_decide(str(request.method), request.META.get("HTTP_AUTHORIZATION", ""), body)
+    return answer.response()
 
 
-async def answer_decide(method: str, authorization: str, body: bytes, gone: Gone | None = None) -> HttpResponse:
+async def answer_decide(method: str, authorization: str, body: bytes, gone: Gone | None = None) -> Answer:
     """The decisions that a service asks for, as JSON, or a problem document. `gone`: waits until the client is."""
     try:
         if method != "POST":
@@ -95,8 +95,8 @@ async def answer_decide(method: str, authorization: str, body: bytes, gone: Gone
             answer = await _apart(client, asked, gone)
         _note(client)
     except ProblemError as error:
-        return error.response()
-    return HttpResponse(json.dumps(answer), content_type="application/json", headers={"Cache-Control": "no-store"})
+        return error.answer
+    return Answer(200, _HEADERS, json.dumps(answer).encode())
 
 
 def _unauthorised() -> ProblemError:

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 from ..limits.call import MOST_COST
 from ..rules.exempt import ratelimit_exempt
 from ..version import __version__
+from .answer import Answer
 from .asked import LONGEST_SLOT, LONGEST_TEXT, MOST_CHARGES, MOST_PARTS, MOST_SECONDS, OPERATIONS
 
 _SECONDS = {"type": ["number", "null"], "minimum": 0}
@@ -145,9 +146,9 @@ def document() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer_openapi() -> HttpResponse:
+def answer_openapi() -> Answer:
     """The document, for anybody: it tells nothing of the site."""
-    return HttpResponse(json.dumps(document(), indent=1), content_type="application/json")
+    return Answer(200, {"Content-Type": "application/json"}, json.dumps(document(), indent=1).encode())
 
 
 @ratelimit_exempt
@@ -155,4 +156,4 @@ def answer_openapi() -> HttpResponse:
 @require_safe
 def openapi(request: HttpRequest) -> HttpResponse:
     """`answer_openapi`, for Django."""
-    return answer_openapi()
+    return answer_openapi().response()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from django.http import HttpResponse
-
 from ..web.responses import PROBLEM
+from .answer import Answer
 
 
 class ProblemError(Exception):
@@ -18,9 +17,10 @@ class ProblemError(Exception):
         self.status, self.detail = status, detail
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
-    def response(self) -> HttpResponse:
-        """The answer."""
+    @property
+    def answer(self) -> Answer:
+        """What is answered."""
         title = HTTPStatus(self.status).phrase
         body = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
-        headers = {"Cache-Control": "no-store", **self.headers}
-        return HttpResponse(json.dumps(body), status=self.status, content_type=PROBLEM, headers=headers)
+        headers = {"Content-Type": PROBLEM, "Cache-Control": "no-store", **self.headers}
+        return Answer(self.status, headers, json.dumps(body).encode())

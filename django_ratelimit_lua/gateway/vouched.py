@@ -14,13 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hmac import compare_digest
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from django.core.exceptions import BadRequest
-from django.core.handlers.wsgi import WSGIRequest
+from django.core.handlers.wsgi import WSGIRequest, get_path_info
 from django.http import HttpHeaders
-from django.utils.crypto import constant_time_compare
 
 from ..conf import conf
 from ..identity.address import believed
@@ -34,6 +34,8 @@ Meta = Mapping[str, Any]
 SECRET_HEADER = "X-RateLimit-Secret"
 LONGEST_URI = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
+LONGEST_KNOWN = 64
+"""Bytes of a header's name that is remembered."""
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _unheard = {"proxy": itertools.count(), "secret": itertools.count()}
@@ -85,29 +87,52 @@ class DescribedRequest(WSGIRequest):
     readings: tuple[str, ...] = ()
     user: Any
 
+    def __init__(self, meta: dict[str, Any]) -> None:
+        # Not as WSGIRequest does it, which finds out with much ado that there is no body and no script.
+        self.environ = self.META = meta
+        path: str = meta["PATH_INFO"]
+        if not path.isascii():
+            path = meta["PATH_INFO"] = get_path_info(meta)
+        self.path = self.path_info = path
+        self.method = meta["REQUEST_METHOD"].upper()
+        self.content_type, self.content_params = "", {}
+        self.resolver_match = None
+        self._stream, self._read_started = meta["wsgi.input"], False
+
 
 def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
     """The headers of an ASGI scope, and who asks, as `HttpRequest.META` has them."""
     meta: dict[str, Any] = {}
-    for raw, value in scope["headers"]:
-        name = raw.decode("latin-1").upper()
-        if "_" in name:
-            continue  # It would be taken for one with a hyphen. Not every release of Django's passes over it.
-        name = name.replace("-", "_")
-        key = name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
+    for name, value in scope["headers"]:
+        key = _known_key(name) if len(name) <= LONGEST_KNOWN else _meta_key(name)
+        if key is None:
+            continue
         text = value.decode("latin-1")
-        meta[key] = f"{meta[key]}{'; ' if name == 'COOKIE' else ','}{text}" if key in meta else text
+        meta[key] = f"{meta[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}" if key in meta else text
     if scope.get("client"):
         meta["REMOTE_ADDR"] = scope["client"][0]
     return meta
+
+
+def _meta_key(header: bytes) -> str | None:
+    """The key in `META` of a header as it was sent. None: it would be taken for one with a hyphen, which not every
+    release of Django's passes over."""
+    name = header.decode("latin-1").upper()
+    if "_" in name:
+        return None
+    name = name.replace("-", "_")
+    return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
+
+
+_known_key = lru_cache(maxsize=256)(_meta_key)
 
 
 def is_believed(meta: Meta) -> bool:
     """Whether a question comes from a trusted proxy, with the secret. Why not, is said in the log, once."""
     missing = "" if _is_trusted(meta.get("REMOTE_ADDR")) else "proxy"
     # All secrets are compared, whichever it is.
-    given, secrets = meta.get(_SECRET, ""), conf.GATEWAY_SECRET or ()
-    if not sum([constant_time_compare(given, secret) for secret in secrets]):
+    given, secrets = meta.get(_SECRET, "").encode(), conf.GATEWAY_SECRET or ()
+    if not sum([compare_digest(given, secret.encode()) for secret in secrets]):
         missing = missing or "secret"
     if missing and next(_unheard[missing]) == 0:
         text = "The gateway answered 403 to %s: %s. (Said once in each process.)"
@@ -156,8 +181,9 @@ def described(asked: Meta) -> DescribedRequest:
     found = DescribedRequest(meta)
     # Only now: Django would read the query by the charset that a client names there, and fail by some of them.
     meta["CONTENT_TYPE"] = asked.get("CONTENT_TYPE", "")
-    other = raw.encode("latin-1").decode(errors="replace")
-    found.readings = (found.path_info,) if raw == normal else (found.path_info, other)
+    found.readings = (found.path_info,)
+    if raw != normal:
+        found.readings += (raw.encode("latin-1").decode(errors="replace"),)
     request_state(found).looked_ahead = True  # The URLs of this site are not that server's.
     if conf.GATEWAY_USER_HEADER is not None:
         said = asked.get(_key(conf.GATEWAY_USER_HEADER), "").strip()

@@ -146,13 +146,13 @@ class Ruleset:
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
-        self._index = PathIndex(
-            [
-                rule
-                for rule in in_force
-                if rule.group is None and (rule.descriptor is None or rule.paths or rule.route is not None)
-            ]
-        )
+        self._at_paths = [
+            rule
+            for rule in in_force
+            if rule.group is None and (rule.descriptor is None or rule.paths or rule.route is not None)
+        ]
+        self._index = PathIndex(self._at_paths)
+        self._for_proxies: dict[bool, PathIndex] = {}
         self._descriptors = DescriptorIndex(in_force)
         self._beside: dict[str, list[Rule]] = {}
         for rule in self.rules:
@@ -208,6 +208,14 @@ class Ruleset:
     def at_path(self, path: str) -> Sequence[Rule]:
         """The rules for a path, in their order, whatever else they go by; those for call sites are not among them."""
         return self._index.matching(path)
+
+    def at_path_for_proxies(self, path: str, *, is_user_known: bool) -> Sequence[Rule]:
+        """Those of them that apply to what a proxy asks about; see `Rule.unknown_to_proxies`."""
+        index = self._for_proxies.get(is_user_known)
+        if index is None:
+            rules = [rule for rule in self._at_paths if not rule.unknown_to_proxies(is_user_known=is_user_known)]
+            index = self._for_proxies[is_user_known] = PathIndex(rules)
+        return index.matching(path)
 
     def matching(self, request: HttpRequest) -> list[Rule]:
         """The rules for a request, in their order; those for call sites are not among them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,14 +11,20 @@ import http_sf
 from django.http import HttpResponseBase
 
 from ..conf import conf
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 
 _MOST = 10**15 - 1
 """The largest integer of a structured field."""
 
 
 def add_headers(response: HttpResponseBase, decision: Decision, style: str | None = None) -> None:
-    """Add what `style`, or `RATELIMIT_HEADERS`, asks for. Adding again, with a later decision, replaces what was added.
+    """Add `limit_headers`. Adding again, with a later decision, replaces what was added."""
+    for name, value in limit_headers(decision, style).items():
+        response.headers[name] = value
+
+
+def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str]:
+    """What `style`, or `RATELIMIT_HEADERS`, asks for.
 
     - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one item for each
       limit, as structured fields (RFC 9651);
@@ -30,58 +36,52 @@ def add_headers(response: HttpResponseBase, decision: Decision, style: str | Non
     style = style or conf.HEADERS
     states = [state for state in decision.limits if state.mode != "shadow"]
     if style is None or not states or decision.source == "fallback":
-        return
+        return {}
     if not decision.allowed and any(state.block is not None and state.block.forbids for state in states):
-        return
+        return {}
     if style == "x":
         nearest = min(states, key=lambda state: (state.remaining, -state.reset_after))
-        response.headers["X-RateLimit-Limit"] = str(nearest.limit)
-        response.headers["X-RateLimit-Remaining"] = str(nearest.remaining)
-        response.headers["X-RateLimit-Reset"] = str(math.ceil(nearest.reset_after))
-        return
-    named = list(zip(_names(states), states, strict=True))
-    response.headers["RateLimit-Policy"] = ", ".join(
-        [_policy(name, state.limit, state.period, state.is_block, state.is_slots) for name, state in named]
-    )
-    response.headers["RateLimit"] = ", ".join(
-        [
-            f"{_text(name)};r={min(state.remaining, _MOST)};t={min(math.ceil(state.reset_after), _MOST)}"
-            for name, state in named
-        ]
-    )
+        return {
+            "X-RateLimit-Limit": str(nearest.limit),
+            "X-RateLimit-Remaining": str(nearest.remaining),
+            "X-RateLimit-Reset": str(math.ceil(nearest.reset_after)),
+        }
+    policy, names = _policy(tuple([(state.name, state.limit, state.period, state.is_block) for state in states]))
+    items = [
+        f"{name};r={min(state.remaining, _MOST)};t={min(math.ceil(state.reset_after), _MOST)}"
+        for name, state in zip(names, states, strict=True)
+    ]
+    return {"RateLimit-Policy": policy, "RateLimit": ", ".join(items)}
 
 
 def violated_policies(decision: Decision) -> list[str]:
     """The limits that refused, by the names that `RateLimit-Policy` gives them. A block is no policy."""
     states = [state for state in decision.limits if state.mode != "shadow"]
-    named = zip(_names(states), states, strict=True)
+    named = zip(_names([state.name for state in states]), states, strict=True)
     return [name for name, state in named if state.refuses and not state.is_block]
 
 
 @lru_cache(maxsize=1024)
-def _policy(name: str, limit: int, period: float, is_block: bool, is_slots: bool) -> str:
-    """An item of `RateLimit-Policy`: the same in every answer, and dear to write."""
-    quota: dict[str, int | str] = {"q": min(limit, _MOST), "w": max(1, math.ceil(period))}
-    if is_block:
-        quota = {"q": 0}
-    elif is_slots:  # A quota of this unit is of no time.
-        quota = {"q": limit, "qu": "concurrent-requests"}
-    item: Any = [(name, quota)]
-    return http_sf.ser(item)
+def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[str]]:
+    """`RateLimit-Policy`, and the names in it: the same in every answer, and dear to write. Of each limit the name, how
+    many, in how many seconds (0.0: slots), and whether a block stands in its place."""
+    items: list[Any] = []
+    for name, (_, limit, period, is_block) in zip(_names([name for name, *_ in limits]), limits, strict=True):
+        quota: dict[str, int | str] = {"q": min(limit, _MOST), "w": max(1, math.ceil(period))}
+        if is_block:
+            quota = {"q": 0}
+        elif period == 0.0:  # A quota of this unit is of no time.
+            quota = {"q": limit, "qu": "concurrent-requests"}
+        items.append((name, quota))
+    return http_sf.ser(items), [http_sf.ser([name]) for name, _ in items]
 
 
-@lru_cache(maxsize=1024)
-def _text(name: str) -> str:
-    item: Any = [name]
-    return http_sf.ser(item)
-
-
-def _names(states: Iterable[LimitState]) -> list[str]:
+def _names(limits: Iterable[str]) -> list[str]:
     """A name for each limit: the last part of what it is called by, in printable ASCII, and no two the same."""
     names: list[str] = []
-    for state in states:
+    for limit in limits:
         # A limit of a call site is named group:methods:key:rate. In which module the group is, is nobody's business.
-        short = state.name.partition(":")[0].rpartition(".")[2]
+        short = limit.partition(":")[0].rpartition(".")[2]
         name = base = "".join(letter if " " <= letter <= "~" else "_" for letter in short) or "limit"
         number = 1
         while name in names:

@@ -17,12 +17,13 @@ from django.test import Client
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from redis import Redis
 
 from django_ratelimit_lua.gateway.asgi import application as alone
 from django_ratelimit_lua.gateway.check import check as check_view
 from django_ratelimit_lua.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.asgi import ask
+from tests.asgi import aask, ask
 from tests.proxies import SECRET, Answer
 
 EXAMPLES = int(os.environ.get("RATELIMIT_TEST_EXAMPLES", "200"))
@@ -242,6 +243,30 @@ def test_nothing_of_the_project_makes_the_answer(check: Check, settings: Any) ->
     assert (answer.status, answer.headers["content-type"]) == (429, "text/plain; charset=utf-8")
     assert answer.headers["x-ratelimit-limit"] == "0"
     assert answer.headers["x-ratelimit-body"] == answer.body.decode().strip().replace("\n", " ")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> None:
+    """Sixteen cost Redis two, or a few more where the loop comes late: the first goes at once, the others together."""
+    settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "ip", "rate": "100/d"}]
+    said = {"X-Original-Method": "GET", "X-Original-URI": "/api/", "X-Original-Host": "h", "X-RateLimit-Secret": SECRET}
+
+    async def asked(count: int) -> list[int]:
+        requests = []
+        for number in range(count):
+            pairs = {**said, "X-Original-Address": f"203.0.113.{number}"}.items()
+            encoded = [(name.lower().encode(), value.encode()) for name, value in pairs]
+            requests.append(aask(alone, "/ratelimit/check", encoded))
+        return [answer.status for answer in await asyncio.gather(*requests)]
+
+    async def trips() -> int:
+        await asked(1)  # Now there is a connection, and rules.
+        before = direct.info("stats")["total_reads_processed"]
+        assert await asked(16) == [200] * 16
+        found: int = direct.info("stats")["total_reads_processed"] - before - 1
+        return found
+
+    assert asyncio.run(trips()) <= 4
 
 
 def test_what_is_wrong_is_said_by_the_system_check(settings: Any) -> None:

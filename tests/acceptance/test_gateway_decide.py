@@ -205,7 +205,7 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
     asyncio.run(cancelled())
     monkeypatch.undo()
     answer = asyncio.run(deciding.answer_decide("POST", f"Bearer {token}", body))
-    assert json.loads(answer.content)["allowed"]
+    assert json.loads(answer.body)["allowed"]
 
 
 def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:

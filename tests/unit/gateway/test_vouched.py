@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core.handlers.wsgi import WSGIRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.gateway.vouched import described, normalised_path
+from django_ratelimit_lua.gateway.vouched import described, meta_of, normalised_path
 
 
 @given(st.text("/.ab%", max_size=30))
@@ -44,3 +45,27 @@ def test_the_address_is_whom_trusted_proxies_name(
     assert found.META["REMOTE_ADDR"] == address
     assert found.META["HTTP_HOST"] == "shop.example"
     assert not [name for name in found.META if "ORIGINAL" in name or "FORWARDED" in name or "SECRET" in name]
+
+
+@pytest.mark.parametrize("uri", ["/api/x", "/%C3%A9/%FF?a=%FF", "/a%20b?", "?a=b", "*", "http://h/é/../x#y"])
+def test_what_is_described_is_a_whole_request(settings: Any, uri: str) -> None:
+    """It has what Django's own has that a server makes of the same, and no body."""
+    settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
+    said = {"METHOD": "post", "URI": uri, "HOST": "shop.example", "ADDRESS": "203.0.113.9"}
+    found = described({f"HTTP_X_ORIGINAL_{name}": value for name, value in said.items()})
+    sent = {**found.META, "PATH_INFO": found.path_info.encode().decode("latin-1")}
+    of_server = WSGIRequest(sent)
+    assert of_server.META == found.META
+    for name in vars(of_server).keys() - {"environ", "META", "_stream"}:
+        assert getattr(found, name) == getattr(of_server, name), name
+    assert (found.GET, found.COOKIES, found.POST, found.FILES) == (of_server.GET, {}, {}, {})
+    assert (found.get_full_path(), found.body) == (of_server.get_full_path(), b"")
+
+
+def test_a_header_is_known_by_its_name_however_it_is_written() -> None:
+    """Twice in one request, it is one list; with underscores, or too long to be remembered, it is not another."""
+    names = [b"X-Original-URI", b"x-original-uri", b"X_Original-URI", b"Cookie", b"cookie", b"content-type", b"y" * 500]
+    meta = meta_of({"headers": [(name, b"%d" % number) for number, name in enumerate(names)]})
+    assert meta == {
+        "HTTP_X_ORIGINAL_URI": "0,1", "HTTP_COOKIE": "3; 4", "CONTENT_TYPE": "5", f"HTTP_{'Y' * 500}": "6",
+    }  # fmt: skip
