@@ -17,8 +17,11 @@ from coverage import Coverage
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from django_ratelimit_lua.conf import callables
+from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.engine.fallback import fallback_limiter
 from django_ratelimit_lua.process.tasks import Task, stop
+from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.web.refusal_log import refusal_log
@@ -114,6 +117,14 @@ def prefix(settings: Any) -> Iterator[str]:
     recorder.clear()
     refusal_log.clear()
     fallback_limiter.clear()
+
+
+@pytest.fixture
+def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of what other tests have declared in this process: no call site, no breaker, no dotted path."""
+    monkeypatch.setattr(known_call_sites, "_by_name", {})
+    monkeypatch.setattr(circuits, "by_name", {})
+    monkeypatch.setattr(callables, "known", {})
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.operations.simulate import START_US, simulate
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
@@ -54,9 +53,8 @@ OPERATOR = "198.51.100.1"
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def site(settings: Any, no_others: None) -> None:
     settings.ROOT_URLCONF = __name__
-    monkeypatch.setattr(known_call_sites, "_by_name", {})  # What other tests have called alike is not this site's.
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.middleware.csrf.CsrfViewMiddleware",

@@ -25,7 +25,6 @@ from django_ratelimit_lua.operations.kept_hours import kept_series
 from django_ratelimit_lua.operations.seen import PERIODS, span_of
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said
@@ -53,9 +52,8 @@ urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path(
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any, monkeypatch: pytest.MonkeyPatch, strict: None) -> None:
+def site(settings: Any, no_others: None, strict: None) -> None:
     settings.ROOT_URLCONF = __name__
-    monkeypatch.setattr(known_call_sites, "_by_name", {})  # What other tests have called alike is not this site's.
     settings.MIDDLEWARE = [SESSIONS, USERS, "django.contrib.messages.middleware.MessageMiddleware", OURS]
     settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
 

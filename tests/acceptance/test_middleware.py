@@ -312,7 +312,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"name": "x", "key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_an_error(rule: Any, message: str, settings: Any) -> None:
+def test_a_rule_that_makes_no_sense_is_an_error(rule: Any, message: str, settings: Any, no_others: None) -> None:
     """It names the rule and the field, at `check` and when it is used."""
     with pytest.raises(ImproperlyConfigured, match=message):
         compile_rule(rule)
@@ -320,7 +320,7 @@ def test_a_rule_that_makes_no_sense_is_an_error(rule: Any, message: str, setting
     assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.E004"]
 
 
-def test_rules_as_a_whole(settings: Any) -> None:
+def test_rules_as_a_whole(settings: Any, no_others: None) -> None:
     """A list, of different names, that a middleware applies, behind whatever finds the user."""
     with pytest.raises(ImproperlyConfigured, match="list of rules"):
         compile_rules({"name": "x"})

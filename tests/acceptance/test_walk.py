@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.engine.circuits import circuits
 from tests.floors import PACKAGE
 from tests.walk import walks
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_way_of_a_decision_is_short(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_of_a_decision_is_short(settings: Any, no_others: None) -> None:
     """From `@ratelimit` to Redis and back: functions that are entered, and files that they are in."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
-    monkeypatch.setattr(circuits, "by_name", {})  # Other tests have breakers, which are retuned with the rules.
     warm, stale = walks()
     newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
     assert warm.frames <= 45 + 2 * newer, str(warm)

@@ -26,7 +26,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.conf import SETTINGS, callables, conf
+from django_ratelimit_lua.conf import SETTINGS, conf
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 
@@ -35,9 +35,7 @@ def found() -> list[tuple[str, str]]:
     return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in run_checks(tags=["caches"])]
 
 
-@pytest.fixture(autouse=True)
-def no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callables, "known", {})
+pytestmark = pytest.mark.usefixtures("no_others")
 
 
 def test_a_good_project_has_nothing_to_hear() -> None:
