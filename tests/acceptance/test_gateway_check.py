@@ -269,7 +269,7 @@ def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> Non
     assert asyncio.run(trips()) <= 4
 
 
-def test_what_is_wrong_is_said_by_the_system_check(settings: Any) -> None:
+def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: None) -> None:
     """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of the admin with
     `--database`."""
     settings.RATELIMIT_RULES = [{"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"}]

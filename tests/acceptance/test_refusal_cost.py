@@ -186,8 +186,10 @@ READ = {
     "POST": None, "body": "body", "content_type": "Content-Type", "path_info": "path", "path": "path",
     "resolver_match": "path",
     "method": None, "META": "headers", "encoding": None, "session": None,
-    # The gateway takes a digest of its token, and reads no body beyond a bound: test_gateway_decide.py; a flag of Django's.
-    "META[HTTP_AUTHORIZATION]": None, "read": None, "META[CSRF_COOKIE_NEEDS_UPDATE]": None,
+    # The gateway takes a digest of its token, and reads no body beyond a bound: test_gateway_decide.py.
+    "META[HTTP_AUTHORIZATION]": None, "read": None,
+    # A flag of Django's.
+    "META[CSRF_COOKIE_NEEDS_UPDATE]": None,
 }  # fmt: skip
 
 

@@ -430,9 +430,8 @@ def test_without_redis_the_pages_open_and_say_so(operator: Client, settings: Any
     assert [row["name"] for row in response.json().get("rows", [])] in ([], ["site"])
 
 
-def test_a_thousand_names_are_read_in_few_trips(
-    operator: Client, no_others: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_others")
+def test_a_thousand_names_are_read_in_few_trips(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """However they are sorted; they are shown page by page, and found by a part of their name."""
     for number in range(1000):
         RateLimiter(f"name-{number:04}", "5/h").hit("x")
