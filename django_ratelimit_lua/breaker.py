@@ -11,7 +11,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable
 from contextvars import ContextVar
 from datetime import timedelta
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
@@ -42,6 +42,8 @@ CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
 """A client that has gone says nothing of the resource."""
 MOST_KEPT, MOST_KEPT_BYTES = 1000, 16 * 2**20
+Block = tuple[int, CodeType]
+"""A `with` that runs: whose frame, and which function that is."""
 
 
 class CircuitBreaker:
@@ -111,6 +113,7 @@ class CircuitBreaker:
                 break
         self._circuit = circuits.get(name, thresholds(name, given), place)
         self._calls: ContextVar[tuple[Call, ...]] = ContextVar(f"breaker {name}", default=())
+        self._by_block: dict[Block, list[Call]] = {}
 
     def __repr__(self) -> str:
         forced = f", forced {self.forced}" if self.forced else ""
@@ -142,29 +145,49 @@ class CircuitBreaker:
         return Call(self, identity)
 
     def __enter__(self) -> Call:
-        call = self.call().__enter__()
-        self._calls.set((*self._calls.get(), call))
-        return call
+        return self._entered(self.call().__enter__(), _block(sys._getframe(1)))
 
     def __exit__(self, *exception: Any) -> None:
-        call = self._left()
+        call = self._left(_block(sys._getframe(1)))
         if call is not None:
             call.__exit__(*exception)
 
-    def _left(self) -> Call | None:
-        """The call that ends. None: it began in another context, as a generator's may that tasks take turns with; such
-        a one is not judged, and if it is a probe, its slot ends by itself."""
-        calls = self._calls.get()
-        self._calls.set(calls[:-1])
-        return calls[-1] if calls else None
-
-    async def __aenter__(self) -> Call:
-        call = await self.call().__aenter__()
+    def _entered(self, call: Call, block: Block) -> Call:
+        call.block = block
+        self._by_block.setdefault(block, []).append(call)
         self._calls.set((*self._calls.get(), call))
         return call
 
-    async def __aexit__(self, *exception: Any) -> None:
-        call = self._left()
+    def _left(self, block: Block) -> Call | None:
+        """The call that ends: that of this very block, as generators may take turns in one context, and tasks with a
+        generator; else, as an `ExitStack` enters and leaves in functions of its own, the latest of this context. None:
+        there is none; it is not judged, and if it is a probe, its slot ends by itself."""
+        of_context = [call for call in self._calls.get() if call.block is not None]
+        calls = self._by_block.get(block) or of_context
+        call = calls[-1] if calls else None
+        self._calls.set(tuple([other for other in of_context if other is not call]))
+        if call is not None and call.block is not None:
+            of_block = self._by_block.get(call.block, [])  # Blocks of an `ExitStack` may look like another thread's.
+            if call in of_block:
+                of_block.remove(call)
+            if not of_block:
+                self._by_block.pop(call.block, None)
+            call.block = None
+        return call
+
+    # Not coroutine functions: these would not see in which block they are.
+
+    def __aenter__(self) -> Awaitable[Call]:
+        return self._aentering(_block(sys._getframe(1)))
+
+    def __aexit__(self, *exception: Any) -> Awaitable[None]:
+        return self._aleaving(_block(sys._getframe(1)), exception)
+
+    async def _aentering(self, block: Block) -> Call:
+        return self._entered(await self.call().__aenter__(), block)
+
+    async def _aleaving(self, block: Block, exception: Any) -> None:
+        call = self._left(block)
         if call is not None:
             await call.__aexit__(*exception)
 
@@ -290,6 +313,20 @@ class Call:
         self._ticket: Ticket | None = None
         self._failed: bool | None = False
         self._began = 0.0
+        self.block: Block | None = None
+        """Where it began, until it ends, of `with` and a breaker."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over, and counted.
+
+        >>> with CircuitBreaker("post") as call:
+        ...     call.has_ended
+        False
+        >>> call.has_ended
+        True
+        """
+        return self._ticket is None
 
     def judge(self, answer: Any) -> None:
         """Judge an answer by what the breaker takes for a failure: a response, or whatever its callable knows."""
@@ -332,6 +369,11 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await _afailed(self._circuit, *self._verdict(error))
+
+
+def _block(frame: FrameType) -> Block:
+    # Not the frame itself: who holds that keeps alive what should end as garbage, as a body that nobody reads on.
+    return id(frame), frame.f_code
 
 
 def _failed(circuit: Circuit, ticket: Ticket, failed: bool | None, seconds: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import pytest
@@ -325,6 +327,55 @@ def test_a_generator_may_be_left_in_another_task_than_it_was_begun(service: Serv
         return [first, *[part async for part in generator]]
 
     assert asyncio.run(step_by_step()) == ["paid"]
+
+
+def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
+    """They take turns in the blocks that they are in: what one of them raises, or judges, is counted for its call."""
+    breaker = CircuitBreaker("payments")
+
+    def parts() -> Iterator[Any]:
+        with breaker as call:
+            yield call
+
+    first, second = parts(), parts()
+    calls = [next(first), next(second)]
+    with pytest.raises(StopIteration):
+        next(first)
+    assert [call.has_ended for call in calls] == [True, False]
+    with ExitStack() as stack:  # It enters and leaves in frames of its own.
+        outer = stack.enter_context(breaker)
+        with pytest.raises(StopIteration):
+            next(second)
+        assert [outer.has_ended, calls[1].has_ended] == [False, True]
+    assert outer.has_ended
+    third = parts()
+    call = next(third)
+    del third
+    gc.collect()
+    assert call.has_ended
+    assert not breaker._by_block
+
+
+def test_tasks_take_turns_with_blocks() -> None:
+    """Of asynchronous generators as well, in whichever task they are left."""
+    breaker = CircuitBreaker("payments")
+
+    async def parts() -> AsyncIterator[Any]:
+        async with breaker as call:
+            yield call
+
+    async def turns() -> None:
+        first, second = parts(), parts()
+        calls = [await asyncio.create_task(anext(first)), await anext(second)]
+        await asyncio.create_task(first.aclose())
+        assert [call.has_ended for call in calls] == [True, False]
+        async with AsyncExitStack() as stack:
+            outer = await stack.enter_async_context(breaker)
+            await second.aclose()
+            assert [outer.has_ended, calls[1].has_ended] == [False, True]
+        assert outer.has_ended
+
+    asyncio.run(turns())
 
 
 def test_the_last_good_answer_may_be_the_fallback(service: Service) -> None:
