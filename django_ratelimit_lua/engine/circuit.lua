@@ -198,12 +198,10 @@ for name in pairs(changed) do
 end
 redis.call('HSET', KEYS[1], unpack(written))
 if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
--- Closed, and nothing counted in the window, is what is said of no key at all; every other state stays until it ends.
-if state == 'closed' then
-  redis.call('PEXPIRE', KEYS[1], math.ceil(window / 500) + 86400000)
-else
-  redis.call('PERSIST', KEYS[1])
-end
+-- Closed, and nothing counted in the window, is what is said of no key at all. Every other state stays until it ends; or, as
+-- names may be made of data, until nobody has asked for a week.
+redis.call('PEXPIRE', KEYS[1], state == 'closed' and math.ceil(window / 500) + 86400000
+  or math.ceil(math.max(0, ends - now) / 1000) + 604800000)
 if told then
   events = {}
   for value in string.gmatch(told, '([^\n]*)\n') do events[#events + 1] = value end

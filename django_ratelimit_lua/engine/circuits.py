@@ -14,12 +14,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -63,6 +63,14 @@ ASK_SECONDS = 1.0
 NOTED_SECONDS = 3600.0
 """How often a process notes in Redis which breakers it has."""
 NOTES_KEPT = 7 * 86_400
+MOST_LISTED = 1000
+"""Breakers that are noted in Redis: those that were noted last, and up to a tenth more, so that not every new one costs
+a look at all."""
+MOST_HELD = 1000
+"""Breakers that a process knows on which nothing in the code has any more, as names may be made of data: those that
+were called last, and besides all that were called just now or have something to tell."""
+HELD_SECONDS = 3600.0
+"""For how long after the last call it does."""
 MOST_PASSED = 10_000_000
 """Calls between two flushes."""
 NEVER = float("-inf")
@@ -560,7 +568,9 @@ class Circuits:
     """All of this process, by name."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Circuit] = {}
+        self.by_name: MutableMapping[str, Circuit] = WeakValueDictionary()
+        self._held: dict[str, Circuit] = {}
+        self._looked_at = self._swept_at = NEVER
         self._rows: ref[Any] | None = None
         self.has_doubts = False
         """Whether there may be other rows than those that are in force, which whoever calls next has to find out."""
@@ -576,14 +586,36 @@ class Circuits:
         with self._lock:
             circuit = self.by_name.get(name)
             if circuit is None:
-                circuit = self.by_name[name] = Circuit(name, declared)
+                self._let_go()
+                circuit = self.by_name[name] = self._held[name] = Circuit(name, declared)
             elif circuit.declared != declared:
-                circuit.conflicts.append(place)
+                if place not in circuit.conflicts:
+                    circuit.conflicts.append(place)
                 circuit.declared = declared
                 circuit.retune(circuit.row)
             if place not in circuit.places:
                 circuit.places.append(place)
             return circuit
+
+    def _let_go(self) -> None:
+        """Leave those that were not called for long to the code: they end when nothing there has them any more."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._looked_at + 1.0:
+                return
+            self._looked_at = now
+            for circuit in list(self.by_name.values()):
+                if circuit.is_owing or now - circuit.used_at < USED_SECONDS:
+                    self._held[circuit.name] = circuit
+            idle = [
+                circuit for circuit in self._held.values()
+                if not circuit.is_owing and now - circuit.used_at >= USED_SECONDS
+            ]  # fmt: skip
+            idle.sort(key=lambda circuit: circuit.used_at)
+            surplus = len(self._held) - MOST_HELD
+            for place, circuit in enumerate(idle):
+                if place < surplus or now - circuit.used_at >= HELD_SECONDS:
+                    del self._held[circuit.name]
 
     def in_use(self) -> bool:
         """Whether there was a call lately."""
@@ -629,7 +661,7 @@ class Circuits:
 
     def forget(self) -> None:
         """Know nothing: other settings name another server, or other keys."""
-        self._rows = None
+        self._rows, self._swept_at = None, NEVER
         for circuit in list(self.by_name.values()):
             circuit.forget()
             circuit.noted_at = NEVER
@@ -639,6 +671,7 @@ class Circuits:
     def step(self, patience: Patience | None = None) -> bool:
         """Tell what was counted, and hear the states; whether to come again. Raises `StoreError`."""
         now, failed = time.monotonic(), None
+        self._let_go()
         for circuit in list(self.by_name.values()):
             if now - circuit.used_at >= USED_SECONDS and not circuit.is_owing:
                 continue
@@ -666,18 +699,24 @@ class Circuits:
         store, key = get_store(background=True), circuits_key()
         store.execute(b"HSET", key, circuit.name.encode(), json.dumps(noted).encode(), patience=patience)
         store.execute(b"EXPIRE", key, b"%d" % NOTES_KEPT, patience=patience)
-        reply = store.execute(b"HGETALL", key, patience=patience)
-        if old := [name for name, text in zip(reply[::2], reply[1::2], strict=True) if _is_old(text)]:
-            store.execute(b"HDEL", key, *old, patience=patience)
+        number = store.execute(b"HLEN", key, patience=patience)
+        if now >= self._swept_at + NOTED_SECONDS or number > MOST_LISTED * 11 // 10:
+            reply = store.execute(b"HGETALL", key, patience=patience)
+            moments = sorted((_noted_at(text), name) for name, text in zip(reply[::2], reply[1::2], strict=True))
+            before = time.time() - NOTES_KEPT
+            surplus = len(moments) - MOST_LISTED
+            if old := [name for place, (at, name) in enumerate(moments) if at < before or place < surplus]:
+                store.execute(b"HDEL", key, *old, patience=patience)
+            self._swept_at = now
         circuit.noted_at = now
 
 
-def _is_old(text: bytes) -> bool:
-    """Whether nobody has noted that breaker for long, or somebody has written there by hand."""
+def _noted_at(text: bytes) -> float:
+    """When that breaker was noted, in seconds since 1970; of what somebody has written there by hand, long ago."""
     try:
-        return float(json.loads(text)["at"]) < time.time() - NOTES_KEPT
+        return float(json.loads(text)["at"])
     except (ValueError, KeyError, TypeError):
-        return True
+        return 0.0
 
 
 def forced() -> dict[str, Forced]:

@@ -378,6 +378,29 @@ def test_tasks_take_turns_with_blocks() -> None:
     asyncio.run(turns())
 
 
+def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: str, monkeypatch: Any) -> None:
+    """By the process, when nothing in the code has them any more and nobody calls them, but for the last ones; in Redis
+    those are listed that were noted last. One that the code has stays."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.circuits.MOST_HELD", 20)
+    monkeypatch.setattr("django_ratelimit_lua.engine.circuits.MOST_LISTED", 30)
+    payments = CircuitBreaker("payments")(lambda: "paid")
+
+    def shops() -> int:
+        gc.collect()
+        return sum(name.startswith("shop ") for name in circuits.by_name)
+
+    for number in range(100):
+        assert CircuitBreaker(f"shop {number}")(lambda: "sold")() == "sold"
+    assert (payments(), shops()) == ("paid", 100)  # They are to be told first.
+    until(lambda: circuits.by_name["payments"].noted_at > 0 and circuits.by_name["shop 99"].noted_at > 0)
+    assert direct.hlen(f"{prefix}{{circuits}}") <= 33
+    monkeypatch.setattr("django_ratelimit_lua.engine.circuits.USED_SECONDS", 0.0)
+    until(lambda: CircuitBreaker("another").state == "closed" and circuits.by_name.pop("another") and shops() <= 20)
+    monkeypatch.undo()
+    assert payments() == "paid"
+    until(lambda: circuits.by_name["payments"].answer.calls == 2)
+
+
 def test_the_last_good_answer_may_be_the_fallback(service: Service) -> None:
     """To the same call, as long as it is said; what is not known is refused."""
     rate = CircuitBreaker("rates", failures=1, fallback=LastGood("0.4s"), open_for="30s")(service)
