@@ -136,6 +136,13 @@ class BreakerForm(AskingForm):
             self.ask([("name", problem) for problem in breaker_surprises([given["name"]]).values()])
         return given
 
+    def _post_clean(self) -> None:
+        """Where each field is right, and the code has that breaker, all has to fit together."""
+        super()._post_clean()
+        base = self.known.get(self.instance.name)
+        if base is not None and not self.errors and (found := self.instance.contradiction(base)) is not None:
+            self.add_error(*found)
+
 
 class BreakerAdmin(ActingAdmin):
     """Breakers: the list is of all that there are, with rows or without."""

@@ -30,6 +30,13 @@ RATIOS, COUNTS, TIMES = ("failure_ratio", "slow_ratio"), ("failures", "minimum",
 )  # fmt: skip
 TUNED = ("failure_ratio", "failures", "slow", "slow_ratio", "minimum", "window", "open_for", "open_max", "probes")
 """What can be said of a breaker, in the order in which it is written."""
+BOUNDS = {
+    "window": (SHORTEST_WINDOW_US, LONGEST_WINDOW_US),
+    "open_for": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
+    "open_max": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
+    "slow": (1, LONGEST_PROBE_US),
+}
+"""Between which each time has to be, in microseconds."""
 BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "share", "until", "why")
 
 
@@ -150,11 +157,7 @@ def _read(name: str, word: str, value: Any) -> Any:
         microseconds = time_us(value)
     except LimitError as error:
         raise BreakerError(name, word, str(error)) from None
-    least, longest = {
-        "window": (SHORTEST_WINDOW_US, LONGEST_WINDOW_US),
-        "open_for": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
-        "open_max": (SHORTEST_OPEN_US, LONGEST_OPEN_US),
-    }.get(word, (1, LONGEST_PROBE_US))
+    least, longest = BOUNDS[word]
     if not least <= microseconds <= longest:
         problem = f"is {value!r}: must be from {time_text(least)} to {time_text(longest)}"
         raise BreakerError(name, word, problem if word != "slow" else f"is {value!r}: must be at most 1h")

@@ -21,7 +21,7 @@ from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.views import View
 
 from django_ratelimit_lua import CircuitBreaker, CircuitOpen, circuit
@@ -240,7 +240,7 @@ def test_who_may_not_force_only_looks(payments: Callable[..., str]) -> None:
 def test_thresholds_in_the_admin_are_checked(payments: Callable[..., str], admin_client: Client) -> None:
     """As in the code, with the problem at its field."""
     wrong = admin_client.post(f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"})
-    assert "no time: write" in wrong.content.decode()
+    assert "Enter a time from 1s to 1d" in wrong.content.decode()
     assert admin_client.post(f"{HERE}add/", {"name": "payments", "window": "1m"}).status_code == 302
     assert RateLimitBreaker.objects.get().thresholds() == {"window": "1m"}
 
@@ -250,6 +250,30 @@ def test_all_that_is_wrong_with_thresholds_is_said_at_once(payments: Callable[..
     wrong = {"failure_ratio": "1.5", "failures": "0", "slow": "2 hours", "probes": "5000", "open_for": "soon"}
     form = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong}).context["adminform"].form
     assert set(form.errors) == set(wrong)
+
+
+def test_what_is_wrong_is_said_in_the_language_of_who_fills_it_in(
+    payments: Callable[..., str], admin_client: Client
+) -> None:
+    """Each field's problem, in German as well."""
+    wrong = {"failure_ratio": "1.5", "failures": "0", "slow": "2 hours", "open_max": "9d", "probes": "5000"}
+    with translation.override("de"):
+        page = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong})
+    errors = page.context["adminform"].form.errors
+    assert set(errors) == set(wrong)
+    assert [text for texts in errors.values() for text in texts if not text.startswith("Geben Sie ")] == []
+    assert errors["probes"] == ["Geben Sie eine ganze Zahl von 1 bis 1000 ein."]
+    assert errors["open_max"] == ["Geben Sie eine Zeit von 100ms bis 1d ein, zum Beispiel 30s oder 5m."]
+
+
+def test_thresholds_that_contradict_the_code_are_refused(payments: Callable[..., str], admin_client: Client) -> None:
+    """They would be left out by every process, and only the log would say so."""
+    for wrong, field in (({"open_max": "1s"}, "open_max"), ({"slow_ratio": "0.5"}, "slow_ratio")):
+        page = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong})
+        assert page.status_code == 200
+        assert set(page.context["adminform"].form.errors) == {field}
+    assert not RateLimitBreaker.objects.exists()
+    assert admin_client.post(f"{HERE}add/", {"name": "payments", "open_for": "1s", "open_max": "1s"}).status_code == 302
 
 
 def test_the_form_shows_what_the_code_says(payments: Callable[..., str], admin_client: Client) -> None:
