@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..identity import Identity
-from ..identity.address import address_as
-from ..identity.keys import field_identity
 from ..limits.algorithms.concurrency import SLOT_SIZE
 from ..limits.call import whole_cost
 from ..limits.rate import LimitError
+from .named import Named
 from .problems import ProblemError
 
 OPERATIONS = ("hit", "peek", "refund", "reserve", "acquire", "slot", "release")
@@ -31,16 +30,16 @@ LONGEST_SLOT = 3600
 """Seconds that a slot may be held."""
 _MEMBERS = {"operation", "charges", "together", "timeout", "seconds", "slot"}
 _CHARGE = {"limit", "rule", "identity", "cost"}
-_FIELDS = ("header:", "cookie:", "get:", "post:", "json:", "data:", "kwarg:", "exact:")
 
 
 @dataclass(frozen=True, slots=True)
 class AskedCharge:
-    """So many units of the limit of that name, for one identity."""
+    """So many units of the limit of that name, for one identity; `who`: whom it names, if it is an object."""
 
     limit: str
     identity: Identity
     cost: int = 1
+    who: Named | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def read_asked(body: bytes) -> Asked:
     """What is asked. Raises `ProblemError`.
 
     >>> read_asked(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
-    (AskedCharge(limit='mail', identity='ada', cost=1),)
+    (AskedCharge(limit='mail', identity='ada', cost=1, who=None),)
     """
     if len(body) > MOST_BYTES:
         raise ProblemError(413, f"The body has more than {MOST_BYTES} bytes.")
@@ -115,19 +114,20 @@ def _charge(given: Any, where: str) -> AskedCharge:
         _refuse(f"{where} needs an identity: who is counted; null for everybody together")
     try:
         cost = whole_cost(given.get("cost", 1))
-        return AskedCharge(named[0], read_identity(given["identity"]), cost)
+        identity = given["identity"]
+        if isinstance(identity, dict):
+            who = read_named(identity)
+            return AskedCharge(named[0], who.identity(), cost, who)
+        return AskedCharge(named[0], read_identity(identity), cost)
     except LimitError as error:
         _refuse(f"{where}: {error}")
 
 
 def read_identity(given: Any, depth: int = 0) -> Identity:
-    """Who is counted: text, a whole number, null, or a list of these. Or an object by the words of keys, which is whom
-    rules count in requests: so both share a count. Raises `LimitError`.
+    """Who is counted: text, a whole number, null, or a list of these. Raises `LimitError`.
 
-    >>> read_identity(["mail", 7]), read_identity({"ip": "203.0.113.9"})
-    (('mail', 7), ('ip', '203.0.113.9'))
-    >>> read_identity({"user": 7, "header:X-Key": "K"})
-    (('user', '7'), ('header', 'X-Key', 'k'))
+    >>> read_identity(["mail", 7])
+    ('mail', 7)
     """
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and abs(given) < 2**63):
         return given
@@ -135,26 +135,32 @@ def read_identity(given: Any, depth: int = 0) -> Identity:
         return given
     if isinstance(given, list) and depth < DEEPEST and 1 <= len(given) <= MOST_PARTS:
         return tuple([read_identity(part, depth + 1) for part in given])
-    if isinstance(given, dict) and depth == 0 and 1 <= len(given) <= MOST_PARTS:
-        parts = [_keyed(key, value) for key, value in given.items()]
-        return parts[0] if len(parts) == 1 else tuple(parts)
-    raise LimitError(
-        f"identity must be text of at most {LONGEST_TEXT} characters, a whole number, null, a list of these, or an "
-        'object such as {"ip": "203.0.113.9", "user": 7}'
-    )
+    raise _no_identity()
 
 
-def _keyed(key: str, value: Any) -> Identity:
+def read_named(given: Mapping[str, Any]) -> Named:
+    """Whom an object names. Raises `LimitError`.
+
+    >>> read_named({"ip": "203.0.113.9", "user": 7}).identity()
+    (('ip', '203.0.113.9'), ('user', '7'))
+    """
+    if not 1 <= len(given) <= MOST_PARTS:
+        raise _no_identity()
+    return Named({key: _value(key, value) for key, value in given.items()})
+
+
+def _value(key: str, value: Any) -> str:
     text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
     if text is None or len(text) > LONGEST_TEXT or len(key) > LONGEST_TEXT:
         raise LimitError(f"identity: {key[:100]!r} must be text or a whole number")
-    if key == "ip":
-        return ("ip", address_as(text, "it is said so").network)
-    if key in ("user", "session", "path", "route"):
-        return (key, text)
-    if key.startswith(_FIELDS):
-        return field_identity(key, text)
-    raise LimitError(f"identity: {key[:100]!r} is no key; use ip, user, session, path, route, header:NAME and the like")
+    return text
+
+
+def _no_identity() -> LimitError:
+    return LimitError(
+        f"identity must be text of at most {LONGEST_TEXT} characters, a whole number, null, a list of these, or an "
+        'object such as {"ip": "203.0.113.9", "user": 7}'
+    )
 
 
 def _object(given: Any, what: str, members: set[str]) -> Mapping[str, Any]:

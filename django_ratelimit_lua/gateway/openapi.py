@@ -28,7 +28,8 @@ _PROBLEMS = {
 }
 IDENTITY = {
     "description": "Who is counted: text, a whole number, null for everybody together, or a list of these; or an "
-    'object by the words of keys, such as {"ip": "203.0.113.9", "user": 7}: whom rules count in requests.',
+    'object by the words of keys, such as {"ip": "203.0.113.9", "user": 7}: whom rules count in requests. What rules '
+    "charge an object goes by the overrides about its user, address and fields.",
     "oneOf": [
         {"type": "string", "maxLength": LONGEST_TEXT},
         {"type": "integer"},
@@ -83,11 +84,23 @@ DECISION = {
         "allowed": {"type": "boolean", "description": "The verdict of this limit, whatever the others say."},
         "granted": {"type": "integer", "minimum": 0, "description": "Units that were taken."},
         "remaining": {"type": ["integer", "null"], "description": "Units that could go now; null: nothing limits it."},
-        "retry_after": {**_SECONDS, "description": "Seconds until the same would be allowed; null: never."},
+        "retry_after": {
+            **_SECONDS,
+            "description": "Seconds until the same would be allowed; null: never, or untold.",
+        },
         "reset_after": {"type": "number", "minimum": 0},
         "wait": {"type": "number", "minimum": 0, "description": "Seconds until the turn that was reserved."},
         "source": {"enum": ["redis", "deny-cache", "lease", "split", "fallback"]},
         "slot": {"type": "string", "description": "Of the operation slot, each for itself: by which it is released."},
+        "block": {
+            "type": "object",
+            "description": "What refuses, where it is no limit but a block of whom the identity names.",
+            "required": ["status", "message"],
+            "properties": {
+                "status": {"enum": [403, 429], "description": "What to answer. 403: without a time to come back."},
+                "message": {"type": "string", "description": "The text for who is blocked; empty: there is none."},
+            },
+        },
     },
 }
 ANSWER = {

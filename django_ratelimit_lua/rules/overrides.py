@@ -231,6 +231,15 @@ class OverrideCache:
             return _NOBODY
         return KnownOverrides(tuple(subjects), tuple(self._known.get(ref.digest) or self.NOTHING for ref in subjects))
 
+    def get_each(self, whose: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
+        """The same of several, by one look: what is known of each, and the subjects of the call that goes by it."""
+        if not any(whose):
+            return [_NOBODY] * len(whose), ()
+        known = self.get_many(tuple(dict.fromkeys(ref for refs in whose for ref in refs)))
+        records = dict(zip(known.subjects, known.records, strict=True))
+        each = [KnownOverrides(tuple(refs), tuple([records[ref] for ref in refs])) for refs in whose]
+        return each, known.call_subjects()
+
     def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
         """Remember what is written about subjects."""
         for subject, written in zip(digests, records, strict=True):

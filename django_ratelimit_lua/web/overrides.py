@@ -1,11 +1,11 @@
-"""Whom overrides may be about in a request, and what they make of its charges."""
+"""Whom overrides may be about, in a request or as a service says, and what they make of charges."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -15,6 +15,7 @@ from ..engine.decide import PlannedCharge, now_us
 from ..exceptions import Ratelimited
 from ..identity import Identity, digest
 from ..identity.address import client_address
+from ..identity.forwarded import Address
 from ..identity.keys import read_fields
 from ..limits.decision import LimitState
 from ..rules.overrides import (
@@ -49,14 +50,48 @@ def override_kinds(ruleset: Ruleset, charges: Sequence[PlannedCharge], has_block
     return kinds
 
 
-def override_subjects(
-    request: HttpRequest, ruleset: Ruleset, kinds: Collection[str], user: Callable[[], Any]
-) -> list[SubjectRef]:
-    """The subjects that a request is about, of these kinds. `user`: returns the request's user, or raises why not."""
+class Who(Protocol):
+    """Who is charged, as far as overrides may be about them. What cannot be found out, each raises why."""
+
+    def user(self) -> str | None:
+        """The primary key of who is logged in, as text; None: nobody is."""
+
+    def address(self) -> Address | None:
+        """The address as a whole; None: there is none."""
+
+    def fields(self, field: str) -> Sequence[Identity]:
+        """The identities by the value of a field: more than one where it can be read in more than one way; none where
+        it is not there."""
+
+
+class Sender:
+    """Who sends a request. `user`: returns the request's user, or raises why not."""
+
+    __slots__ = ("_request", "_user")
+
+    def __init__(self, request: HttpRequest, user: Callable[[], Any]) -> None:
+        self._request, self._user = request, user
+
+    def user(self) -> str | None:
+        """See `Who`."""
+        user = self._user()
+        return str(user.pk) if user is not None and user.is_authenticated else None
+
+    def address(self) -> Address | None:
+        """See `Who`."""
+        return client_address(self._request).address
+
+    def fields(self, field: str) -> Sequence[Identity]:
+        """See `Who`."""
+        return read_fields(field, self._request)
+
+
+def override_subjects(who: Who, ruleset: Ruleset, kinds: Collection[str]) -> list[SubjectRef]:
+    """The subjects of these kinds that somebody is."""
     subjects: list[SubjectRef] = []
     for kind in kinds:
         try:
-            digests = _digests(request, kind, ruleset.secrets(kind), user)
+            digests = _digests(who, kind, ruleset.secrets(kind))
         except REFUSED:
             raise
         except Exception as error:
@@ -69,29 +104,25 @@ def override_subjects(
     return subjects
 
 
-def _digests(
-    request: HttpRequest, kind: str, secrets: Sequence[str | bytes], get_user: Callable[[], Any]
-) -> list[bytes]:
-    """What a request is about, of one kind, by each secret that is known; empty where it is about none."""
+def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
+    """Who somebody is, of one kind, by each secret that is known; empty where they are none of that kind."""
     if kind.startswith(TOGETHER):
-        return _combined_digests(request, kind, secrets, get_user)
+        return _combined_digests(who, kind, secrets)
     if kind.startswith("ip"):
-        address = client_address(request).address
+        address = who.address()
         networks = [] if address is None else [network_digest(address, kind, secret) for secret in secrets]
         return [network for network in networks if network is not None]
-    identities = _identities(request, kind, get_user)
+    identities = _identities(who, kind)
     return [digest(identity, secret) for identity in identities for secret in secrets]
 
 
-def _combined_digests(
-    request: HttpRequest, kind: str, secrets: Sequence[str | bytes], get_user: Callable[[], Any]
-) -> list[bytes]:
+def _combined_digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
     """The same for several parts together, all of which have to be there."""
     parts = kind_parts(kind)
     found: dict[str, Sequence[Identity]] = {}
     # Fields first, which may be missing; and the user last, for whom a session may have to be loaded.
     for part in reversed(parts):
-        identities = _identities(request, part, get_user)
+        identities = _identities(who, part)
         if not identities:
             return []
         found[part] = identities
@@ -104,16 +135,16 @@ def _combined_digests(
     return digests
 
 
-def _identities(request: HttpRequest, kind: str, get_user: Callable[[], Any]) -> Sequence[Identity]:
-    """Who a request is, of a kind that has no parts."""
+def _identities(who: Who, kind: str) -> Sequence[Identity]:
+    """Who somebody is, of a kind that has no parts."""
     if kind == USER:
-        user = get_user()
-        return [(USER, str(user.pk))] if user is not None and user.is_authenticated else []
+        user = who.user()
+        return [] if user is None else [(USER, user)]
     if not is_field(kind):
-        address = client_address(request).address
+        address = who.address()
         network = None if address is None else network_identity(address, kind)
         return [] if network is None else [network]
-    return read_fields(kind, request)
+    return who.fields(kind)
 
 
 class UnknownKinds:

@@ -37,7 +37,7 @@ from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
 from ..stats.names import own
 from ..stats.recorder import recorder
-from .overrides import REFUSED, Applied, apply_overrides, override_kinds, override_subjects
+from .overrides import REFUSED, Applied, Sender, apply_overrides, override_kinds, override_subjects
 
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]
 OnError = Callable[[str, Exception], None]
@@ -274,7 +274,7 @@ class RequestPlanner:
         return override_kinds(ruleset, self.charges, self.has_blocks)
 
     def _find_subjects(self, ruleset: Ruleset, user: Callable[[], Any]) -> None:
-        self.subjects = override_subjects(self.request, ruleset, self._kinds(ruleset), user)
+        self.subjects = override_subjects(Sender(self.request, user), ruleset, self._kinds(ruleset))
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""

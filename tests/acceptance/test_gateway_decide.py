@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.gateway import asgi, asked
+from django_ratelimit_lua.gateway import asgi, asked, planned
 from django_ratelimit_lua.gateway import decide as deciding
 from django_ratelimit_lua.gateway.asgi import application as alone
 from django_ratelimit_lua.gateway.asked import read_asked
@@ -185,7 +185,7 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
     """As Django cancels a view whose client has gone: nobody has heard by what it would be released."""
     report = {"limit": "reports", "identity": "ada"}
     body = json.dumps({"charges": [report], "operation": "slot", "seconds": 3600}).encode()
-    really = deciding.adecide
+    really = planned.adecide
 
     async def slowly(planner: Any) -> Any:
         outcome = await really(planner)
@@ -201,7 +201,7 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
             await task
 
     task: Any = None
-    monkeypatch.setattr(deciding, "adecide", slowly)
+    monkeypatch.setattr(planned, "adecide", slowly)
     asyncio.run(cancelled())
     monkeypatch.undo()
     answer = asyncio.run(deciding.answer_decide("POST", f"Bearer {token}", body))

@@ -28,7 +28,7 @@ from ...rules.ruleset import Ruleset
 from ...rules.template import LimitTemplate
 from ...signals import limit_exceeded
 from ...stats.recorder import recorder
-from ...web.overrides import Applied, apply_overrides, override_kinds, override_subjects
+from ...web.overrides import Applied, Sender, apply_overrides, override_kinds, override_subjects
 from ...web.plan import is_never_banned
 from ...web.refusal import refusal_of
 from ...web.responses import REFERENCE_HEADER
@@ -89,16 +89,11 @@ class _Planner:
         exempt: list[PlannedCharge] = []
         self._blocked = None
         block: tuple[LimitState, bytes] | None = None
-        subjects: dict[SubjectRef, None] = {}
         found = [(met, self._charges(met, ruleset)) for met in self._met]
         refs = [_subjects(met, charges, ruleset) for met, charges in found] if ruleset.kinds else [()] * len(found)
-        for (met, charges), about in zip(found, refs, strict=True):
-            applied = Applied(charges)
-            if about:
-                subjects |= dict.fromkeys(about)
-                overrides = override_cache.get_many(about)
-                if overrides:
-                    applied = apply_overrides(charges, overrides, ruleset, True)
+        known, subjects = override_cache.get_each(refs)
+        for (met, charges), overrides in zip(found, known, strict=True):
+            applied = apply_overrides(charges, overrides, ruleset, True) if overrides else Applied(charges)
             if applied.block is not None and block is None and self.is_hit:
                 self._blocked, block = met, (applied.block, applied.subject)
             met.is_unlimited = met.is_unlimited or bool(applied.exempt and not applied.charges)
@@ -113,8 +108,7 @@ class _Planner:
         self._held = [charge for charge in counted if charge.limit.holds]
         call = build_call(
             counted, "peek" if is_refused and self.is_hit else self._purpose, slot=self._slot if self._held else b"",
-            longest_hold_us=round(conf.MAX_WAIT * SECOND), ruleset=ruleset,
-            subjects=override_cache.get_many(tuple(subjects)).call_subjects() if subjects else (),
+            longest_hold_us=round(conf.MAX_WAIT * SECOND), ruleset=ruleset, subjects=subjects,
         )  # fmt: skip
         state, subject = block or (None, b"")
         return Plan(call, charges, state, subject, exempt)
@@ -230,8 +224,8 @@ def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) ->
 
 def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> Sequence[SubjectRef]:
     """Whom overrides may be about that say something of a descriptor."""
-    user = partial(getattr, met.request, "user", None)
-    return override_subjects(met.request, ruleset, override_kinds(ruleset, charges, True), user)
+    sender = Sender(met.request, partial(getattr, met.request, "user", None))
+    return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True))
 
 
 def _one_of_each(planned: Sequence[PlannedCharge]) -> list[PlannedCharge]:

@@ -16,7 +16,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.rules.overrides import KnownOverrides, Override, SubjectRef
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.web.overrides import BLOCK, apply_overrides, override_kinds, override_subjects
+from django_ratelimit_lua.web.overrides import BLOCK, Sender, apply_overrides, override_kinds, override_subjects
 
 NO_RULES = Ruleset(())
 
@@ -89,7 +89,7 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
     ada = SimpleNamespace(pk=7, is_authenticated=True)
 
     def subjects(*kinds: str, who: Any = ada) -> list[tuple[str, bytes]]:
-        return [(ref.kind, ref.digest) for ref in override_subjects(request, KINDS, kinds, lambda: who)]
+        return [(ref.kind, ref.digest) for ref in override_subjects(Sender(request, lambda: who), KINDS, kinds)]
 
     assert subjects("user", "ip4/32", "ip4/24") == [
         ("user", digest(("user", "7"))),
@@ -110,9 +110,9 @@ def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, c
         raise PermissionDenied
 
     for _ in range(2):
-        (subject,) = override_subjects(rf.get("/"), KINDS, ["user", "ip4/32"], fail)
+        (subject,) = override_subjects(Sender(rf.get("/"), fail), KINDS, ["user", "ip4/32"])
         assert subject.kind == "ip4/32"
     assert len([text for text in caplog.messages if "Overrides by user are not applied" in text]) == 1
-    override_subjects(rf.get("/"), KINDS, ["user"], lambda: SimpleNamespace(pk=7, is_authenticated=True))
+    override_subjects(Sender(rf.get("/"), lambda: SimpleNamespace(pk=7, is_authenticated=True)), KINDS, ["user"])
     with pytest.raises(PermissionDenied):
-        override_subjects(rf.get("/"), KINDS, ["user"], refuse)
+        override_subjects(Sender(rf.get("/"), refuse), KINDS, ["user"])

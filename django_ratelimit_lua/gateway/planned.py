@@ -1,0 +1,236 @@
+"""What a service asks, planned by the rules and overrides in force; and what came of it, as JSON has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
+from ..engine.run import Wait, arun
+from ..engine.waiting import to_the_end
+from ..identity import digest
+from ..limits.algorithms.concurrency import new_slot
+from ..limits.call import Charge, Operation
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
+from ..limits.rate import SECOND, LimitError, Rate
+from ..rules.callsite import known_call_sites
+from ..rules.overrides import KnownOverrides, SubjectRef, override_cache
+from ..rules.provider import current
+from ..rules.rule import Rule
+from ..rules.ruleset import Ruleset
+from ..stats.names import own
+from ..web.overrides import BLOCK, apply_overrides, override_kinds, override_subjects
+from ..web.plan import is_spared
+from .asked import Asked, AskedCharge, write_slot
+from .named import Named
+from .problems import ProblemError
+
+LIMITER = "RateLimiter"
+PROBE = Limit("gateway", "1/s")
+"""Of which nothing is ever taken."""
+_CALLS: Mapping[str, Operation] = {"peek": "peek", "refund": "refund", "release": "peek"}
+
+
+def unauthorised() -> ProblemError:
+    """What who has no token of a client is told."""
+    detail = "Authorization: Bearer with the token of a client is missing, or another."
+    return ProblemError(401, detail, WWW_Authenticate="Bearer")
+
+
+class AskedPlanner:
+    """Plans what a service asks, if its token is one that may ask that by the rules in force."""
+
+    gathers = False
+
+    def __init__(self, client: str, asked: Asked) -> None:
+        self._client, self._asked = client, asked
+        self._problem: ProblemError | None = None
+        self._operation: Operation = _CALLS.get(asked.operation, "hit")
+        self.is_hit = self._takes = self._operation == "hit"
+        self.units = max((charge.cost for charge in asked.charges), default=0) if self._takes else 0
+        self._slot = new_slot(asked.seconds) if asked.operation == "slot" else b""
+        self._only_checks = False
+        self._held: list[Charge] = []
+        self._counts: list[int] = []
+        self._charges = [(charge, digest(charge.identity), own(charge.identity)) for charge in asked.charges]
+        pairs = {(charge.limit, subject) for charge, subject, _identity in self._charges}
+        if asked.together and len(pairs) < len(self._charges):
+            raise ProblemError(
+                422, "A limit and an identity stand twice: add up the costs, or ask with together=false."
+            )
+
+    def gather(self, ruleset: Ruleset) -> None:
+        """Nothing."""
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        """Nothing."""
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """See `Planner`. What this client may not ask, or nobody can, is found out by the current rules: a call that
+        changes nothing asks whether these are."""
+        self._problem, self.is_hit = None, self._takes
+        try:
+            plan = self._planned(ruleset)
+            if not self._only_checks:
+                return plan
+        except ProblemError as error:
+            self._problem = error
+        self.is_hit = False
+        probe = Charge(PROBE, digest(("client", self._client)), 0)
+        return Plan(build_call([probe], "peek", ruleset=ruleset), ())
+
+    async def check(self) -> None:
+        """Raises the `ProblemError` that `decided` would, and decides nothing."""
+        ruleset = current()
+        try:
+            if ruleset is not None:
+                self._planned(ruleset)
+        except ProblemError:
+            self._only_checks = True  # By newer rules it may be none.
+            await self.decided()
+
+    async def decided(self) -> Outcome:
+        """The decision. Raises `ProblemError`."""
+        outcome = await adecide(self)
+        if self._problem is not None:
+            raise self._problem
+        return outcome
+
+    def _planned(self, ruleset: Ruleset) -> Plan:
+        client = ruleset.clients.get(self._client)
+        if client is None:
+            raise unauthorised()
+        found: list[tuple[list[PlannedCharge], Rule | None, Named | None]] = []
+        for asked, subject, identity in self._charges:
+            if not client.may_ask(asked.limit):
+                raise ProblemError(403, f"{client.name} may not ask about the limit {asked.limit!r}.")
+            limits, rule = _limits(ruleset, asked.limit)
+            if any(limit.ban is not None for limit in limits) and _is_spared(asked.who):
+                limits = [limit.without_bans() for limit in limits]
+            charges = [
+                PlannedCharge(Charge(limit, subject, asked.cost), asked.limit, rule, identity=identity)
+                for limit in limits
+            ]
+            found.append((charges, rule, asked.who))
+        self._check_slots([planned.charge.limit for charges, _rule, _who in found for planned in charges])
+        about = [self._subjects(*each, ruleset) for each in found] if ruleset.kinds else [()] * len(found)
+        known, subjects = override_cache.get_each(about)
+        self._counts = []
+        planned: list[PlannedCharge] = []
+        exempt: list[PlannedCharge] = []
+        for (charges, rule, _who), overrides in zip(found, known, strict=True):
+            free: Sequence[PlannedCharge] = ()
+            if overrides:
+                charges, free = self._overridden(charges, rule, overrides, ruleset)
+            self._counts.append(len(charges))
+            planned += charges
+            exempt += free
+        counted = [each.charge for each in planned if each.blocked is None]
+        is_refused = any(each.blocked is not None and each.blocked.enforced for each in planned)
+        self._held = [charge for charge in counted if charge.limit.holds] if self._slot else []
+        options: Any = {"slot": self._slot}
+        if self._asked.operation in ("reserve", "acquire"):
+            options["max_wait_us"] = round(self._asked.timeout * SECOND)
+        operation = "peek" if is_refused and self._takes else self._operation
+        try:
+            call = build_call(counted, operation, ruleset=ruleset, subjects=subjects, **options)
+            call.keys()
+        except LimitError as error:
+            raise ProblemError(422, f"{error}.") from None
+        return Plan(call, planned, exempt=exempt)
+
+    def _subjects(
+        self, charges: Sequence[PlannedCharge], rule: Rule | None, who: Named | None, ruleset: Ruleset
+    ) -> Sequence[SubjectRef]:
+        """Whom overrides may be about that say something of these charges. A slot is released whatever they say."""
+        if rule is None or who is None or self._asked.operation == "release":
+            return ()
+        return override_subjects(who, ruleset, override_kinds(ruleset, charges, self._has_blocks(rule)))
+
+    def _has_blocks(self, rule: Rule | None) -> bool:
+        """Whether a block for all rules refuses where the rule itself does not: as in a request, unless it exempts."""
+        return rule is not None and rule.template is not None and self._operation != "refund"
+
+    def _overridden(
+        self, charges: Sequence[PlannedCharge], rule: Rule | None, overrides: KnownOverrides, ruleset: Ruleset
+    ) -> tuple[list[PlannedCharge], Sequence[PlannedCharge]]:
+        """What overrides make of the charges of one rule, and which they take out."""
+        applied = apply_overrides(charges, overrides, ruleset, self._has_blocks(rule))
+        if applied.block is not None:
+            probe = Charge(PROBE, applied.subject, 0)
+            return [PlannedCharge(probe, BLOCK, blocked=applied.block, subject=applied.subject)], ()
+        if self._operation == "refund":  # What was taken before a block.
+            return [each._replace(blocked=None, subject=b"") for each in applied.charges], applied.exempt
+        return list(applied.charges), applied.exempt
+
+    async def leave(self) -> None:
+        """Nobody hears the answer: give back the slot that was asked for, if it was taken."""
+        if self._held:
+            await to_the_end(arun(releasing(self._held, self._slot)))
+
+    def _check_slots(self, limits: Sequence[Limit]) -> None:
+        held = [limit.name for limit in limits if limit.holds]
+        if held and self._takes and not self._slot:
+            raise ProblemError(422, f"The limit {held[0]!r} has slots: take one with slot, give it back with release.")
+        if self._slot and not held:
+            raise ProblemError(422, "None of these limits has slots.")
+
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        """Nothing."""
+        return ()
+
+    def answer(self, outcome: Outcome) -> dict[str, Any]:
+        """What came of it, for the service."""
+        decision, states = outcome.decision, iter(outcome.decision.limits)
+        takes = self._takes and decision.allowed
+        counts = self._counts or [0] * len(self._charges)
+        decisions = [
+            _decision(charge, [next(states) for _ in range(count)], charge.cost if takes else 0, decision)
+            for (charge, _subject, _identity), count in zip(self._charges, counts, strict=True)
+        ]
+        answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": decisions}
+        if self._slot and decision.allowed:
+            answer["slot"] = write_slot(self._slot)
+        return answer
+
+
+def _decision(asked: AskedCharge, states: list[LimitState], granted: int, whole: Decision) -> dict[str, Any]:
+    own_states = Decision(not any(state.refuses for state in states), tuple(states))
+    block = next((state.block for state in own_states.refusing if state.block is not None), None)
+    is_timed = block is None or not block.forbids
+    answer = {
+        "limit": asked.limit,
+        "allowed": own_states.allowed,
+        "granted": granted,
+        "remaining": own_states.remaining,
+        "retry_after": own_states.retry_after if is_timed else None,
+        "reset_after": own_states.reset_after if is_timed else 0.0,
+        "wait": max((state.wait for state in states), default=0.0),
+        "source": whole.source,
+    }
+    if block is not None:
+        answer["block"] = {"status": 403 if block.forbids else 429, "message": block.message}
+    return answer
+
+
+def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
+    """The limits of a name: of the rule, or of the `RateLimiter` in the code that is imported here."""
+    rule = ruleset.by_name.get(name)
+    if rule is not None:
+        template = rule.template
+        if template is None or rule.mode == "off":
+            return (), rule
+        if all(isinstance(rate, Rate) for rate in template.rates):
+            return template.limits(name), rule
+        raise ProblemError(422, f"The rates of the rule {name!r} are functions of a request.")
+    found = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
+    if not found:
+        raise ProblemError(422, f"There is no limit {name!r}.")
+    return found[0], None
+
+
+def _is_spared(who: Named | None) -> bool:
+    """Whether somebody is named by an address that is never banned."""
+    address = None if who is None else who.address()
+    return address is not None and is_spared(address)

@@ -1,0 +1,451 @@
+"""What operators say of one client holds for services that ask the gateway as it does for requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import include, path
+from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.gateway.asgi import application as alone
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.rules.overrides import override_cache
+from django_ratelimit_lua.testing import move_clock
+from tests import proxies
+from tests.acceptance import test_gateway_decide as deciding
+from tests.acceptance.test_gateway_decide import EXAMPLES, Decide, verdicts
+from tests.asgi import ask
+from tests.engine.test_cost import calls
+
+pytestmark = pytest.mark.django_db(transaction=True)
+decide, token = deciding.decide, deciding.token
+ADA = {"user": 7}
+ORDER = {"rule": "orders", "identity": ADA}
+
+
+def ok(request: HttpRequest, shop: str) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [path("orders/<slug:shop>/", ok), path("ratelimit/", include("django_ratelimit_lua.gateway.urls"))]
+
+
+def logged_in(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """A middleware that takes the word of a header for who is logged in."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        pk = request.headers.get("X-User")
+        request.user = User(pk=int(pk)) if pk else AnonymousUser()
+        return get_response(request)
+
+    return middleware
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    """Requests of Django's, and services."""
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [f"{__name__}.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+@pytest.fixture
+def orders() -> RateLimitRule:
+    """A rule for users."""
+    return RateLimitRule.objects.create(name="orders", path="/orders/", key="user", limit=2, unit="h")
+
+
+@pytest.fixture
+def ada() -> User:
+    return User.objects.create(pk=7, username="ada")
+
+
+def override(**fields: Any) -> RateLimitOverride:
+    """One override; `value` is that of the field."""
+    value = fields.pop("value", None)
+    row = RateLimitOverride(**fields)
+    if value is not None:
+        row.set_value(value)
+    row.save()
+    return row
+
+
+@dataclass(frozen=True)
+class Whom:
+    """Whom an override is about, the key that a rule counts by, what the request sends, and how a service says so."""
+
+    about: dict[str, Any]
+    key: str
+    sends: dict[str, Any]
+    identity: dict[str, Any]
+    others: dict[str, Any] = field(default_factory=dict)
+    method: str = "get"
+
+
+WHOM = {
+    "a user": Whom({"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": 7}, {"user": 8}),
+    "a user, written otherwise": Whom({"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": "07"}),
+    "an address": Whom(
+        {"network": "203.0.113.9"}, "ip", {"REMOTE_ADDR": "203.0.113.9"}, {"ip": "203.0.113.9:4711"},
+        {"ip": "203.0.113.10"},
+    ),
+    "a network": Whom(
+        {"network": "203.0.113.0/26"}, "ip", {"REMOTE_ADDR": "203.0.113.9"}, {"ip": "203.0.113.9"},
+        {"ip": "203.0.113.64"},
+    ),
+    "a prefix of IPv6": Whom(
+        {"network": "2001:db8:1::/48"}, "ip", {"REMOTE_ADDR": "2001:db8:1:2::7"}, {"ip": "[2001:db8:1:2::7]:443"},
+        {"ip": "2001:db8:2::7"},
+    ),
+    "an address of IPv6, of a network that is counted as one": Whom(
+        {"network": "2001:db8:1:2::7"}, "ip", {"REMOTE_ADDR": "2001:db8:1:2::7"}, {"ip": "2001:db8:1:2::7"},
+        {"ip": "2001:db8:3:2::8"},
+    ),
+    "a header": Whom(
+        {"field": "header:X-API-Key", "value": "Gold"}, "header:x-api-key", {"headers": {"X-API-Key": "gold"}},
+        {"header:x-api-key": "GOLD"}, {"header:x-api-key": "tin"},
+    ),
+    "a header, letter by letter": Whom(
+        {"field": "exact:header:X-API-Key", "value": "Gold"}, "header:X-API-Key", {"headers": {"X-API-Key": "Gold"}},
+        {"header:X-API-Key": "Gold"},
+    ),
+    "a cookie": Whom(
+        {"field": "cookie:sid", "value": "S1"}, "cookie:sid", {"headers": {"Cookie": "sid=S1"}}, {"cookie:sid": "S1"},
+        {"cookie:sid": "s1"},
+    ),
+    "a parameter": Whom(
+        {"field": "get:q", "value": "a"}, "get:q", {"query_params": {"q": "a"}}, {"get:q": "a"}, {"get:q": "b"}
+    ),
+    "a field of a form": Whom(
+        {"field": "data:name", "value": "ada"}, "post:name", {"data": {"name": "Ada"}}, {"post:name": "Ada"},
+        {"get:name": "Ada"}, "post",
+    ),
+    "a part of the path": Whom({"field": "kwarg:shop", "value": "one"}, "kwarg:shop", {}, {"kwarg:shop": "one"}),
+    "a user at an address": Whom(
+        {"user_id": 7, "network": "203.0.113.0/24"}, "user+ip",
+        {"headers": {"X-User": "7"}, "REMOTE_ADDR": "203.0.113.9"}, {"user": 7, "ip": "203.0.113.9"},
+        {"user": 7, "ip": "198.51.100.9"},
+    ),
+    "an address with two fields": Whom(
+        {
+            "network": "203.0.113.0/24", "field": "get:q, header:X-Tenant",
+            "value": {"get:q": "a", "header:X-Tenant": "acme"},
+        },
+        "ip+header:X-Tenant+get:q",
+        {"headers": {"X-Tenant": "acme"}, "query_params": {"q": "a"}, "REMOTE_ADDR": "203.0.113.9"},
+        {"ip": "203.0.113.9", "header:X-Tenant": "acme", "get:q": "a"},
+        {"ip": "203.0.113.9", "header:X-Tenant": "acme", "get:q": "b"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOM)
+def test_an_override_is_one_for_requests_and_for_services(name: str, decide: Decide, ada: User) -> None:
+    """The same numbers of the same count, whoever asks; other clients have the rule's own."""
+    whom = WHOM[name]
+    rule = RateLimitRule.objects.create(name="orders", path="/orders/", key=whom.key, limit=1, unit="h")
+    row = override(**whom.about, rule=rule, effect="limit", limit=3, unit="h")
+
+    def request() -> int:
+        browser: Any = Client()
+        return int(getattr(browser, whom.method)("/orders/one/", **whom.sends).status_code)
+
+    charge = {"rule": "orders", "identity": whom.identity}
+    assert request() == 200
+    first = decide(charge).json()["decisions"][0]
+    assert (first["allowed"], first["remaining"]) == (True, 1)
+    assert request() == 200
+    assert [verdicts(decide(charge))[0], request()] == [False, 429]
+    if whom.others:
+        other = {"rule": "orders", "identity": whom.others}
+        assert [verdicts(decide(other))[0] for _ in range(2)] == [True, False]
+    RateLimitOverride.objects.filter(pk=row.pk).update(effect="exempt", limit=None)
+    assert [verdicts(decide(charge))[0], request()] == [True, 200]
+    RateLimitRule.objects.update(limit=100)
+    RateLimitOverride.objects.filter(pk=row.pk).update(effect="block")
+    assert [verdicts(decide(charge))[0], request()] == [False, 429]
+    row.delete()
+    assert [verdicts(decide(charge))[0], request()] == [True, 200]
+
+
+def test_who_is_named_by_several_words_is_met_by_the_most_particular(
+    decide: Decide, orders: RateLimitRule, ada: User
+) -> None:
+    """In the order that docs/rules.rst has: a user before a value, that before an address and its network."""
+    who = {"ip": "203.0.113.9", "user": 7, "header:X-Tenant": "acme"}
+    charge = {"rule": "orders", "identity": who}
+    rows = [
+        ({"network": "203.0.113.0/24"}, "block"), ({"network": "203.0.113.9"}, "exempt"),
+        ({"field": "header:x-tenant", "value": "acme"}, "block"), ({"user_id": 7}, "exempt"),
+        ({"user_id": 7, "network": "203.0.113.0/24"}, "block"),
+    ]  # fmt: skip
+    for about, effect in rows:
+        override(**about, effect=effect)
+        assert verdicts(decide(charge))[0] is (effect == "exempt"), about
+    assert verdicts(decide({**charge, "identity": {"user": 7}}))[0]
+    assert verdicts(decide({**charge, "identity": {"ip": "203.0.113.8"}})) == (False, [False])
+
+
+def test_a_block_says_what_is_answered(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+    """The status, the text for who is blocked, and when it ends; with 403, no time is told."""
+    row = override(user=ada, effect="block", message="Write to abuse@example.org.")
+    refused = decide(ORDER).json()["decisions"][0]
+    assert refused["block"] == {"status": 429, "message": "Write to abuse@example.org."}
+    assert (refused["allowed"], refused["granted"], refused["remaining"], refused["retry_after"]) == (False, 0, 0, None)
+    row.ends = timezone.now() + timedelta(hours=1)
+    row.save()
+    assert 3500 < decide(ORDER).json()["decisions"][0]["retry_after"] <= 3600
+    row.forbids, row.message = True, ""
+    row.save()
+    forbidden = decide(ORDER).json()["decisions"][0]
+    assert (forbidden["block"], forbidden["retry_after"], forbidden["reset_after"]) == (
+        {"status": 403, "message": ""}, None, 0.0,
+    )  # fmt: skip
+    assert "block" not in decide({**ORDER, "identity": {"user": 8}}).json()["decisions"][0]
+
+
+def test_who_is_blocked_takes_nothing_of_others(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+    """All or nothing; each for itself, only the blocked one is refused."""
+    override(user=ada, effect="block")
+    grace = {"rule": "orders", "identity": {"user": 8}}
+    assert verdicts(decide(ORDER, grace)) == (False, [False, True])
+    assert verdicts(decide(ORDER, grace, together=False)) == (False, [False, True])
+    assert decide(grace, operation="peek").json()["decisions"][0]["remaining"] == 1
+    for operation, more in (("peek", {}), ("reserve", {"timeout": 60}), ("acquire", {"timeout": 60})):
+        assert verdicts(decide(ORDER, operation=operation, **more)) == (False, [False])
+
+
+def test_nothing_is_counted_for_who_is_exempt(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+    """Beside others, whose limits hold; and nothing is given back of what was not taken."""
+    assert [verdicts(decide(ORDER))[0] for _ in range(3)] == [True, True, False]
+    row = override(user=ada, rule=orders, effect="exempt")
+    grace = {"rule": "orders", "identity": {"user": 8}}
+    free, counted = decide(ORDER, grace).json()["decisions"]
+    assert (free["allowed"], free["granted"], free["remaining"], free["retry_after"]) == (True, 1, None, 0.0)
+    assert (counted["allowed"], counted["remaining"]) == (True, 1)
+    for operation, more in (("peek", {}), ("refund", {}), ("reserve", {"timeout": 1}), ("acquire", {"timeout": 1})):
+        assert verdicts(decide(ORDER, operation=operation, **more)) == (True, [True])
+    row.delete()
+    assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 0
+
+
+def test_what_was_taken_before_a_block_is_given_back(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+    """A job that failed is paid back, also to who was blocked meanwhile."""
+    assert verdicts(decide({**ORDER, "cost": 2}))[0]
+    row = override(user=ada, effect="block")
+    assert decide(ORDER, operation="refund").status == 200
+    row.delete()
+    assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 1
+
+
+def test_a_turn_goes_by_other_numbers(decide: Decide, ada: User) -> None:
+    """reserve and acquire wait as long as the override's rate says."""
+    rule = RateLimitRule.objects.create(
+        name="turns", path="/turns/", key="user", limit=1, unit="h", algorithm="leaky_bucket"
+    )
+    override(user=ada, rule=rule, effect="limit", limit=10, unit="s")
+    turns = {"rule": "turns", "identity": ADA}
+    waits = [decide(turns, operation="reserve", timeout=10).json()["decisions"][0]["wait"] for _ in range(4)]
+    assert 0 < waits[-1] < 1
+    assert decide(turns, operation="acquire", timeout=10).json()["allowed"]
+    assert not decide({**turns, "identity": {"user": 8}, "cost": 2}, operation="reserve", timeout=10).json()["allowed"]
+
+
+def test_a_slot_is_given_back_whatever_is_said_meanwhile(decide: Decide, ada: User) -> None:
+    """By who is blocked or exempt by then; who is exempt holds none, and one who is blocked gets none."""
+    RateLimitRule.objects.create(
+        name="reports", group="reports", key="user", limit=1, unit="x", algorithm="concurrency"
+    )
+    report = {"rule": "reports", "identity": ADA}
+    for effect in ("block", "exempt"):
+        taken = decide(report, operation="slot", seconds=600).json()
+        assert taken["allowed"]
+        row = override(user=ada, effect=effect)
+        again = decide(report, operation="slot", seconds=600).json()
+        assert (again["allowed"], "slot" in again) == ((effect == "exempt"), (effect == "exempt"))
+        for slot in filter(None, (taken["slot"], again.get("slot"))):
+            assert decide(report, operation="release", slot=slot).status == 200
+        row.delete()
+        assert decide(report, operation="peek").json()["decisions"][0]["remaining"] == 1
+    override(user=ada, effect="limit", limit=2, unit="x")
+    slots = [decide(report, operation="slot", seconds=600).json().get("slot") for _ in range(3)]
+    assert [slot is not None for slot in slots] == [True, True, False]
+
+
+def test_who_names_nobody_has_no_overrides(decide: Decide, orders: RateLimitRule, ada: User) -> None:
+    """Text, numbers and lists are whatever a service makes of them, and no word of a key; nor have the limiters in the
+    code any, in Django or here."""
+    override(user=ada, effect="block")
+    override(field="get:q", value="7", effect="block")
+    for identity in (7, "7", None, ["user", 7], ["user", "7"], {"session": "7"}, {"path": "7"}):
+        assert verdicts(decide({"rule": "orders", "identity": identity}))[0], identity
+    limiter = RateLimiter("in the code", "1/h")
+    assert verdicts(decide({"limit": "in the code", "identity": ADA}))[0]
+    assert not limiter.hit(("user", "7"))
+    assert verdicts(decide({"limit": "in the code", "identity": ADA}, ORDER)) == (False, [False, False])
+
+
+def test_a_block_for_all_rules_needs_none_that_refuses(decide: Decide, ada: User) -> None:
+    """A rule that is off or in shadow mode lifts no block, as in requests; one that exempts does."""
+    for number, more in enumerate(({"mode": "off"}, {"mode": "shadow"}, {"exempt": True, "limit": None})):
+        RateLimitRule.objects.create(
+            name=f"rule {number}", path=f"/{number}/", key="user", unit="h", **{"limit": 5, **more}
+        )
+    row = override(user=ada, effect="block")
+    asked = [{"rule": f"rule {number}", "identity": ADA} for number in range(3)]
+    assert verdicts(decide(*asked)) == (False, [False, False, True])
+    refused = decide(*asked, together=False).json()
+    assert [bool(decision.get("block")) for decision in refused["decisions"]] == [True, True, False]
+    assert decide(*asked[:2], operation="refund").json()["allowed"]
+    RateLimitOverride.objects.filter(pk=row.pk).update(rule=RateLimitRule.objects.get(name="rule 1"))
+    assert verdicts(decide(*asked)) == (True, [True, True, True]), "of a rule in shadow mode it refuses nobody"
+
+
+def test_every_rate_of_a_rule_is_overridden(decide: Decide, ada: User) -> None:
+    """One override, one answer, whatever rates the rule has."""
+    RateLimitRule.objects.create(name="orders", path="/orders/", key="user", limit=5, unit="m", more_rates=["9/h"])
+    row = override(user=ada, effect="block")
+    assert verdicts(decide(ORDER, {**ORDER, "identity": {"user": 8}})) == (False, [False, True])
+    RateLimitOverride.objects.filter(pk=row.pk).update(effect="exempt")
+    free, counted = decide(ORDER, {**ORDER, "identity": {"user": 8}}).json()["decisions"]
+    assert (free["remaining"], counted["remaining"]) == (None, 4)
+
+
+def test_an_override_begins_and_ends_by_its_times(token: str, orders: RateLimitRule, ada: User) -> None:
+    """By the clock of the process, as in requests; nothing has to be saved for it."""
+
+    def is_allowed() -> bool:
+        body = json.dumps({"charges": [{**ORDER, "cost": 0}]}).encode()
+        answer = ask(alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,))
+        return bool(answer.json()["allowed"])
+
+    with move_clock() as clock:
+        now = timezone.now()
+        override(user=ada, effect="block", starts=now + timedelta(hours=1), ends=now + timedelta(hours=2))
+        found = []
+        for seconds in (0, 1800, 3600, 3600):
+            clock.advance(seconds)
+            found.append(is_allowed())
+    assert found == [True, True, False, True]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_who_has_none_costs_what_it_did(
+    token: str, orders: RateLimitRule, ada: User, direct: redis.Redis, settings: Any
+) -> None:
+    """One call of the program for each question, with overrides or without; who has one is known after the first."""
+    settings.RATELIMIT_STATISTICS = False
+    body = json.dumps({"charges": [{**ORDER, "cost": 0}, {**ORDER, "identity": {"user": 8}, "cost": 0}]}).encode()
+
+    def asked(times: int) -> dict[str, int]:
+        direct.config_resetstat()
+        for _ in range(times):
+            answer = ask(alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,))
+            assert answer.status == 200
+        found = calls(direct)
+        return {name: found[name] for name in ("evalsha", "eval", "hget") if name in found}
+
+    asked(2)
+    assert asked(10) == {"evalsha": 10}
+    override(user=ada, effect="limit", limit=5, unit="h")
+    asked(2)
+    assert asked(10) == {"evalsha": 10}
+    override_cache.clear()
+    assert asked(1)["evalsha"] == 2
+
+
+def shell(site: proxies.Site, code: str) -> str:
+    """What a process prints that knows the site's models."""
+    code = f"from django_ratelimit_lua.models import RateLimitClient, RateLimitOverride\n{code}"
+    return site.command("shell", command=code, verbosity=0).strip()
+
+
+@pytest.mark.parametrize("application", ["alone", "asgi"])
+def test_an_edit_in_one_process_holds_for_the_next_question_in_another(application: str, tmp_path: Path) -> None:
+    """A block of a network holds, and is over, as soon as the save has returned; and what is known of it goes on while
+    Redis is away."""
+    rules = [{"name": "orders", "path": "/orders/", "key": "ip", "rate": "1000/h", "on_store_error": "open"}]
+    addresses = ("203.0.113.9", "198.51.100.9", "2001:db8:1:2::3")
+    with proxies.Site(tmp_path, rules, application) as site:
+        token = shell(site, 'one = RateLimitClient(name="shop", limits="*")\nprint(one.new_token())\none.save()')
+
+        def allowed() -> list[bool]:
+            charges = [{"rule": "orders", "identity": {"ip": address}} for address in addresses]
+            body = json.dumps({"charges": charges, "together": False}).encode()
+            bearer = f"Bearer {token}"
+            answer = proxies.ask(site.port, "/ratelimit/decide", "POST", body, Authorization=bearer)
+            assert answer.status == 200, answer
+            return verdicts(answer)[1]
+
+        assert allowed() == [True, True, True]
+        for network, found in (("203.0.113.0/24", [False, True, True]), ("2001:db8::/32", [False, True, False])):
+            shell(site, f'RateLimitOverride.objects.create(network="{network}", effect="block")')
+            assert allowed() == found
+        shell(site, "RateLimitOverride.objects.last().delete()")
+        first = allowed()
+        assert first.count(False) == 1
+        site.redis.stop()
+        assert allowed() == first
+
+
+ODD = {
+    "ip": st.sampled_from(["203.0.113.9", "203.0.113.9:80", "::ffff:203.0.113.9", "2001:db8::1%eth0", "x", "", "0"]),
+    "user": st.sampled_from([7, "7", " 7", "x", "", -1, 2**62, "\ud800"]),
+    "header:X-A": st.sampled_from(["a", "A", "", "\x00"]),
+    "exact:header:x_a": st.sampled_from(["a", "A"]),
+    "get:q": st.sampled_from(["a", 0]),
+}
+charges = st.fixed_dictionaries(
+    {
+        "limit": st.sampled_from(["mail", "mail.all", "turns", "off", "shadow", "reports"]),
+        "identity": st.fixed_dictionaries({}, optional=ODD) | st.sampled_from(["a", 7]),
+    },
+    optional={"cost": st.integers(0, 3)},
+)
+asking = st.sampled_from(
+    [
+        {}, {"operation": "peek"}, {"operation": "refund"}, {"operation": "reserve", "timeout": 60},
+        {"operation": "acquire", "timeout": 0}, {"operation": "slot", "seconds": 2},
+        {"operation": "release", "slot": "A" * 27},
+    ]
+)  # fmt: skip
+
+
+@pytest.fixture
+def said(settings: Any, ada: User) -> None:
+    """Overrides of every kind and effect, about all rules; and the rules of the other tests."""
+    deciding.limits.__wrapped__(settings)  # type: ignore[attr-defined]
+    override(user=ada, effect="exempt")
+    override(network="203.0.113.0/24", effect="block")
+    override(network="2001:db8::/32", effect="limit", limit=1, unit="s", burst=3)
+    override(network="::/0", effect="exempt")
+    override(field="header:X-A", value="a", effect="limit", limit=0, unit="h")
+    override(field="exact:header:X-A", value="A", effect="block")
+    override(field="get:q", value="a", user=ada, effect="block", ends=timezone.now() + timedelta(seconds=5))
+    override(field="get:q, header:X-A", value={"get:q": "0", "header:X-A": "a"}, network="203.0.113.9", effect="exempt")
+
+
+@hypothesis_settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(charges=st.lists(charges, min_size=1, max_size=4), more=asking, together=st.booleans())
+def test_no_question_is_an_error_where_overrides_are(
+    token: str, said: None, charges: list[Any], more: dict[str, Any], together: bool
+) -> None:
+    """Whoever is named, and however odd; every answer is one that the document describes."""
+    body = json.dumps({"charges": charges, "together": together, **more}).encode()
+    answer = ask(alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,))
+    assert answer.status in (200, 422), answer
+    if answer.status == 200:
+        deciding.schema("Answer").validate(answer.json())

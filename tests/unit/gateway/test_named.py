@@ -1,0 +1,61 @@
+"""Who a service names is the same client as in a request of theirs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.test import RequestFactory
+
+from django_ratelimit_lua.gateway.named import Named
+from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.web.overrides import Sender, override_subjects
+
+NO_RULES = Ruleset(())
+KINDS = [
+    "user", "ip4/32", "ip4/24", "ip6/128", "ip6/48", "header:X-Key", "header:x-key", "exact:header:X-Key", "cookie:sid",
+    "exact:cookie:sid", "get:q", "exact:get:q", "post:name", "data:name", "json:name", "all:user & ip4/24",
+    "all:ip4/24 & header:X-Key", "all:user & ip6/48 & get:q", "all:get:q & header:X-Key & post:name",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("named", "sent"),
+    [
+        ({"user": "7"}, {"user": 7}),
+        ({"ip": "192.0.2.9"}, {"REMOTE_ADDR": "192.0.2.9"}),
+        ({"ip": "[2001:db8::9]:80"}, {"REMOTE_ADDR": "2001:db8::9"}),
+        ({"ip": "::ffff:192.0.2.9"}, {"REMOTE_ADDR": "192.0.2.9"}),
+        ({"ip": "nowhere"}, {"REMOTE_ADDR": "nowhere"}),
+        ({"user": "7", "ip": "192.0.2.9"}, {"user": 7, "REMOTE_ADDR": "192.0.2.9"}),
+        ({"header:X_key": " Ada "}, {"headers": {"X-Key": " Ada "}}),
+        ({"exact:header:X-Key": "Ada", "ip": "192.0.2.9"}, {"headers": {"X-Key": "Ada"}, "REMOTE_ADDR": "192.0.2.9"}),
+        ({"header:X-Key": " "}, {"headers": {"X-Key": " "}}),
+        ({"cookie:sid": "S"}, {"headers": {"Cookie": "sid=S"}}),
+        ({"get:q": "A", "user": "7", "ip": "2001:db8::1"}, {"q": "A", "user": 7, "REMOTE_ADDR": "2001:db8::1"}),
+        ({"post:name": "Ada"}, {"data": {"name": "Ada"}}),
+        ({"json:name": "Ada"}, {"data": {"name": "Ada"}, "content_type": "application/json"}),
+        (
+            {"post:name": "Ada", "get:q": "1", "header:X-Key": "k"},
+            {"data": {"name": "Ada"}, "q": "1", "headers": {"X-Key": "k"}},
+        ),
+        ({"session": "7", "path": "/", "route": "x"}, {}),
+    ],
+)
+def test_who_is_named_is_who_a_request_is_of(rf: RequestFactory, named: dict[str, str], sent: dict[str, Any]) -> None:
+    """Of every kind of subject the same digests."""
+    user, query = sent.pop("user", None), {"q": sent.pop("q")} if "q" in sent else {}
+    request = rf.post("/", **{"REMOTE_ADDR": "", **sent}, query_params=query)
+    who = None if user is None else SimpleNamespace(pk=user, is_authenticated=True)
+    of_request = override_subjects(Sender(request, lambda: who), NO_RULES, KINDS)
+    assert override_subjects(Named(named), NO_RULES, KINDS) == of_request
+    assert of_request or "session" in named or "nowhere" in named.values()
+
+
+def test_what_is_no_key_names_nobody() -> None:
+    """It is said which are."""
+    for key in ("id", "header", "header:", "IP", "user_or_ip", "exact:ip"):
+        with pytest.raises(LimitError, match="is no key; use ip, user"):
+            Named({key: "1"}).identity()
