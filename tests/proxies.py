@@ -89,6 +89,14 @@ def ask(port: int, path: str = "/", method: str = "GET", body: bytes | None = No
         connection.close()
 
 
+def say(port: int, *lines: str) -> tuple[int, bytes]:
+    """One request, as it is written; the status, and the whole answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    return int(answer.split(b" ", 2)[1]), answer
+
+
 class Site:
     """A site with the gateway on uvicorn, its Redis, and the service behind the proxies. `settings`: Django's;
     `application`: the gateway "alone", or in Django's ("asgi")."""
@@ -160,30 +168,29 @@ class Site:
             "ratelimit_proxy", proxy, listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{self.upstream}",
             gateway=f"127.0.0.1:{self.port}", **options,
         )  # fmt: skip
-        with started(proxy, change(text), port, self.folder, options.get("beside")):
+        with started(proxy, change(text), port, self.folder):
             yield port
 
 
 @contextmanager
-def started(proxy: str, text: str, port: int, folder: Path, beside: str | None = None) -> Iterator[None]:
-    """A proxy with that configuration; `beside`: where Traefik listens for itself."""
-    folder.chmod(0o755)  # nginx's workers are not root.
-    file = folder / f"{proxy}-{port}.{'yaml' if proxy in ('envoy', 'traefik') else 'conf'}"
+def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
+    """A proxy with that configuration, in a folder of its own; Traefik by the arguments that stand at the beginning."""
+    folder = parent / f"{proxy}-{port}"
+    folder.mkdir()
+    for each in (parent, folder):
+        each.chmod(0o755)  # nginx's workers are not root.
+    file = folder / {"traefik": "ratelimit.yaml"}.get(proxy, f"{proxy}.{'yaml' if proxy == 'envoy' else 'conf'}")
     file.write_text(text)
+    told = " ".join([line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")])
     arguments = {
         "nginx": ["-p", str(folder), "-c", str(file), "-e", "stderr", "-g", f"daemon off; pid {file}.pid;"],
         "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],
         "envoy": ["--config-path", str(file), "--log-level", "error", "--concurrency", "2", "--use-dynamic-base-id"],
-        "traefik": [
-            f"--entryPoints.site.address=127.0.0.1:{port}", f"--providers.file.filename={file}", "--log.level=ERROR",
-        ],
+        "traefik": [*told.split()[1:], "--log.level=ERROR"],
     }[proxy]  # fmt: skip
-    if beside:
-        arguments += [f"--entryPoints.ratelimit.address={beside}"]
-        arguments += ["--entryPoints.ratelimit.forwardedHeaders.trustedIPs=127.0.0.1/32"]
     home = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-    log = (folder / f"{proxy}-{port}.log").open("wb")
-    with log, running([str(binary(proxy)), *arguments], port, env=home, stdout=log, stderr=log):
+    log = (folder / "log").open("wb")
+    with log, running([str(binary(proxy)), *arguments], port, env=home, cwd=folder, stdout=log, stderr=log):
         for _ in range(200):  # Traefik listens before it has read what it is to do.
             if proxy != "traefik" or ask(port, "/ready").status != 404:
                 break

@@ -38,6 +38,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await _live(receive, send)
     elif scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
+    elif scope["type"] == "websocket":
+        # A proxy has passed on the upgrade of the request it asks about. Left alone, this would be a 500, by which
+        # proxies that fail open let everything past; it is a 403.
+        await receive()
+        await send({"type": "websocket.close"})
 
 
 async def _live(receive: Receive, send: Send) -> None:

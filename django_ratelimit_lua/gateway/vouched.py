@@ -171,7 +171,7 @@ def described(asked: Meta) -> DescribedRequest:
         "PATH_INFO": normal,
         "QUERY_STRING": query,
         "SCRIPT_NAME": "",
-        "HTTP_HOST": _said(asked, dialect.host),
+        "HTTP_HOST": asked.get(_key(dialect.host), ""),  # HTTP/1.0 knows none, and proxies send no empty header.
         "REMOTE_ADDR": _address(asked, dialect),
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",

@@ -138,6 +138,21 @@ def test_a_header_with_underscores_is_none_that_a_proxy_writes(settings: Any, ap
     assert [asked(), asked()] == [200, 429]
 
 
+def test_a_question_that_is_an_upgrade_is_refused() -> None:
+    """A proxy that passes it on gets a 403, and not the 500 by which it would let the request past every limit."""
+    scope = {"type": "websocket", "path": "/ratelimit/check", "headers": []}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(alone(scope, receive, send))
+    assert sent == [{"type": "websocket.close"}], "before it was accepted, which servers answer with 403"
+
+
 def test_what_a_proxy_does_not_say_is_its_mistake(check: Check) -> None:
     """400, with the name of the header; so is what no server would take."""
     assert check("no path").status == 400

