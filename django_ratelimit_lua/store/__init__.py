@@ -44,6 +44,8 @@ LAST_PATIENCE = 1.0
 
 _stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
+_changes = 0
+"""How often settings were changed that stores go by."""
 
 
 @cache
@@ -52,14 +54,15 @@ def get_store(background: bool = False) -> Store:
 
     `background`: for what no request waits for. It has more time, and asks on whatever has failed.
     """
-    store_key = (conf.USE_CACHE, background)
-    store = _stores.get(store_key)
-    if store is None:
-        params = ConnectionParams.of(conf.USE_CACHE)
-        kind = ShardedStore if params.nodes else Store
-        new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
-        store = _stores.setdefault(store_key, new_store)  # Another thread may have been faster: there is one for all.
-    return store
+    while True:
+        changes, store_key = _changes, (conf.USE_CACHE, background)
+        store = _stores.get(store_key)
+        if store is None:
+            params = ConnectionParams.of(conf.USE_CACHE)
+            kind = ShardedStore if params.nodes else Store
+            store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
+        if changes == _changes:  # Else it may be of the settings of before, and would be remembered.
+            return _stores.setdefault(store_key, store)  # Another thread may have been faster: there is one for all.
 
 
 def store_at(url: str) -> Store:
@@ -92,10 +95,12 @@ def last_patience() -> Patience:
     return _last
 
 
-def _close_stores() -> None:
+def _forget_stores() -> None:
+    global _changes
+    _changes += 1
+    get_store.cache_clear()
     while _stores:
         _stores.popitem()[1].close()
 
 
-on_change(("CACHES", "RATELIMIT_TIMEOUT"), _close_stores)
-on_change(("CACHES", "RATELIMIT_TIMEOUT", "RATELIMIT_USE_CACHE"), get_store.cache_clear)
+on_change(("CACHES", "RATELIMIT_TIMEOUT", "RATELIMIT_USE_CACHE"), _forget_stores)

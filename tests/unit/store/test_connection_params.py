@@ -147,3 +147,19 @@ def test_redis_pys_inside_is_known_to_one_file() -> None:
                 assert not node.module.startswith(INSIDE), file.name
             elif isinstance(node, ast.Import):
                 assert not any(alias.name.startswith(INSIDE) for alias in node.names), file.name
+
+
+def test_a_store_that_is_made_while_settings_change_is_not_kept(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has read the settings of before would leave everybody a store of them."""
+    use(settings, "redis://127.0.0.1:1/0")
+    read = ConnectionParams.of
+
+    def slow(alias: str) -> ConnectionParams:
+        params = read(alias)
+        if params.database == 0:
+            use(settings, "redis://127.0.0.1:1/1")  # By another thread, between reading them and keeping the store.
+        return params
+
+    monkeypatch.setattr(ConnectionParams, "of", staticmethod(slow))
+    get_store = django_ratelimit_lua.store.get_store
+    assert [get_store()._params.database, get_store()._params.database] == [1, 1]
