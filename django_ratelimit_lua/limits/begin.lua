@@ -10,9 +10,16 @@ if revision ~= '' then
   count = count - 1
   local first = 5 + 2 * count
   local subjects = (#ARGV - first) / 2
-  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + subjects - 1))
+  local most = 4000 -- at once: Lua's stack has 8000 places.
+  local upto = subjects > most and most or subjects
+  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + upto - 1))
   local current = written[1] or '0'
   if current ~= revision then return 'stale ' .. current .. token end
+  for after = most, subjects - 1, most do
+    upto = subjects - after > most and after + most or subjects
+    local more = rcall('HMGET', KEYS[count + 1], unpack_args(ARGV, first + after, first + upto - 1))
+    for i = 1, upto - after do written[after + i + 1] = more[i] end
+  end
   for i = 1, subjects do
     if string.sub(written[i + 1] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
       table.remove(written, 1)

@@ -324,6 +324,20 @@ def test_every_rate_of_a_rule_is_overridden(decide: Decide, ada: User) -> None:
     assert (free["remaining"], counted["remaining"]) == (None, 4)
 
 
+def test_any_number_of_networks_is_looked_for(decide: Decide) -> None:
+    """Of as many addresses as one question may name, in networks of every size that there are."""
+    RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=2, unit="h")
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(network=f"2001:db8::/{size}", effect="exempt") for size in range(33, 129)
+    )
+    override(network="2001:db8:9063::/48", effect="block")
+    charges = [{"rule": "orders", "identity": {"ip": f"2001:db8:{0x9000 + n:x}:1::1"}} for n in range(100)]
+    answer = decide(*charges)
+    assert verdicts(answer) == (False, [True] * 99 + [False])
+    assert {decision["source"] for decision in answer.json()["decisions"]} == {"redis"}
+    assert {decision["remaining"] for decision in decide(*charges[:99]).json()["decisions"]} == {1}
+
+
 def test_an_override_begins_and_ends_by_its_times(token: str, orders: RateLimitRule, ada: User) -> None:
     """By the clock of the process, as in requests; nothing has to be saved for it."""
 
