@@ -138,7 +138,7 @@ class BreakerForm(AskingForm):
 
     def _post_clean(self) -> None:
         """Where each field is right, and the code has that breaker, all has to fit together."""
-        super()._post_clean()
+        super()._post_clean()  # type: ignore[misc]
         base = self.known.get(self.instance.name)
         if base is not None and not self.errors and (found := self.instance.contradiction(base)) is not None:
             self.add_error(*found)
