@@ -92,7 +92,7 @@ def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None
 def _rules(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
     """The rules for a request, by what a proxy can know of it; None if it is exempt.
 
-    A server may take a path as it was sent, or normalised. So the rules of both hold, and it is exempt by both or not.
+    Servers read paths in several ways. So the rules of all of them hold, and it is exempt by all or not.
     """
     is_user_known = hasattr(found, "user")
     readings: list[Sequence[Rule]] = []

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from django.core.exceptions import BadRequest
 from django.core.handlers.wsgi import WSGIRequest, get_path_info
@@ -26,6 +25,7 @@ from ..conf import conf
 from ..identity.address import believed
 from ..identity.forwarded import parse_address
 from ..identity.request_state import request_state
+from .paths import readings
 from .users import STRANGER, VouchedUser, log_in
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -82,7 +82,7 @@ _HIDDEN = {
 
 
 class DescribedRequest(WSGIRequest):
-    """A request of another server. `readings`: its path, normalised, and as it was sent where that is another."""
+    """A request of another server. `readings`: its path as servers may take it, see `paths`."""
 
     readings: tuple[str, ...] = ()
     user: Any
@@ -161,14 +161,16 @@ def described(asked: Meta) -> DescribedRequest:
     if not _METHOD.fullmatch(method) or not uri.startswith(("/", "?", "*")) or len(uri) > LONGEST_URI:
         raise BadRequest(f"{dialect.method} or {dialect.uri} is no method or URI")
     path, _mark, query = uri.partition("?")
-    raw = unquote_to_bytes(path.partition("#")[0].encode("latin-1", "replace")).decode("latin-1")
-    normal = normalised_path(raw)
+    try:
+        paths = readings(path)
+    except ValueError as error:
+        raise BadRequest(f"{dialect.uri} has {error}") from None
     meta: dict[str, Any] = {
         name: value for name, value in asked.items() if name.startswith("HTTP_") and name not in _HIDDEN
     }
     meta |= {
         "REQUEST_METHOD": method,
-        "PATH_INFO": normal,
+        "PATH_INFO": paths[0],
         "QUERY_STRING": query,
         "SCRIPT_NAME": "",
         "HTTP_HOST": asked.get(_key(dialect.host), ""),  # HTTP/1.0 knows none, and proxies send no empty header.
@@ -181,9 +183,8 @@ def described(asked: Meta) -> DescribedRequest:
     found = DescribedRequest(meta)
     # Only now: Django would read the query by the charset that a client names there, and fail by some of them.
     meta["CONTENT_TYPE"] = asked.get("CONTENT_TYPE", "")
-    found.readings = (found.path_info,)
-    if raw != normal:
-        found.readings += (raw.encode("latin-1").decode(errors="replace"),)
+    others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
+    found.readings = (found.path_info, *others)
     request_state(found).looked_ahead = True  # The URLs of this site are not that server's.
     if conf.GATEWAY_USER_HEADER is not None:
         said = asked.get(_key(conf.GATEWAY_USER_HEADER), "").strip()
@@ -205,22 +206,3 @@ def _address(asked: Meta, dialect: Dialect) -> str:
         return said
     found = believed(asked.get("REMOTE_ADDR"), said, dialect.address, trusted)
     return str(found.address or found.network or "")
-
-
-def normalised_path(path: str) -> str:
-    """A path without empty and dot segments, as most servers take it (RFC 3986, 5.2.4).
-
-    >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
-    ('/api/v1/', '/', '/')
-    """
-    if "//" not in path and "/." not in path and path.startswith("/"):
-        return path
-    segments: list[str] = []
-    parts = path.split("/")
-    for part in parts:
-        if part == "..":
-            del segments[-1:]
-        elif part not in ("", "."):
-            segments.append(part)
-    ends = "/" if segments and parts[-1] in ("", ".", "..") else ""
-    return "/" + "/".join(segments) + ends

@@ -172,10 +172,12 @@ def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(check: Check, s
     ]
     ways = (
         "/api/", "//api/", "/x/../api/", "/%61pi/", "/./api/", "/x/%2e%2e/api/", "/health/../api/", "/api/../health/",
-        "http://other/api/", "/api/..", "/api/?/health/", "/api/#",
+        "http://other/api/", "/api/..", "/api/?/health/", "/api/#", "/health\\..\\api/", "/x\\..\\api/", "/api;x=1/",
+        "/health/..;/api/", "/health/#/../../api/", "/x/../api//../", "/x/../api/y%2f..%2f..%2f", "/health/..%5capi/",
     )  # fmt: skip
     assert [check(way).status for way in ways] == [200] + [429] * (len(ways) - 1)
-    assert check("/health/").status == 200
+    assert [check(way).status for way in ("/health/", "/health//a;v=1/b%2fc#d")] == [200, 200]
+    assert check("/health/.." * 500).status == 400
 
 
 def test_rules_that_need_what_no_proxy_knows_do_not_apply(check: Check, settings: Any) -> None:

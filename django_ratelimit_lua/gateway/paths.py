@@ -1,0 +1,95 @@
+"""The paths that a server may take a request to be for: not all servers read the same out of what was sent.
+
+A rule is about a path, and the server behind the proxy decides which one that is. So each reading is looked at that a
+common server has; else there would be a way of writing `/login/` that goes around its limit.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote_to_bytes
+
+MOST_SEGMENTS = 100
+"""Of a path that can be read in several ways."""
+_SEVERAL = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
+_SEPARATOR = re.compile(r"%(2f|5c)", re.IGNORECASE)
+_PARAMETERS = re.compile(r";[^/]*")
+_SLASH, _BACKSLASH = "\u2215", "\u2216"
+"""What was sent as %2F and %5C, while it is not yet decided what it means; no byte has these letters."""
+_DECODED = str.maketrans({_SLASH: "/", _BACKSLASH: "\\"})
+
+
+def readings(path: str) -> tuple[str, ...]:
+    r"""A path as servers may take it, each once; both are bytes, written as Latin-1 letters.
+
+    First as most do: decoded, and without empty and dot segments. Then as it was sent, and as others take it:
+
+    - `%2F` and `%5C` separate segments, or are letters of them (RFC 3986, 2.2; Node's `URL`);
+    - so does `\` (the URL Standard of WHATWG, and with it Node; IIS), or not;
+    - what follows `;` in a segment are its parameters, and no part of it (servlets: Tomcat, Jetty), or it is;
+    - what follows `#` is no part of the path, or it is;
+    - empty segments count (the URL Standard, again), or not.
+
+    Raises `ValueError` for a path of more than `MOST_SEGMENTS` that can be read in several ways.
+
+    >>> readings("/api/v1/")
+    ('/api/v1/',)
+    >>> readings("/x/..;/api")
+    ('/x/..;/api', '/api')
+    >>> sorted(readings(r"/x/..\api"))
+    ['/api', '/x/..\\api']
+    """
+    path = path.encode("latin-1", "replace").decode("latin-1")
+    if not _SEVERAL.search(path):
+        return (_decoded(path),)
+    if len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MOST_SEGMENTS:
+        raise ValueError(f"more than {MOST_SEGMENTS} segments")
+    kept = [_SEPARATOR.sub(_letter, path.partition("#")[0]), _SEPARATOR.sub(_letter, path)]
+    sent, whole = map(_decoded, kept)
+    plain, ways = sent.translate(_DECODED), {sent, whole}
+    ways |= {_PARAMETERS.sub("", way) for way in ways}
+    for letter in (_SLASH, "\\", _BACKSLASH):
+        ways |= {way.replace(letter, "/") for way in ways}
+    ways |= {_PARAMETERS.sub("", way) for way in ways}
+    found = dict.fromkeys((normalised_path(plain), plain))
+    for way in sorted(ways):
+        for merges in (True, False):
+            found[normalised_path(way, merges=merges).translate(_DECODED)] = None
+    return tuple(found)
+
+
+def _letter(separator: re.Match[str]) -> str:
+    return _SLASH if separator[1].lower() == "2f" else _BACKSLASH
+
+
+def _decoded(path: str) -> str:
+    """A path without percent-encodings. Letters that are no bytes stay."""
+    if "%" not in path:
+        return path
+    return "".join(
+        part if part in (_SLASH, _BACKSLASH) else unquote_to_bytes(part.encode("latin-1")).decode("latin-1")
+        for part in re.split(f"([{_SLASH}{_BACKSLASH}])", path)
+    )
+
+
+def normalised_path(path: str, *, merges: bool = True) -> str:
+    """A path without dot segments (RFC 3986, 5.2.4) and, where it `merges`, without empty ones, as most servers
+    take it.
+
+    >>> normalised_path("/static/../api//./v1/"), normalised_path("/.."), normalised_path("")
+    ('/api/v1/', '/', '/')
+    >>> normalised_path("/api//../v1", merges=False), normalised_path("/api//../v1")
+    ('/api/v1', '/v1')
+    """
+    if "//" not in path and "/." not in path and path.startswith("/"):
+        return path
+    segments: list[str] = []
+    parts = path.removeprefix("/").split("/")
+    for part in parts:
+        if part == "..":
+            del segments[-1:]
+        elif part != "." and (part or not merges):
+            segments.append(part)
+    if parts[-1] in ("", ".", "..") and segments and (merges or parts[-1]):
+        segments.append("")
+    return "/" + "/".join(segments)

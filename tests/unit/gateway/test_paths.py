@@ -1,0 +1,71 @@
+"""What servers may take a path for."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shutil
+import subprocess
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.gateway.paths import MOST_SEGMENTS, normalised_path, readings
+
+ODD = ("/", "//", "/..", "/.", "..", "\\", "%2f", "%5C", ";", "#", "a", "b", "%2e", "%61", "..;", ";a=1")
+sent = st.lists(st.sampled_from(ODD), max_size=12).map(lambda parts: "/" + "".join(parts))
+NODE = """
+for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new URL("http://h" + sent).pathname))
+"""
+
+
+@given(st.text("/.ab%", max_size=30))
+def test_a_normalised_path_stays_as_it_is(path: str) -> None:
+    """It begins with a slash, and has no empty and no dot segment."""
+    normal = normalised_path(path)
+    assert normalised_path(normal) == normal
+    assert normal.startswith("/")
+    assert not {"", ".", ".."} & set(normal.strip("/").split("/")) or normal == "/"
+
+
+def _as_posix(path: str) -> str:
+    """What `path.Clean` of Go and its like make of it, but for a slash at the end."""
+    return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def _as_servlets(path: str) -> str:
+    """Without the parameters of segments, which go before anything is decoded (Servlet 6, 3.5.2)."""
+    return _as_posix(unquote("/".join(part.partition(";")[0] for part in path.partition("#")[0].split("/"))))
+
+
+@given(sent)
+def test_common_servers_are_among_the_readings(path: str) -> None:
+    """One that decodes a path and cleans it, with what follows `#` or without; one that does neither; servlets; and
+    one for which a backslash separates."""
+    found = set(readings(path))
+    ends = found | {each.rstrip("/") or "/" for each in found}
+    assert unquote(path.partition("#")[0]) in found
+    assert {_as_posix(unquote(path)), _as_posix(unquote(urlsplit("http://h" + path).path) or "/")} <= ends
+    assert _as_servlets(path) in ends
+    assert _as_posix(unquote(path.partition("#")[0]).replace("\\", "/")) in ends
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="NO NODE TEST: node is not installed (Debian: nodejs)")
+@settings(max_examples=5, deadline=None)
+@given(st.lists(sent, min_size=20, max_size=200))
+@example(["/x/../login//../", "/static\\..\\login/", "/x/../login/..%2f..%2fy", "/a/%2e%2e/login", "/static/#/../b"])
+def test_the_url_standard_is_among_the_readings(paths: list[str]) -> None:
+    """What Node and browsers take a path for, made up at random and as attackers write it."""
+    run = ["node", "--eval", NODE, json.dumps(paths)]
+    told = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    for path, line in zip(paths, told, strict=True):
+        assert unquote(json.loads(line)) in readings(path), path
+
+
+def test_a_path_that_is_all_tricks_is_refused() -> None:
+    """Looking at it in all ways would take long; one of as many plain segments is taken."""
+    assert readings("/a" * 2000) == ("/a" * 2000,)
+    with pytest.raises(ValueError, match=f"more than {MOST_SEGMENTS} segments"):
+        readings("/a/.." * 2000)
