@@ -25,6 +25,7 @@ from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.web.refusal_log import refusal_log
+from tests.nursery import nurseries
 from tests.server import server, url
 
 _serial = itertools.count()
@@ -90,6 +91,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     server.stop()
+    for nursery in nurseries:
+        nursery.close()
 
 
 def pytest_report_header() -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.nursery import Born
 from tests.server import url
-
-ROOT = Path(__file__).parents[1]
 
 
 class Worker:
@@ -30,10 +29,7 @@ class Worker:
         }
         environment = {**os.environ, "RATELIMIT_TEST_SITE": json.dumps(given)}
         environment.pop("DJANGO_SETTINGS_MODULE", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.worker_site import main; main()"], cwd=ROOT, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        self._process = Born("from tests.worker_site import main; main()", environment)
 
     def __call__(self, line: str) -> Any:
         self.send(line)
@@ -67,9 +63,17 @@ class Worker:
 
 def migrated(path: Path) -> Path:
     """A database of its own, as `migrate` makes it."""
-    with Worker("migrations:", {"default": path}) as worker:
-        worker("call_command('migrate', verbosity=0)")
+    path.write_bytes(_migrated())
     return path
+
+
+@cache
+def _migrated() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "db.sqlite3")
+        with Worker("migrations:", {"default": path}) as worker:
+            worker("call_command('migrate', verbosity=0)")
+        return path.read_bytes()
 
 
 def copy(source: Path, target: Path) -> Path:
