@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
+from django.utils import translation
 
 from .conf import SETTINGS, callables, conf
 from .engine.circuits import circuits
@@ -24,6 +25,7 @@ from .publishing.publish import primary, published_at, values_by_key
 from .publishing.triggers import migration_problem
 from .rules import provider
 from .rules.callsite import group_of, known_call_sites
+from .rules.describe import unknown_names
 from .rules.methods import method_name
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
@@ -79,7 +81,10 @@ NO_GATEWAY = Problem(
     "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks the proxy asks from.",
 )
 NOT_FOR_PROXIES = Problem(
-    Info, "I020", "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say."
+    Info,
+    "I020",
+    "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
+    "for Envoy over gRPC, and for services that ask themselves.",
 )
 TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
@@ -200,8 +205,9 @@ def _not_for_proxies(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
     for rule in rules:
         unknown = rule.unknown_to_proxies(is_user_known=is_user_known)
         if unknown and rule.group is None and rule.mode != "off":
-            text = f"The rule {rule.name!r} does not apply to what a proxy asks about: it goes by {', '.join(unknown)}."
-            yield NOT_FOR_PROXIES.message(text)
+            with translation.override(None):  # As all that checks say.
+                why = f"it does not know {unknown_names(unknown)}"
+            yield NOT_FOR_PROXIES.message(f"The rule {rule.name!r} does not apply to what a proxy asks about: {why}.")
 
 
 @register(Tags.urls)

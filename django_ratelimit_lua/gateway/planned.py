@@ -206,7 +206,7 @@ def _decision(asked: AskedCharge, states: list[LimitState], granted: int, whole:
         "remaining": own_states.remaining,
         "retry_after": own_states.retry_after if is_timed else None,
         "reset_after": own_states.reset_after if is_timed else 0.0,
-        "wait": max((state.wait for state in states), default=0.0),
+        "wait": max((state.wait for state in own_states.enforced), default=0.0),
         "source": whole.source,
     }
     if block is not None:

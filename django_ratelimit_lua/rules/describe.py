@@ -167,8 +167,12 @@ def where(given: Declared) -> str:
     return " ".join(parts)
 
 
-def unknown_words(unknown: Sequence[str]) -> str:
-    """What a proxy does not know of a request, in words; see `Rule.unknown_to_proxies`."""
+def unknown_names(unknown: Sequence[str]) -> str:
+    """What a proxy does not know of a request; see `Rule.unknown_to_proxies`.
+
+    >>> unknown_names(["user", "end"])
+    'who is logged in, when the request is over'
+    """
     words = {
         "route": _("the route"),
         "user": _("who is logged in"),
@@ -176,8 +180,13 @@ def unknown_words(unknown: Sequence[str]) -> str:
         "body": _("fields of the body"),
         "end": _("when the request is over"),
     }
+    return ", ".join(words[what] for what in unknown)
+
+
+def unknown_words(unknown: Sequence[str]) -> str:
+    """That a rule does not apply to what a proxy asks about, and why; see `Rule.unknown_to_proxies`."""
     return _("Requests that a proxy asks about are not limited by this rule: the proxy does not know %(what)s.") % {
-        "what": ", ".join(words[what] for what in unknown)
+        "what": unknown_names(unknown)
     }
 
 

@@ -289,7 +289,10 @@ def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> Non
 def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: None) -> None:
     """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of the admin with
     `--database`."""
-    settings.RATELIMIT_RULES = [{"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"}]
+    settings.RATELIMIT_RULES = [
+        {"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"},
+        {"name": "slots", "path": "/", "key": "ip", "rate": "1", "algorithm": "concurrency"},
+    ]
     RateLimitRule.objects.create(name="theirs", path="/", key="post:name", limit=1, unit="d")
     RateLimitRule.objects.create(name="fine", path="/", key="ip", limit=1, unit="d")
 
@@ -297,10 +300,13 @@ def test_what_is_wrong_is_said_by_the_system_check(settings: Any, no_others: Non
         messages = run_checks(tags=["caches", "database"], databases=["default"])
         return sorted((message.id.rpartition(".")[2], message.msg) for message in messages)
 
-    text = "The rule {!r} does not apply to what a proxy asks about: it goes by {}."
-    assert found() == [("I020", text.format("mine", "user")), ("I020", text.format("theirs", "body"))]
+    text = "The rule {!r} does not apply to what a proxy asks about: it does not know {}."
+    assert found() == [
+        ("I020", text.format("mine", "who is logged in")), ("I020", text.format("slots", "when the request is over")),
+        ("I020", text.format("theirs", "fields of the body")),
+    ]  # fmt: skip
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
-    assert found() == [("I020", text.format("theirs", "body"))]
+    assert [problem for problem in found() if "mine" in problem[1]] == []
     settings.RATELIMIT_GATEWAY_SECRET = None
     assert ("E019", "The gateway answers 403 to every proxy, as it can believe none.") in found()
     settings.RATELIMIT_GATEWAY_SECRET = "short"

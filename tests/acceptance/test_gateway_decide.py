@@ -54,6 +54,14 @@ def limits(settings: Any) -> None:
         {"name": "reports", "group": "reports", "key": "ip", "rate": "1", "algorithm": "concurrency"},
         {"name": "off", "path": "/off/", "key": "ip", "rate": "0/h", "mode": "off"},
         {"name": "shadow", "path": "/shadow/", "key": "ip", "rate": "0/h", "mode": "shadow"},
+        {
+            "name": "shadow turns",
+            "path": "/t/",
+            "key": "ip",
+            "rate": "1/h",
+            "algorithm": "leaky_bucket",
+            "mode": "shadow",
+        },
         {"name": "function", "path": "/f/", "key": "ip", "rate": "tests.acceptance.test_gateway_decide.rate_of"},
     ]
 
@@ -134,6 +142,14 @@ def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
     assert decide(turns, operation="acquire", timeout=10).json()["allowed"]
     assert verdicts(decide({"limit": "mail", "identity": "b", "cost": 3}, operation="acquire", timeout=1))[0]
     assert not verdicts(decide({"limit": "mail", "identity": "b"}, operation="acquire", timeout=1))[0]
+
+
+def test_what_only_advises_makes_nobody_wait(decide: Decide) -> None:
+    """A service that sleeps for as long as it is told does not do so for a limit in shadow mode."""
+    for operation in ("hit", "hit", "peek", "reserve"):
+        told = {"operation": operation, **({"timeout": 60} if operation == "reserve" else {})}
+        [decision] = decide({"limit": "shadow turns", "identity": "ada"}, **told).json()["decisions"]
+        assert (decision["allowed"], decision["wait"]) == (True, 0)
 
 
 def test_who_goes_away_gives_the_turn_back(token: str) -> None:
