@@ -24,7 +24,7 @@ from ..process.forks import chance
 from ..stats.names import shown
 from ..stats.recorder import recorder
 from ..stats.telemetry import telemetry
-from .decide import Outcome, Planner, adecide, decide, refunding, releasing
+from .decide import DecidedCharge, Outcome, Planner, adecide, decide, refunding, releasing
 from .evidence import printable
 from .run import Wait, Waiting, arun, run
 from .slots import HeldSlot, held_slots
@@ -51,7 +51,7 @@ class Held:
         self._slots = [
             HeldSlot(
                 conf.CACHE_PREFIX, decided.charge, decided.slot, shown(decided.planned.identity), printable(what),
-                outcome.decision.source == "fallback",
+                outcome.decision.source == "fallback", _rule_of(decided),
             )
             for decided in self._charges
         ]  # fmt: skip
@@ -99,6 +99,14 @@ class Held:
     def __del__(self) -> None:
         if getattr(self, "_slots", None):
             held_slots.abandon(self._slots)
+
+
+def _rule_of(decided: DecidedCharge) -> str:
+    """The rule that says how many slots there are; empty: the code does, a tier, or an override."""
+    rule = decided.planned.rule
+    if rule is None or rule.template is None or decided.charge.limit not in rule.template.limits(rule.name):
+        return ""
+    return rule.name
 
 
 class SlotPlanner(Planner, Protocol):

@@ -38,6 +38,7 @@ from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
+from ..rules import provider
 from ..signals import slot_lost
 from ..stats.names import Name
 from ..stats.prometheus import Collector
@@ -72,6 +73,7 @@ class HeldSlot:
 
     - `identity`: whose it is, by the parts that operators are shown; `what`: what it is held for, a path or any text;
     - `since`: seconds since 1970; `ends_at`: by the monotonic clock, when it ends unless it is renewed;
+    - `rule`: the rule that says how many there are, where it is known to be that; empty: it stays at what it was;
     - `is_local`: this process gave it while Redis could not be asked, which does not know of it yet;
     - `is_late`: it may have ended in Redis, which could not be asked, and that was told;
     - `is_lost`: it has ended while it was held.
@@ -83,6 +85,7 @@ class HeldSlot:
     identity: Name = field(default_factory=list)
     what: str = ""
     is_local: bool = False
+    rule: str = ""
     since: float = field(default_factory=time.time)
     held_at: float = field(default_factory=time.monotonic)
     ends_at: float = field(init=False)
@@ -111,9 +114,17 @@ class HeldSlot:
         """By what operators name it."""
         return hashlib.blake2b(self.slot + self.redis_key, digest_size=16).hexdigest()
 
+    @property
+    def most(self) -> int:
+        """How many there are by now."""
+        ruleset, limit = provider.in_force() if self.rule else None, self.charge.limit
+        rule = None if ruleset is None else ruleset.by_name.get(self.rule)
+        limits = () if rule is None or rule.template is None else rule.template.limits(rule.name)
+        return next((now.rate.limit for now in limits if now.key_part == limit.key_part), limit.rate.limit)
+
     def record(self) -> bytes:
         """What the program is told of it."""
-        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
+        return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +325,7 @@ class HeldSlots:
         if held:
             entries = [
                 [slot.id, slot.redis_key.hex(), slot.slot.hex(), slot.charge.limit.name, slot.charge.cost,
-                 slot.charge.limit.rate.limit, slot.identity, slot.charge.digest.decode(), slot.since,
+                 slot.most, slot.identity, slot.charge.digest.decode(), slot.since,
                  slot.what[:SHOWN_LETTERS]]
                 for slot in old
             ]  # fmt: skip
