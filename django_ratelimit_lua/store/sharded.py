@@ -166,7 +166,9 @@ class ShardedStore(Store):
         is_banned = not held.isdisjoint(enforced)
         charges = list(call.charges)
         for place in elsewhere:
-            charges[place] = charges[place]._replace(limit=charges[place].limit.without_bans())
+            # Whom a limit in shadow mode would ban is let through, and not counted by it.
+            cost = 0 if is_hit and place in held else charges[place].cost
+            charges[place] = charges[place]._replace(limit=charges[place].limit.without_bans(), cost=cost)
         operation: Operation = "peek" if is_hit and is_banned else call.operation
         decision = yield from self._decide_limits(call._replace(charges=charges, operation=operation), patience)
         states = list(decision.limits)
@@ -180,6 +182,8 @@ class ShardedStore(Store):
             states[place] = _with_ban(state, bans[place], decision.moment, is_held=place in held)
         if is_hit and is_banned:
             decision = decision._replace(allowed=False, granted=0)
+        elif is_hit and decision.allowed and not call.partial:
+            decision = decision._replace(granted=call.units)
         return decision._replace(limits=tuple(states), allowed=decision.allowed and not is_banned)
 
     def _look_at_ban(self, call: Call, place: int, patience: Patience) -> Generator[Any, Any, Ban]:

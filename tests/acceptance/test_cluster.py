@@ -596,6 +596,24 @@ def test_a_renewed_ban_is_listed_to_its_end(cluster: Cluster) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_ban_that_refuses_nobody_counts_nothing_in_every_slot(cluster: Cluster) -> None:
+    """As on one server: who would be banned, by a limit in shadow mode, is let through and not counted by it, and by
+    the others as ever."""
+    bans = {"ban_after": 1, "ban_for": "1h", "ban_key": "ip", "ban_on": "counted"}
+    limit = Limit("wide", "100/h", algorithm="sliding_log", mode="shadow", **bans)
+    other = Limit("other", "100/h", algorithm="sliding_log")
+    for number in range(6):
+        address = digest(("ip", f"203.0.113.{number}"))
+        attacker, client = digest(("name", number)), digest(("client", number))
+        decisions = [get_store().decide(build_call([Charge(limit, attacker, 1, address)])) for _ in range(2)]
+        assert decisions[-1].limits[0].ban.until
+        call = build_call([Charge(limit, client, 3, address), Charge(other, client, 2)])
+        (decision,) = [get_store().decide(call) for _ in range(2)][-1:]
+        assert (decision.allowed, decision.granted) == (True, 3)
+        assert [(state.allowed, state.used) for state in decision.limits] == [(False, 0), (True, 4)]
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_reset_reaches_a_ban_in_another_slot(cluster: Cluster) -> None:
     """Whose counts are reset is not banned by their address any more, wherever that ban lives."""
     limit = Limit("wide", "1/h", algorithm="fixed_window", ban_after=1, ban_for="1h", ban_key="ip")
