@@ -18,10 +18,13 @@ from django.test import RequestFactory
 from django.utils import translation
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.engine.slots import holders
+from django_ratelimit_lua.engine.slots import held_slots, holders
 from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.testing.server import Server
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests import clusters
 from tests.clusters import until
+from tests.faults import alias
 from tests.held import SlotsInUse
 from tests.slots_site import CHUNKS, FACES, PREFIX, SLOTS, Throttle
 
@@ -404,6 +407,38 @@ def test_a_throttle_that_is_refused_says_why(slots: SlotsInUse) -> None:
     for throttle in (Wrong, AlsoWrong):
         with pytest.raises(ImproperlyConfigured, match="wrong"):
             throttle()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: Any) -> None:
+    """Those that it holds from before count; each is free again when its response is closed, and Redis, when it is
+    back, is told of what is held still."""
+    settings.RATELIMIT_ON_STORE_ERROR, settings.RATELIMIT_SLOT_SECONDS = "local", 2
+    with Server() as server:
+        settings.CACHES = alias(server.url)
+        url = f"/{face}/stream/?who=ada"
+        status, before = begin(url)
+        assert status == 200
+        clusters.kill(server)
+        bodies = [before]
+        for _ in range(N - 1):
+            status, body = begin(url)
+            assert status == 200
+            bodies.append(body)
+        status, refused = begin(url)
+        assert (status, len(held_slots.all())) == (429, N)
+        refused.close()
+        end(bodies.pop())
+        status, body = begin(url)
+        assert status == 200
+        bodies.append(body)
+        with Server(server.binary, port=server.port), redis.Redis(port=server.port) as back:
+            slots = SlotsInUse(back, settings.RATELIMIT_CACHE_PREFIX, PREFIX)
+            until(lambda: slots.held == N, "Redis knows what is held")
+            for body in bodies:
+                end(body)
+            slots.until_free()
+        assert not held_slots.all()
 
 
 def test_operators_see_what_a_slot_is_held_for(slots: SlotsInUse, settings: Any) -> None:

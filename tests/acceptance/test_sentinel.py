@@ -53,6 +53,34 @@ def test_decisions_follow_the_master(watched: Watched) -> None:
     assert asyncio.run(ahit()).limits[0].used == 5
 
 
+def test_who_is_banned_stays_so_through_a_failover(watched: Watched) -> None:
+    """While there is no master by what this process knows, and afterwards by what the new one has heard, to the same
+    moment; who was let in meanwhile is let in still, and a ban is lifted there."""
+    limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=1, ban_for="1h")
+    until = [limiter.hit("ada").banned_until for _ in range(3)][-1]
+    assert until is not None
+    first = watched.master()
+    with client(first.port) as master:
+        master.set("last", "written")
+        master.wait(2, 5000)
+    clusters.kill(first)
+    time.sleep(1.1)  # What was just refused is repeated for a second anyway.
+    sources = set()
+
+    def is_back() -> bool:
+        decision = limiter.hit("ada")
+        assert (decision.allowed, decision.banned_until) == (False, until)
+        sources.add(decision.source)
+        return limiter.peek("ben").source == "redis"
+
+    clusters.until(is_back, "another is the master", 60)
+    assert "fallback" in sources
+    limiter.hit("ada")
+    assert limiter.peek("ada").banned_until == until
+    limiter.unban("ada", forget=True)
+    assert limiter.peek("ada").banned_until is None
+
+
 def test_a_demoted_master_decides_nothing(watched: Watched) -> None:
     """Neither what it would only have to read, nor what it may not write."""
     limiter = RateLimiter("x", "1/h")

@@ -12,6 +12,7 @@ from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
+from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.throttling import (
     AnonRateThrottle,
@@ -130,6 +131,43 @@ def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> 
     assert calls(direct) == {"evalsha": 1}
     RateLimitRule.objects.all().delete()
     assert ask(alone, user="ada") == []
+
+
+def test_rule_throttle_holds_slots() -> None:
+    """Of a rule for so many at once: until the response is closed, or the view has raised; the next one is told why."""
+    rule("site", path="/", key="ip", limit=1, unit="x", algorithm="concurrency")
+    fails: list[Exception] = []
+
+    def get(self: Any, request: Any) -> Response:
+        if fails:
+            raise fails.pop()
+        return Response("done")
+
+    limited = view(RuleThrottle, get=get)
+
+    def begin(ip: str = "203.0.113.9") -> tuple[Any, Any]:
+        request = APIRequestFactory().get("/x", REMOTE_ADDR=ip)
+        return limited(request), request
+
+    def held() -> int:
+        return len(held_slots.all())
+
+    first, first_request = begin()
+    assert (first.status_code, held()) == (200, 1)
+    (refused, refused_request), (other, other_request) = begin(), begin(ip="198.51.100.7")
+    assert (refused.status_code, other.status_code, held()) == (429, 200, 2)
+    assert "at the same time" in refused.data["detail"]
+    for request in (refused_request, first_request, other_request):
+        request.close()  # As Django's handler has a response do that is closed.
+    assert held() == 0
+    fails.append(ValueError("in the view"))
+    with pytest.raises(ValueError, match="in the view"):
+        begin()
+    assert held() == 0
+    last, last_request = begin()
+    assert last.status_code == 200
+    last_request.close()
+    assert held() == 0
 
 
 def test_overrides_hold_for_throttles() -> None:
