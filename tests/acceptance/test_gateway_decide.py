@@ -54,14 +54,7 @@ def limits(settings: Any) -> None:
         {"name": "reports", "group": "reports", "key": "ip", "rate": "1", "algorithm": "concurrency"},
         {"name": "off", "path": "/off/", "key": "ip", "rate": "0/h", "mode": "off"},
         {"name": "shadow", "path": "/shadow/", "key": "ip", "rate": "0/h", "mode": "shadow"},
-        {
-            "name": "shadow turns",
-            "path": "/t/",
-            "key": "ip",
-            "rate": "1/h",
-            "algorithm": "leaky_bucket",
-            "mode": "shadow",
-        },
+        {"name": "shade", "path": "/", "key": "ip", "rate": "1/h", "algorithm": "leaky_bucket", "mode": "shadow"},
         {"name": "function", "path": "/f/", "key": "ip", "rate": "tests.acceptance.test_gateway_decide.rate_of"},
     ]
 
@@ -148,7 +141,7 @@ def test_what_only_advises_makes_nobody_wait(decide: Decide) -> None:
     """A service that sleeps for as long as it is told does not do so for a limit in shadow mode."""
     for operation in ("hit", "hit", "peek", "reserve"):
         told = {"operation": operation, **({"timeout": 60} if operation == "reserve" else {})}
-        [decision] = decide({"limit": "shadow turns", "identity": "ada"}, **told).json()["decisions"]
+        [decision] = decide({"limit": "shade", "identity": "ada"}, **told).json()["decisions"]
         assert (decision["allowed"], decision["wait"]) == (True, 0)
 
 
