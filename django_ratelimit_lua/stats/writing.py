@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -196,7 +196,7 @@ class _Pending:
     __slots__ = ("adds", "marks", "people", "says")
 
     def __init__(self) -> None:
-        self.adds: dict[tuple[bytes, int], Counter[bytes]] = {}
+        self.adds: defaultdict[tuple[bytes, int], Counter[bytes]] = defaultdict(Counter)
         self.people: dict[tuple[bytes, int], set[bytes]] = {}
         self.marks: dict[tuple[bytes, int], dict[bytes, int]] = {}
         self.says: dict[tuple[bytes, int], dict[bytes, bytes]] = {}
@@ -213,7 +213,7 @@ class _Pending:
 
     def add(self, suffix: bytes, kept: int, field: bytes, number: int, *, is_full: bool = False) -> bool:
         """Add to a field; where that is full, to one that is there. Whether it was added."""
-        numbers = self.adds.setdefault((suffix, kept), Counter())
+        numbers = self.adds[suffix, kept]
         if is_full and field not in numbers:
             return False
         numbers[field] += number
@@ -278,7 +278,7 @@ class Writer:
         self._chunks: dict[str, deque[Chunk]] = {}  # By name, those first that were not written least often.
         self._tops: dict[tuple[str, int], Top] = {}
         self._samples: dict[bytes, Sample] = {}  # By key, of the hour and the day that are going on.
-        self._totals: dict[str, Counter[bytes]] = {}
+        self._totals: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
         self._noted: dict[str, int] = {}
         self._unknown: set[str] = set()
         self._hour = 0
@@ -354,7 +354,7 @@ class Writer:
             self._of(SITE).add(DROPPED, HOURS_KEPT, b"%d" % (int(time.time()) // DAY), number)
 
     def _add_total(self, name: str, field: bytes, number: int) -> None:
-        self._totals.setdefault(name, Counter())[field] += number
+        self._totals[name][field] += number
 
     def _forget_names(self) -> None:
         """Names that are made up at run time leave their places to others; and others have become free in Redis."""
