@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import redis
 from coverage import Coverage
+from django.apps import apps
+from django.core.management.commands import flush
+from django.core.management.sql import emit_post_migrate_signal
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -100,6 +103,30 @@ def pytest_report_header() -> str:
         info = connection.info("server")
     name = "Valkey" if "valkey_version" in info else "Redis"
     return f"server: {name} {info.get('valkey_version', info['redis_version'])}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _known_kinds() -> Iterator[None]:
+    """After a test with transactions of its own, Django empties all tables, and looks for all models and permissions
+    anew, which are always the same: that took longer than most tests."""
+    from django.contrib.auth.models import Permission
+    from django.contrib.contenttypes.models import ContentType
+
+    kept: dict[tuple[str, ...], tuple[list[ContentType], list[Permission]]] = {}
+
+    def emit_or_put_back(verbosity: int, interactive: bool, db: str, **more: Any) -> None:
+        names = (db, *apps.app_configs)
+        if names not in kept:
+            emit_post_migrate_signal(verbosity, interactive, db, **more)
+            kept[names] = list(ContentType.objects.using(db).all()), list(Permission.objects.using(db).all())
+            return
+        ContentType.objects.clear_cache()
+        for model, rows in zip((ContentType, Permission), kept[names], strict=True):
+            model.objects.using(db).bulk_create(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "emit_post_migrate_signal", emit_or_put_back)
+        yield
 
 
 @pytest.fixture
