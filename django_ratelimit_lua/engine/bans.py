@@ -91,10 +91,10 @@ class KnownBans:
             return decision._replace(limits=tuple(states))
         return decision._replace(allowed=False, limits=tuple(states), granted=0, wait=0.0)
 
-    def holds_any(self, call: Call) -> bool:
-        """Whether somebody is banned whom the call is about."""
+    def refuses(self, call: Call) -> bool:
+        """Whether somebody is banned whom the call is about, by a limit that is enforced."""
         now = time.monotonic()
-        known = [self._find(call, charge) for _, charge in call.banning]
+        known = [self._find(call, charge) for _, charge in call.banning if charge.limit.mode == "enforce"]
         return any(ban is not None and ban.ends_at > now for ban in known)
 
     def _find(self, call: Call, charge: Charge) -> KnownBan | None:

@@ -283,13 +283,16 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
                 return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
             decision = yield from _by_process(call, is_hot=is_hot)
+            if bans and decision.source == "fallback":  # This process's share was used up, and Redis not asked.
+                decision = known_bans.hold(call, decision)
         else:
             decision = yield call
     except StoreError:
-        if bans and call.operation == "hit" and known_bans.holds_any(call):
-            decision = known_bans.hold(call, fallback_limiter.decide(call._replace(operation="peek")))
-        else:
-            decision = fallback_limiter.decide(call) if call.charges else Decision(True, source="fallback")
+        is_held = bans and call.operation == "hit" and known_bans.refuses(call)
+        here = call._replace(operation="peek") if is_held else call
+        decision = fallback_limiter.decide(here) if call.charges else Decision(True, source="fallback")
+        if bans and call.operation in ("hit", "peek"):
+            decision = known_bans.hold(call, decision)
         if call.slot and call.operation == "hit":
             # Nobody knows whether Redis gave them all the same; this process, at least, has not.
             states = zip(call.charges, decision.limits, strict=True)

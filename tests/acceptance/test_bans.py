@@ -19,10 +19,14 @@ from django.utils import translation
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.engine.decide import answered, build_call
 from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban
+from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.stats.reading import Span, total
 from django_ratelimit_lua.stats.recorder import recorder
@@ -403,3 +407,21 @@ def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(policy: Any, own: Se
     for change in (limiter.unban, limiter.ban):
         with pytest.raises(StoreError):
             change("ada")
+
+
+def test_a_ban_that_refuses_nobody_leaves_the_other_limits_in_force_in_an_outage(own: Server) -> None:
+    """Whom a limit in shadow mode would ban is counted by the others, as with Redis; and who looks is told of a ban."""
+    watching = Limit("watching", "0/s", ban_after=1, ban_for="1h", mode="shadow")
+    charges = [Charge(watching, digest("ada")), Charge(Limit("strict", "3/h", on_store_error="local"), digest("ada"))]
+
+    def hit(operation: Any = "hit") -> Decision:
+        return run(answered(build_call(charges, operation)))
+
+    assert hit().limits[0].ban.until
+    assert login(ban_for="1h").ban("bob").banned_until is not None
+    own.stop()
+    decisions = [hit() for _ in range(5)]
+    assert [decision.source for decision in decisions] == ["fallback"] * 5
+    assert [decision.allowed for decision in decisions] == [True] * 2 + [False] * 3
+    assert all(decision.limits[0].ban.until for decision in [*decisions, hit("peek")])
+    assert login(ban_for="1h").peek("bob").banned_until is not None
