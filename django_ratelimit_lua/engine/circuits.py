@@ -241,11 +241,20 @@ class Circuit:
     def _trust(self) -> None:
         """Let calls through without another look, for a while."""
         now = time.monotonic()
-        until = max(self.known_at, now - 1.0) + TRUSTED_SECONDS
-        # Each second without a thread that asks, a call has to.
-        self.calm_until = until if recorder.is_riding else now + min(1.0, TRUSTED_SECONDS)
-        if self.lone is not None:
-            self.calm_until = now + 1.0
+        with self._lock:
+            # Something else may have been heard since this was asked for.
+            if self.answer.state != "closed" or self.known_at == NEVER or self.force() is not None:
+                return
+            until = max(self.known_at, now - 1.0) + TRUSTED_SECONDS
+            # Each second without a thread that asks, a call has to.
+            self.calm_until = until if recorder.is_riding else now + min(1.0, TRUSTED_SECONDS)
+            if self.lone is not None:
+                self.calm_until = now + 1.0
+
+    def doubt(self) -> None:
+        """The state may be another: whoever comes next asks."""
+        with self._lock:
+            self.known_at = self.calm_until = NEVER
 
     def _learning(self) -> Waiting[None]:
         if provider.current() is None:
@@ -648,12 +657,12 @@ class Circuits:
                 with suppress(StoreError):
                     circuit.tell(Patience(ASK_SECONDS))
                     continue
-            circuit.known_at = circuit.calm_until = NEVER
+            circuit.doubt()
 
     def doubt(self) -> None:
         """Something may have been told that was not heard: whoever comes next asks."""
         for circuit in list(self.by_name.values()):
-            circuit.known_at = circuit.calm_until = NEVER
+            circuit.doubt()
 
     def hurry(self) -> None:
         """Something is owed: it is told with the next flush, if there is a thread."""

@@ -27,6 +27,7 @@ from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LastGood, LimitErr
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.rules.breakers import BreakerRow, Force
 from django_ratelimit_lua.signals import circuit_closed, circuit_half_open, circuit_opened
 from django_ratelimit_lua.stats.recorder import recorder
 from tests import clusters
@@ -399,6 +400,24 @@ def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: 
     monkeypatch.undo()
     assert payments() == "paid"
     until(lambda: circuits.by_name["payments"].answer.calls == 2)
+
+
+def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(service: Service, monkeypatch: Any) -> None:
+    """The call that is on its way by what was known before does not put it off."""
+    pay = CircuitBreaker("payments")(service)
+    pay()
+    known = circuits.by_name["payments"]
+    force = known.force
+
+    def forced_meanwhile() -> Force | None:
+        found = force()
+        monkeypatch.undo()
+        known.retune(BreakerRow("payments", {}, Force("open")))
+        return found
+
+    known.calm_until = float("-inf")
+    monkeypatch.setattr(known, "force", forced_meanwhile)
+    assert [outcome(pay), outcome(pay)] == ["paid", "open"]
 
 
 def test_the_last_good_answer_may_be_the_fallback(service: Service) -> None:
