@@ -398,8 +398,7 @@ def test_names_that_are_made_of_data_are_forgotten(direct: redis.Redis, prefix: 
     monkeypatch.setattr("django_ratelimit_lua.engine.circuits.USED_SECONDS", 0.0)
     until(lambda: CircuitBreaker("another").state == "closed" and circuits.by_name.pop("another") and shops() <= 20)
     monkeypatch.undo()
-    assert payments() == "paid"
-    until(lambda: circuits.by_name["payments"].answer.calls == 2)
+    until(lambda: payments() == "paid" and circuits.by_name["payments"].answer.calls > 1)
 
 
 def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(service: Service, monkeypatch: Any) -> None:
