@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from typing import Any
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.clusters import client
+from tests.nursery import Born
 
 PROCESSES, THREADS, PAUSE = 3, 2, 0.008
 LIMIT, PERIOD = 1300, "12h"
@@ -368,10 +368,7 @@ def run(name: str) -> Outcome:
     """Hurt the servers under load."""
     with FAULTS[name]() as hurt:
         environment = {**os.environ, "RATELIMIT_FAULT": json.dumps({"caches": hurt.caches, "threads": hurt.threads})}
-        load = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults", "load"],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        load = Born("from tests.faults import load; load()", environment=environment)
         try:
             assert load.stdout.readline() == "ready\n"
             started = time.time() + 0.2
@@ -382,7 +379,7 @@ def run(name: str) -> Outcome:
             hurt_at = time.time() - started
             time.sleep(max(0.0, started + HEALED_AT - time.time()))
             hurt.heal()
-            requests = json.loads(load.communicate(timeout=120)[0])
+            requests = json.loads(load.communicate(120))
         finally:
             load.kill()
             load.communicate()
@@ -507,9 +504,6 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["load"]:
-        load()
-        return
     import django
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +47,7 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def bear(self, code: str, environment: dict[str, str], *files: int) -> tuple[int, int]:
+    def bear(self, told: bytes, *files: int) -> tuple[int, int]:
         """Have that run, with these as its standard input, output and errors. Returns its id and a handle of it."""
         with self._lock:
             if self._process is None:
@@ -56,7 +57,7 @@ class Nursery:
                     # Without settings: a library that reads them when it is imported fails.
                     own = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
                     self._process = subprocess.Popen(command, cwd=ROOT, env=own, stdin=other, start_new_session=True)
-            socket.send_fds(self._socket, [json.dumps([code, environment]).encode()], files)
+            socket.send_fds(self._socket, [told], files)
             pid = int(self._socket.recv(100))
             return pid, os.pidfd_open(pid)  # It is waited for, at the earliest, when the next is born.
 
@@ -73,15 +74,16 @@ _turns = itertools.cycle(nurseries)
 
 
 class Born:
-    """A process that runs `code`: for a test, what `subprocess.Popen` is with pipes of text."""
+    """A process that runs `code`, as `python -c` does: for a test, what `subprocess.Popen` is with pipes of text."""
 
-    def __init__(self, code: str, environment: dict[str, str]) -> None:
+    def __init__(self, code: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
         given, stdin = os.pipe()
         stdout, said = os.pipe()
         self.stdin: IO[str] = open(stdin, "w", encoding="utf-8")  # noqa: SIM115 - they are closed by who uses them.
         self.stdout: IO[str] = open(stdout, encoding="utf-8")  # noqa: SIM115
         try:
-            self.pid, self._handle = next(_turns).bear(code, environment, given, said, 2)
+            told = json.dumps([code, arguments, dict(environment)]).encode()
+            self.pid, self._handle = next(_turns).bear(told, given, said, 2)
         finally:
             os.close(given)
             os.close(said)
@@ -89,6 +91,17 @@ class Born:
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def communicate(self, timeout: float = 60) -> str:
+        """What it says until it has ended, which is told that it hears no more."""
+        if self.stdin.closed:
+            return ""
+        with self.stdin, self.stdout:
+            with suppress(BrokenPipeError):
+                self.stdin.close()
+            said = self.stdout.read()
+        self.wait(timeout)
+        return said
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended."""
@@ -124,7 +137,8 @@ def main() -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    code, environment = json.loads(text)
+    code, arguments, environment = json.loads(text)
+    sys.argv[1:] = arguments
     os.environ.clear()
     os.environ.update(environment)
     exec(code, {"__name__": "__main__"})

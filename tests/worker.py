@@ -29,7 +29,7 @@ class Worker:
         }
         environment = {**os.environ, "RATELIMIT_TEST_SITE": json.dumps(given)}
         environment.pop("DJANGO_SETTINGS_MODULE", None)
-        self._process = Born("from tests.worker_site import main; main()", environment)
+        self._process = Born("from tests.worker_site import main; main()", environment=environment)
 
     def __call__(self, line: str) -> Any:
         self.send(line)

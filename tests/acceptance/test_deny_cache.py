@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -20,6 +18,7 @@ from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.rules import provider
 from tests.clusters import until
 from tests.engine.test_cost import calls
+from tests.nursery import Born
 
 # Who listens hears of what it has given back itself once more, a moment later, and forgets once more.
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -61,8 +60,8 @@ def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
 def test_a_flood_costs_one_call_a_second_in_each_process(prefix: str, direct: redis.Redis) -> None:
     """Three processes that are refused as fast as they can ask: two thousand times, and for two seconds or longer."""
     direct.config_resetstat()
-    workers = [subprocess.Popen([sys.executable, "-c", FLOOD, prefix], stdout=subprocess.PIPE) for _ in range(3)]
-    seconds = [float(worker.communicate(timeout=60)[0]) for worker in workers]
+    workers = [Born(FLOOD, prefix) for _ in range(3)]
+    seconds = [float(worker.communicate()) for worker in workers]
     assert calls(direct)["evalsha"] <= sum(2 + math.floor(elapsed) for elapsed in seconds)
 
 

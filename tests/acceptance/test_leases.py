@@ -30,6 +30,7 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
+from tests.nursery import Born
 
 
 @pytest.fixture(autouse=True)
@@ -345,18 +346,13 @@ print(admitted, flush=True)
 def test_eight_processes_admit_exactly_n(prefix: str) -> None:
     """All of them as fast as they can, until nobody has been admitted for longer than units are held: N, not one more
     or less."""
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, prefix, "60000/h"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(8)
-    ]
+    workers = [Born(WORKER, prefix, "60000/h") for _ in range(8)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    admitted = [int(worker.communicate(timeout=60)[0]) for worker in workers]
+    admitted = [int(worker.communicate()) for worker in workers]
     assert sum(admitted) == 60_000
     assert min(admitted) > 0
 
@@ -372,9 +368,7 @@ def test_a_process_that_ends_gives_back_what_it_held(prefix: str) -> None:
 
 def test_a_killed_process_loses_no_more_than_it_held(prefix: str) -> None:
     """What it took stays counted: others are admitted less, by one batch at most."""
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, prefix, "10000000/h"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    worker = Born(WORKER, prefix, "10000000/h")
     worker.stdout.readline()
     worker.stdin.write("go\n")
     worker.stdin.flush()

@@ -6,8 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +24,7 @@ from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.clusters import until
+from tests.nursery import Born
 from tests.worker import Worker
 
 PROCESSES = 4
@@ -278,12 +277,7 @@ with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIM
 def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
     """At least N, at most N + P - 1: four real processes, a Redis that is killed."""
     with Server() as server:
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-c", WORKER, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for _ in range(PROCESSES)
-        ]
+        workers = [Born(WORKER, server.url) for _ in range(PROCESSES)]
 
         def tell(order: str) -> list[int]:
             for worker in workers:
@@ -295,7 +289,7 @@ def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
         assert tell("beat") == [PROCESSES] * PROCESSES
     shares = tell("hit")
     for worker in workers:
-        worker.communicate(timeout=60)
+        worker.communicate()
     assert 102 <= sum(shares) <= 102 + PROCESSES - 1
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -24,6 +22,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import get_store
 from tests.calls import decide
 from tests.clusters import until
+from tests.nursery import Born
 
 
 @pytest.fixture
@@ -257,13 +256,7 @@ for line in sys.stdin:
 def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
     """Four of different weights: N in equal parts, and N by weight."""
     weights = [1, 1, 2, 4]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, prefix, str(weight)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for weight in weights
-    ]  # fmt: skip
+    workers = [Born(WORKER, prefix, str(weight)) for weight in weights]
 
     def tell(order: str) -> list[list[int]]:
         for worker in workers:
@@ -275,6 +268,6 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
     assert tell("beat") == [[4]] * 4
     admitted = tell("hit")
     for worker in workers:
-        worker.communicate(timeout=60)
+        worker.communicate()
     assert [equal for equal, _ in admitted] == [250] * 4
     assert [weighted for _, weighted in admitted] == [125, 125, 250, 500]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.limits.algorithms import BY_RATE
+from tests.nursery import Born
 
 pytestmark = pytest.mark.engine
 
@@ -40,12 +39,9 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Iterator[list[subprocess.Popen[str]]]:
+def crowd() -> Iterator[list[Born]]:
     """Processes that wait for a line saying what to hit, and answer with how many hits were admitted."""
-    workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(PROCESSES)
-    ]
+    workers = [Born(WORKER) for _ in range(PROCESSES)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
     yield workers
@@ -53,7 +49,7 @@ def crowd() -> Iterator[list[subprocess.Popen[str]]]:
         worker.communicate()
 
 
-def admitted(crowd: list[subprocess.Popen[str]], *order: Any) -> int:
+def admitted(crowd: list[Born], *order: Any) -> int:
     for worker in crowd:
         worker.stdin.write(" ".join(map(str, order)) + "\n")
         worker.stdin.flush()
@@ -61,18 +57,14 @@ def admitted(crowd: list[subprocess.Popen[str]], *order: Any) -> int:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_eight_processes_of_four_threads_admit_exactly_n(
-    algorithm: str, crowd: list[subprocess.Popen[str]], prefix: str
-) -> None:
+def test_eight_processes_of_four_threads_admit_exactly_n(algorithm: str, crowd: list[Born], prefix: str) -> None:
     """384 hits at once on a limit of 150: 150 are admitted."""
     assert PROCESSES * THREADS * HITS > 2 * LIMIT
     assert admitted(crowd, prefix, algorithm, LIMIT, -1, THREADS, HITS) == LIMIT
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_call_that_one_limit_denies_costs_the_others_nothing(
-    algorithm: str, crowd: list[subprocess.Popen[str]], prefix: str
-) -> None:
+def test_a_call_that_one_limit_denies_costs_the_others_nothing(algorithm: str, crowd: list[Born], prefix: str) -> None:
     """Three limits in one call, the tightest of 40: 40 are admitted, and each limit has counted just those."""
     assert admitted(crowd, prefix, algorithm, LIMIT, 40, THREADS, HITS) == 40
     limiter = RateLimiter("crowd", [f"{LIMIT}/h", "100000/h", "40/h"], algorithm=algorithm)
