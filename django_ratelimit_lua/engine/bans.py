@@ -134,12 +134,12 @@ def told_key(ban_key: bytes) -> bytes:
 
 
 def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest | None = None) -> list[Wait]:
-    """Write down and to the log who has earned a ban by a decision, and tell the receivers of `banned`. What it returns
-    is to be waited for."""
+    """Write down and to the log who has earned a ban by a decision, and tell the receivers of `banned`; of one in
+    shadow mode, which refuses nobody, only the list knows. What it returns is to be waited for."""
     waits: list[Wait] = []
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
-        if ban is None or not ban.is_new or state.mode == "shadow":
+        if ban is None or not ban.is_new:
             continue
         charge, rule = _of(each.charge, ban), None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
@@ -148,7 +148,7 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
         about = {"sealed": seal(subject), "address": network.decode()}
         write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject), **about})
         waits.append(Wait(write, sync_to_async(write)))
-        if ban.by_hand:
+        if ban.by_hand or state.mode == "shadow":
             continue
         identity = charge.ban_digest.decode()
         told = {

@@ -151,13 +151,13 @@ def test_a_reset_ends_the_bans_of_one_alone() -> None:
 
 
 def test_a_ban_that_refuses_nobody_is_said_to() -> None:
-    """Of a limit in shadow mode; where that is enforced again, it holds."""
+    """Of a limit in shadow mode, and of whom it is; where that is enforced again, it holds."""
     rule = RateLimitRule.objects.create(
         name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
     )
     assert visit(times=4) == 200
     (active,) = active_bans()
-    assert active.is_shadow
+    assert (active.is_shadow, active.rule, active.who) == (True, "login", [("ip", "203.0.113.0/24")])
     assert "in shadow mode, so nobody is refused" in said("list")
     assert json.loads(said("list", "--json"))["shadow"] is True
     rule.mode = "enforce"
