@@ -201,10 +201,20 @@ def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
             store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MOST - 1))
 
 
+def clock_of_bans() -> int:
+    """The time in microseconds since 1970 by which bans end, for who lists them: that of Redis, as far as it tells."""
+    if conf.CLOCK != "client":
+        # A cluster has no clock of its own, and where Redis does not answer, the list will say so.
+        with suppress(StoreError, IndexError):
+            seconds, microseconds = get_store(background=True).execute(b"TIME")
+            return int(seconds) * SECOND + int(microseconds)
+    return time.time_ns() // 1000
+
+
 def bans_active() -> dict[str, int]:
     """How many bans are in force, by the names of their limits, as keys have them; those of further limits than
     `MOST_PLACES` are told as `REST`. A limit in shadow mode bans nobody. Raises `StoreError`."""
-    now = b"(%d" % (time.time_ns() // 1000)
+    now = b"(%d" % clock_of_bans()
     keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
     shadow = _in_shadow()
     parts = (part for part in (key.partition(b"}:")[2] for key in keys) if part not in shadow)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..engine.bans import told_key
+from ..engine.bans import clock_of_bans, told_key
 from ..engine.decide import PlannedCharge, banning, unbanning
 from ..engine.evidence import Evidence, evidence_of
 from ..engine.neighbours import neighbours_at
@@ -81,7 +80,7 @@ class ActiveBan:
 
 def active_bans(most: int = MOST) -> list[ActiveBan]:
     """The bans in force, those that end first before the others. Raises `StoreError`."""
-    store, now = get_store(background=True), time.time_ns() // 1000
+    store, now = get_store(background=True), clock_of_bans()
     register = conf.CACHE_PREFIX + REGISTER
     keys: list[bytes] = store.execute(
         b"ZREVRANGEBYSCORE", register, b"+inf", b"(%d" % now, b"LIMIT", b"0", b"%d" % most
@@ -121,7 +120,7 @@ def _told(text: bytes | None) -> tuple[str, str, Name, str, str]:
 
 def number_of_bans() -> int:
     """How many bans are in force; of more than 10,000, those that end last. Raises `StoreError`."""
-    now = time.time_ns() // 1000
+    now = clock_of_bans()
     return int(get_store(background=True).execute(b"ZCOUNT", conf.CACHE_PREFIX + REGISTER, b"(%d" % now, b"+inf"))
 
 

@@ -21,16 +21,18 @@ from django.urls import path
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.admin.inspector import _reason
+from django_ratelimit_lua.engine.bans import bans_active
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.models.audit import acting
-from django_ratelimit_lua.operations.bans import ActiveBan, active_bans, lift_bans
+from django_ratelimit_lua.operations.bans import ActiveBan, active_bans, lift_bans, number_of_bans
 from django_ratelimit_lua.operations.described import build_request
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.testing.server import Server
-from tests.faults import alias
+from tests.clusters import until
+from tests.faults import LIBFAKETIME, alias, stepped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
@@ -165,6 +167,24 @@ def test_a_ban_that_refuses_nobody_is_said_to() -> None:
     assert visit() == 429
     assert [active.is_shadow for active in active_bans()] == [False]
     assert "shadow" not in said("list")
+
+
+@pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
+@pytest.mark.parametrize("hours", [1, -1])
+def test_bans_are_listed_by_the_clock_by_which_they_end(hours: int, settings: Any) -> None:
+    """That of Redis, however far this host's is from it."""
+    with stepped(hours) as hurt:
+        settings.CACHES = hurt.caches
+        hurt.inject()
+        limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="10m")
+        limiter.ban("ada")
+        limiter.ban("ben", "1s")
+        assert len(active_bans()) == number_of_bans() == bans_active()["mail"] == 2
+        until(lambda: bool(limiter.hit("ben")), "a ban ends")
+        (active,) = active_bans()
+        assert number_of_bans() == bans_active()["mail"] == 1
+        lift_bans([active])
+        assert limiter.hit("ada")
 
 
 def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> None:
