@@ -7,8 +7,7 @@ import binascii
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..identity import Identity
 from ..limits.algorithms.concurrency import SLOT_SIZE
@@ -29,11 +28,11 @@ MOST_SECONDS = 60
 LONGEST_SLOT = 3600
 """Seconds that a slot may be held."""
 _MEMBERS = {"operation", "charges", "together", "timeout", "seconds", "slot"}
+_BELONGS = (("timeout", WAITING), ("seconds", ("slot",)), ("slot", ("release",)))
 _CHARGE = {"limit", "rule", "identity", "cost"}
 
 
-@dataclass(frozen=True, slots=True)
-class AskedCharge:
+class AskedCharge(NamedTuple):
     """So many units of the limit of that name, for one identity; `who`: whom it names, if it is an object."""
 
     limit: str
@@ -42,8 +41,7 @@ class AskedCharge:
     who: Named | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What is asked: an operation about charges, all or nothing (`together`) or each for itself.
 
     `timeout`: seconds that a turn may be away; `seconds`: how long a slot is held; `slot`: which one is released.
@@ -66,7 +64,7 @@ def read_asked(body: bytes) -> Asked:
     if len(body) > MOST_BYTES:
         raise ProblemError(413, f"The body has more than {MOST_BYTES} bytes.")
     try:
-        given = json.loads(body, parse_constant=_no_number, object_pairs_hook=_members)
+        given = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise ProblemError(400, f"The body is no JSON: {str(error)[:200]}") from None
     given = _object(given, "The body", _MEMBERS)
@@ -79,7 +77,7 @@ def read_asked(body: bytes) -> Asked:
     if not isinstance(charges, list) or not 1 <= len(charges) <= MOST_CHARGES:
         _refuse(f"charges must be a list of 1 to {MOST_CHARGES}")
     read = tuple([_charge(charge, f"charges[{number}]") for number, charge in enumerate(charges)])
-    for word, operations in (("timeout", WAITING), ("seconds", ("slot",)), ("slot", ("release",))):
+    for word, operations in _BELONGS:
         if word in given and operation not in operations:
             _refuse(f"{word} belongs to {' and '.join(operations)}, not to {operation}")
     return Asked(
@@ -166,8 +164,8 @@ def _no_identity() -> LimitError:
 def _object(given: Any, what: str, members: set[str]) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         _refuse(f"{what} must be an object with {', '.join(sorted(members))}")
-    unknown = sorted(given.keys() - members)
-    if unknown:
+    if not given.keys() <= members:
+        unknown = sorted(given.keys() - members)
         _refuse(f"{what}: unknown {', '.join(map(_shown, unknown[:5]))}; known are {', '.join(sorted(members))}")
     found: Mapping[str, Any] = given
     return found
@@ -199,3 +197,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, object_pairs_hook=_members)
+"""Made once: `json.loads` would make one for each body."""

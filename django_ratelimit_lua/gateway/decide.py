@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -99,7 +98,7 @@ async def _together(client: str, asked: Asked, gone: Gone | None) -> dict[str, A
 
 async def _apart(client: str, asked: Asked, gone: Gone | None) -> dict[str, Any]:
     """Each charge for itself; but what may not be asked at all is found out before any of them is made."""
-    alone = [replace(asked, charges=(charge,)) for charge in asked.charges]
+    alone = [asked._replace(charges=(charge,)) for charge in asked.charges]
     for each in alone:
         await AskedPlanner(client, each).check()
     answers = await asyncio.gather(*[_together(client, each, gone) for each in alone])

@@ -135,7 +135,8 @@ class AskedPlanner:
         operation = "peek" if is_refused and self._takes else self._operation
         try:
             call = build_call(counted, operation, ruleset=ruleset, subjects=subjects, **options)
-            call.keys()
+            if len(counted) > 1:
+                call.keys()  # None stands twice.
         except LimitError as error:
             raise ProblemError(422, f"{error}.") from None
         return Plan(call, planned, exempt=exempt)
@@ -196,8 +197,9 @@ class AskedPlanner:
 
 
 def _decision(asked: AskedCharge, states: list[LimitState], granted: int, whole: Decision) -> dict[str, Any]:
-    own_states = Decision(not any(state.refuses for state in states), tuple(states))
-    block = next((state.block for state in own_states.refusing if state.block is not None), None)
+    refusing = [state for state in states if state.refuses]
+    own_states = Decision(not refusing, tuple(states))
+    block = next((state.block for state in refusing if state.block is not None), None) if refusing else None
     is_timed = block is None or not block.forbids
     answer = {
         "limit": asked.limit,

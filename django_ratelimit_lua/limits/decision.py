@@ -178,7 +178,7 @@ class Decision(NamedTuple):
     @property
     def enforced(self) -> tuple[LimitState, ...]:
         """The limits that can refuse the request."""
-        return tuple(state for state in self.limits if state.enforced)
+        return tuple([state for state in self.limits if state.enforced])
 
     @property
     def refusing(self) -> tuple[LimitState, ...]:
@@ -193,7 +193,7 @@ class Decision(NamedTuple):
     @property
     def remaining(self) -> int | None:
         """Units that could go right now under every limit; None where no limit was asked."""
-        return min((state.remaining for state in self.enforced), default=None)
+        return min([state.remaining for state in self.enforced], default=None)
 
     @property
     def retry_after(self) -> float | None:
@@ -211,7 +211,7 @@ class Decision(NamedTuple):
     @property
     def reset_after(self) -> float:
         """Seconds until every limit is wholly unused again if nothing else happens."""
-        return max((state.reset_after for state in self.enforced), default=0.0)
+        return max([state.reset_after for state in self.enforced], default=0.0)
 
     def counted_at(self, digest: bytes) -> int:
         """When the units of an identity count that were taken, in microseconds since 1970."""

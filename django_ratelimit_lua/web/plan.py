@@ -226,7 +226,9 @@ class RequestPlanner:
             user = await _auser(request) if key.needs_user else None
             if key.needs_session:
                 await aload(request)
-            identity = await _later(key.read(name, request, user))
+            identity = key.read(name, request, user)
+            if type(identity) is not tuple:  # As those are that are not a function's.
+                identity = await _later(identity)
             banned = None if numbers.ban_key is None else await _aidentity_of(request, numbers.ban_key, name)
             place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
 

@@ -18,7 +18,6 @@ from tests.bench.bans import bans  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
-from tests.bench.envoy import envoy  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
 from tests.bench.measure import DIRECT  # noqa: E402
@@ -47,7 +46,6 @@ def main() -> None:
     bans()
     faces()
     gateway()
-    envoy()
     memory()
     crowd_memory()
     kept()

@@ -1,71 +1,158 @@
-"""What the gateway costs: requests a second and the time of each, beside a view that answers 204; CPU beside `ahit`."""
+"""What a decision costs that others ask for: over HTTP and over gRPC, in the server's CPU, beside `ahit` in a process.
+
+A server costs something, whatever it serves. So each is also asked by the same clients for what decides nothing:
+uvicorn gets the same request and answers 204, gRPC is asked how it is. What a decision costs beyond that is the
+gateway's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import redis
+from grpc import aio
+from grpc_health.v1 import health_pb2
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.gateway.envoy import messages
+from tests.bench.measure import DIRECT
+from tests.grpc_gateway import Gateway, question
 from tests.proxies import SECRET, Site
 
-CLIENTS, REQUESTS, ROUNDS = 16, 2000, 3
-RULES = [{"name": "api", "path": "/api/", "key": "ip", "rate": "100000000/h"}]
+CLIENTS, ROUNDS = 16, 12
+MANY, FEW = 1280, 320
+"""Requests in a round; few where each takes long. Rounds are short and many, as machines are not as fast in each."""
+RULES = [
+    {"name": "api", "path": "/api/", "key": "ip", "rate": "100000000/h"},
+    {"name": "by address", "descriptor": ["generic_key=site", "remote_address"], "key": "ip", "rate": "100000000/h"},
+    {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "100000000/h"},
+    {"name": "nothing", "descriptor": ["generic_key=nothing", "remote_address"], "rate": "0/h"},
+]
 CHECK = (
     "GET /ratelimit/check HTTP/1.1\r\nHost: gateway\r\nX-Original-Method: GET\r\nX-Original-URI: /api/orders\r\n"
     "X-Original-Host: shop.example\r\nX-Original-Address: 203.0.113.%d\r\n"
     f"X-RateLimit-Secret: {SECRET}\r\n\r\n"
 )
-NOTHING = "GET /nothing HTTP/1.1\r\nHost: gateway\r\n\r\n"
-TICKS = os.sysconf("SC_CLK_TCK")
+CHECK_OF_NOTHING = CHECK.replace("/ratelimit/check", "/nothing")
+QUIET = {"version": 1, "loggers": {"django_ratelimit_lua.refused": {"level": "ERROR"}}}
+DECIDES = f"/{messages.SERVICE}/{messages.METHOD}"
+HEALTH = health_pb2.HealthCheckRequest().SerializeToString()
+
+Client = Callable[[int, int, list[float]], Awaitable[None]]
+"""Asks so many times as the client of that number, and notes the seconds that each took."""
 
 
 class Cost(NamedTuple):
-    """Requests a second, milliseconds of half and of 99 of 100 of them, and the server's CPU in microseconds."""
+    """Requests a second, milliseconds of half and of 99 of 100 of them, microseconds of CPU for each of the process
+    that decides, and how many share a trip to Redis (0.0: it is not asked)."""
 
     per_second: float
     p50: float
     p99: float
     cpu_us: float
+    shared: float
+
+
+class Case(NamedTuple):
+    """`asked`: makes a client, until the end; `cpu`: seconds that the process which decides has used; `beside`: what is
+    asked in the same way, and decides nothing."""
+
+    asked: Callable[[], AbstractAsyncContextManager[Client]]
+    cpu: Callable[[], float]
+    redis: redis.Redis
+    beside: str = ""
+    requests: int = MANY
 
 
 def gateway() -> None:
     """The table."""
     with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
-        sites = {
-            name: stack.enter_context(Site(folder, RULES, name, RATELIMIT_GATEWAY_DIALECT="nginx"))
-            for name, folder in zip(("bare", "asgi", "alone"), folders, strict=True)
-        }
-        tokens = {name: _token(site) for name, site in sites.items() if name != "bare"}
-        cases: dict[str, tuple[str, str]] = {
-            "uvicorn alone, 204": ("bare", NOTHING),
-            "a view of Django's, 204": ("asgi", NOTHING),
-            "check, in Django": ("asgi", CHECK),
-            "check, the gateway by itself": ("alone", CHECK),
-            "decide, the gateway by itself": ("alone", _decide(tokens["alone"])),
+        cases = {
+            "ahit, in a process": Case(_hits, time.process_time, DIRECT),
+            **_over_http(stack),
+            **_over_grpc(stack),
         }
         found: dict[str, list[Cost]] = {name: [] for name in cases}
-        own: list[float] = []
         for _ in range(ROUNDS):
-            own.append(_ahit())
-            for name, (site, request) in cases.items():
-                found[name].append(_measured(sites[site], request))
-    ahit = statistics.median(own)
-    bare = statistics.median(cost.cpu_us for cost in found["uvicorn alone, 204"])
-    columns = f"{'requests/s':>11}{'p50 ms':>8}{'p99 ms':>8}{'CPU µs':>8}{'beyond uvicorn':>16}"
-    print(f"{'through uvicorn, 16 clients':34}{columns}")
+            for name, case in cases.items():
+                found[name].append(asyncio.run(_measured(case)))
+    own = found["ahit, in a process"]
+    parser = "httptools" if find_spec("httptools") else "h11"
+    print(f"{f'16 clients of one process ({parser})':38}{'':42}{'CPU, x ahit':>17}{'decisions':>11}")
+    columns = (
+        f"{'a second':>9}{'a core':>8}{'p50 ms':>8}{'p99 ms':>8}{'CPU µs':>9}{'whole':>8}{'beyond':>9}{'a trip':>11}"
+    )
+    print(f"{'':38}{columns}")
     for name, rounds in found.items():
         cost = Cost(*(statistics.median(column) for column in zip(*rounds, strict=True)))
-        beyond = f"{(cost.cpu_us - bare) / ahit:.1f} x ahit" if name.startswith(("check", "decide")) else ""
-        print(f"{name:34}{cost.per_second:11.0f}{cost.p50:8.1f}{cost.p99:8.1f}{cost.cpu_us:8.0f}{beyond:>16}")
-    print(f"ahit in this process, {CLIENTS} coroutines: {ahit:.0f} µs of CPU\naim: beyond uvicorn at most 3 x ahit\n")
+        whole = _times(rounds, own)
+        beside = cases[name].beside
+        beyond = f"{whole - _times(found[beside], own):.1f}" if beside else ""
+        shared = f"{cost.shared:.1f}" if beside or rounds is own else ""
+        print(
+            f"{name:38}{cost.per_second:9.0f}{1e6 / cost.cpu_us:8.0f}{cost.p50:8.1f}{cost.p99:8.1f}{cost.cpu_us:9.0f}"
+            f"{whole:8.1f}{beyond:>9}{shared:>11}"
+        )
+    print("aim, over HTTP by itself: beyond a server that answers 204 to the same, at most 3 x ahit\n")
+
+
+def _times(rounds: Sequence[Cost], own: Sequence[Cost]) -> float:
+    """How often the CPU of `ahit` it costs: the median of the rounds."""
+    return statistics.median(cost.cpu_us / ahit.cpu_us for cost, ahit in zip(rounds, own, strict=True))
+
+
+def _over_http(stack: ExitStack) -> dict[str, Case]:
+    sites = {}
+    for name in ("bare", "asgi", "alone"):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sites[name] = stack.enter_context(Site(folder, RULES[:1], name, RATELIMIT_GATEWAY_DIALECT="nginx"))
+    decide = _decide(_token(sites["alone"]))
+
+    def case(name: str, request: str, *more: Any) -> Case:
+        site = sites[name]
+        cpu = partial(_cpu, site.pid)
+        return Case(partial(_http, site.port, request), cpu, redis.Redis.from_url(site.redis.url), *more)
+
+    return {
+        "uvicorn, 204 to what check is asked": case("bare", CHECK),
+        "HTTP: check": case("alone", CHECK, "uvicorn, 204 to what check is asked"),
+        "uvicorn, 204 to what decide is asked": case("bare", decide),
+        "HTTP: decide": case("alone", decide, "uvicorn, 204 to what decide is asked"),
+        "a view of Django's, 204 to the same": case("asgi", CHECK_OF_NOTHING, "", FEW),
+        "HTTP: check, as a view of the site": case("asgi", CHECK, "a view of Django's, 204 to the same", FEW),
+    }
+
+
+def _over_grpc(stack: ExitStack) -> dict[str, Case]:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    service = stack.enter_context(Gateway(folder, RULES[1:], LOGGING=QUIET))
+    one, two, refused = (
+        [_question(number) for number in range(CLIENTS)],
+        [_question(number, [("header:x-api-key", f"key {number}")]) for number in range(CLIENTS)],
+        [_question(number, name="nothing") for number in range(CLIENTS)],
+    )
+
+    def case(questions: list[bytes], method: str = DECIDES, beside: str = "gRPC, how it is") -> Case:
+        cpu = partial(_cpu, service.process.pid)
+        asked = partial(_grpc, service.port, method, questions)
+        return Case(asked, cpu, redis.Redis.from_url(service.redis.url), beside)
+
+    return {
+        "gRPC, how it is": case([HEALTH] * CLIENTS, "/grpc.health.v1.Health/Check", ""),
+        "gRPC: one descriptor": case(one),
+        "gRPC: two descriptors": case(two),
+        "gRPC: one that is refused": case(refused),
+    }
 
 
 def _token(site: Site) -> str:
@@ -82,57 +169,79 @@ def _decide(token: str) -> str:
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
 
 
+def _question(number: int, *more: list[tuple[str, str]], name: str = "site") -> bytes:
+    return question([("generic_key", name), ("remote_address", f"203.0.113.{number}")], *more)
+
+
 def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Seconds of CPU that a process has used, by its clock, as clock_getcpuclockid(3) finds it on Linux."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
-def _measured(site: Site, request: str) -> Cost:
-    asyncio.run(_rush(site.port, request, 200))
-    before, started = _cpu(site.pid), time.perf_counter()
-    took = sorted(asyncio.run(_rush(site.port, request, REQUESTS)))
-    whole, cpu = time.perf_counter() - started, _cpu(site.pid) - before
-    return Cost(
-        len(took) / whole, took[len(took) // 2] * 1e3, took[len(took) * 99 // 100] * 1e3, cpu / len(took) * 1e6
-    )  # fmt: skip
-
-
-async def _rush(port: int, request: str, count: int) -> list[float]:
+async def _measured(case: Case) -> Cost:
     took: list[float] = []
+    async with case.asked() as client:
 
-    async def client(number: int) -> None:
+        async def rush(count: int) -> None:
+            took.clear()
+            await asyncio.gather(*(client(number, count // CLIENTS, took) for number in range(CLIENTS)))
+
+        await rush(case.requests // 10)
+        cpu, began, trips = case.cpu(), time.perf_counter(), _trips(case.redis)
+        await rush(case.requests)
+        whole, cpu, trips = time.perf_counter() - began, case.cpu() - cpu, _trips(case.redis) - trips
+    took.sort()
+    count = len(took)
+    return Cost(count / whole, took[count // 2] * 1e3, took[count * 99 // 100] * 1e3, cpu / count * 1e6, count / trips)
+
+
+def _trips(server: redis.Redis) -> int:
+    """How often a server has read from a connection; each time it is asked this is one."""
+    found: int = server.info("stats")["total_reads_processed"]
+    return found
+
+
+@asynccontextmanager
+async def _hits() -> AsyncIterator[Client]:
+    limiter = RateLimiter("bench-gateway", "100000000/h")
+
+    async def client(number: int, count: int, took: list[float]) -> None:
+        for _ in range(count):
+            began = time.perf_counter()
+            await limiter.ahit(number)
+            took.append(time.perf_counter() - began)
+
+    yield client
+
+
+@asynccontextmanager
+async def _http(port: int, request: str) -> AsyncIterator[Client]:
+    async def client(number: int, count: int, took: list[float]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         asks = (request % number if "%d" in request else request).encode()
-        for _ in range(count // CLIENTS):
-            started = time.perf_counter()
+        for _ in range(count):
+            began = time.perf_counter()
             writer.write(asks)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             assert head.split(b" ", 2)[1] in (b"200", b"204"), head
             length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length or 0))
-            took.append(time.perf_counter() - started)
+            took.append(time.perf_counter() - began)
         writer.close()
 
-    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
-    return took
+    yield client
 
 
-def _ahit() -> float:
-    """Microseconds of this process's CPU for each `ahit` of so many coroutines."""
-    limiter = RateLimiter("bench-gateway", "100000000/h")
+@asynccontextmanager
+async def _grpc(port: int, method: str, questions: list[bytes]) -> AsyncIterator[Client]:
+    channel = aio.insecure_channel(f"127.0.0.1:{port}")
+    ask = channel.unary_unary(method)
 
-    async def hits(count: int) -> None:
-        async def some(number: int) -> None:
-            for _ in range(count // CLIENTS):
-                await limiter.ahit(number)
+    async def client(number: int, count: int, took: list[float]) -> None:
+        for _ in range(count):
+            began = time.perf_counter()
+            await ask(questions[number], timeout=30)
+            took.append(time.perf_counter() - began)
 
-        await asyncio.gather(*(some(number) for number in range(CLIENTS)))
-
-    async def measured() -> float:
-        await hits(200)
-        before = time.process_time()
-        await hits(REQUESTS)
-        return (time.process_time() - before) / REQUESTS * 1e6
-
-    return asyncio.run(measured())
+    yield client
+    await channel.close()
