@@ -36,6 +36,11 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 local kept, buckets = {}, {}
+-- What this program has not written is no more ours to keep than a key of another type.
+for i, kind in ipairs({'hash', 'zset'}) do
+  local found = redis.call('TYPE', KEYS[i]).ok
+  if found ~= kind and found ~= 'none' then redis.call('DEL', KEYS[i]) end
+end
 local pairs_of = redis.call('HGETALL', KEYS[1])
 for i = 1, #pairs_of, 2 do
   local name, value = pairs_of[i], pairs_of[i + 1]
@@ -46,12 +51,18 @@ for i = 1, #pairs_of, 2 do
     kept[name] = value
   end
 end
-local function number(name) return tonumber(kept[name] or '0') or 0 end
+local function number(name)
+  local found = tonumber(kept[name] or '0') or 0
+  return found >= 0 and found < 9007199254740992 and found or 0
+end
 local state, era, version, since, ends = kept.state or 'closed', number('era'), number('version'), number('since'),
   number('until')
 local pause, step, successes, seen, shift = number('pause'), number('step'), number('successes'), number('seen'),
   number('shift')
 local why, opened = kept.why or '', kept.opened or ''
+if state ~= 'open' and state ~= 'half' and not (state == 'ramp' and SHARES[step]) then
+  state, step, pause, ends = 'closed', 0, 0, 0
+end
 now = now + shift
 if now < seen then
   -- Clocks of several processes differ by some seconds, which must not add up.

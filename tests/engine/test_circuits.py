@@ -285,3 +285,33 @@ def test_a_key_that_nobody_needs_goes_away(script: Script, direct: redis.Redis) 
     assert 0 < direct.ttl(script.keys[0]) <= 86_400 + 60
     opened(script, Thresholds())
     assert 7 * 86_400 <= direct.ttl(script.keys[0]) <= 7 * 86_400 + 60
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None, {"state": "ajar"}, {"state": "ramp", "step": "9"}, {"state": "ramp"}, {"state": "open", "until": "soon"},
+        {"era": "inf", "version": "nan", "seen": "1e300", "shift": "-inf"}, {"b": "x", "b1": "9e999 1 1 1"},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_foreign_state_is_none(state: dict[str, str] | None, script: Script, direct: redis.Redis) -> None:
+    """Also a key of another type, as of the probes: it is answered, opens and comes back."""
+    if state is None:
+        for key in script.keys:
+            direct.rpush(key, "x")
+    else:
+        direct.hset(script.keys[0], mapping=state)
+    by, now = Thresholds(probes=1, open_us=10 * SECOND), BEGIN
+    answer = script.call(now, by)
+    if answer.state == "open":
+        assert script.call(now, by, "ask", probe="a").granted
+        answer = script.call(now, by, "done", probe="a", result="failed", era=answer.era)
+    else:
+        answer = script.call(now, by, era=answer.era, outcomes=some(20, 20))
+    assert answer.state == "open"
+    assert 10 * SECOND <= answer.wait <= 20 * SECOND
+    now += answer.wait
+    assert script.call(now, by, "ask", probe="b").granted
+    assert script.call(now, by, "done", probe="b", result="ok", era=answer.era).state == "ramp"
+    assert script.call(now + 40 * SECOND, by).state == "closed"
