@@ -60,7 +60,7 @@ class KnownBans:
 
     def note(self, call: Call, decision: Decision) -> None:
         """Remember what Redis has said."""
-        if call.now is not None:
+        if call.now is not None and conf.CLOCK != "client":  # By a time that is not the present, as of a test.
             return
         for charge, state in zip(call.charges, decision.limits, strict=True):
             if state.ban is None:

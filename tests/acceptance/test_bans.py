@@ -388,9 +388,13 @@ def own(settings: Any) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.parametrize("clock", ["redis", "client"])
 @pytest.mark.parametrize("policy", ["open", "local", "closed"])
-def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(policy: Any, own: Server) -> None:
-    """Until the ban's end; nobody earns one meanwhile, and others go by the policy."""
+def test_an_outage_lets_nobody_in_who_is_known_to_be_banned(
+    policy: Any, clock: str, own: Server, settings: Any
+) -> None:
+    """Until the ban's end, by whichever clock; nobody earns one meanwhile, and others go by the policy."""
+    settings.RATELIMIT_CLOCK = clock
     limiter = login(ban_for="1h", on_store_error=policy)
     for _ in range(5):
         limiter.hit("ada")
