@@ -62,9 +62,20 @@ def pytest_runtestloop() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes comes first, and files with what runs alone come last, so that no worker waits for long."""
-    alone = {item.path for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: (item.path in alone, not item.get_closest_marker("faults")))
+    """What takes minutes comes first, and files with what runs alone come last, so that no worker waits for long; in
+    such a file, that comes last, when what the file starts is running."""
+
+    def is_alone(item: pytest.Item) -> bool:
+        return item.get_closest_marker("alone") is not None
+
+    alone = {item.path for item in items if is_alone(item)}
+    places = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(
+        key=lambda item: (
+            item.path in alone, not item.get_closest_marker("faults"), places[item.path],
+            is_alone(item),
+        )
+    )  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

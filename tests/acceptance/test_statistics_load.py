@@ -48,7 +48,6 @@ from tests.worker import Worker, migrated
 
 SECONDS = float(os.environ.get("RATELIMIT_TEST_LOAD_SECONDS", "2"))
 PROCESSES = 4
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +98,7 @@ def loaded(
     # They have ended as processes do: each has written what was left.
 
 
+@pytest.mark.alone
 def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str) -> None:
     """To the unit, by hours and by minutes: four processes, several limiters, requests, refusals, the deny cache and
     shadow mode, while one of the processes stands still for a moment."""
@@ -116,6 +116,7 @@ def test_what_is_read_is_what_the_clients_were_told(database: Path, prefix: str)
     assert dropped() == 0
 
 
+@pytest.mark.alone
 def test_a_process_that_is_killed_loses_its_last_second(database: Path, prefix: str, tmp_path: Path) -> None:
     """And nothing that it has decided before."""
     path = tmp_path / "noted"
@@ -139,6 +140,7 @@ def test_a_process_that_is_killed_loses_its_last_second(database: Path, prefix: 
     assert found >= sum(moment < killed_at - 1.5 for moment in moments)
 
 
+@pytest.mark.alone
 def test_counts_of_an_outage_are_written_later_and_once(
     database: Path, prefix: str, tmp_path: Path, settings: Any
 ) -> None:
@@ -171,6 +173,7 @@ def use(settings: Any, url: str) -> None:
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": url}}
 
 
+@pytest.mark.alone
 def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: Any) -> None:
     """Each rule in a slot of its own; while the master of one of them is away, decisions go on, and the others are
     written; when it is back, nothing is missing that was not lost with it."""
@@ -363,6 +366,7 @@ def test_workers_that_come_and_go_lose_nothing(prefix: str) -> None:
     assert dict(total("site", day()).counts) == {"a": 100, "r": 20}
 
 
+@pytest.mark.alone
 def test_a_child_counts_for_itself(direct: Any) -> None:
     """Whatever the parent's threads are doing when it forks: what was counted until then, the parent writes."""
     limiter = RateLimiter("forked", "1000000/h", algorithm="fixed_window")
@@ -499,6 +503,7 @@ def test_memory_is_bounded_whoever_comes(direct: Any, prefix: str) -> None:
         assert 0.85 * 6000 < found.people < 1.15 * 6000
 
 
+@pytest.mark.alone
 def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> None:
     """What is decided while there is none is kept, and written to the next one, once."""
     with clusters.watched() as found:
