@@ -25,6 +25,7 @@ from ..conf import conf
 from ..identity.address import believed
 from ..identity.forwarded import parse_address
 from ..identity.request_state import request_state
+from ..identity.sent import LINES
 from .paths import readings
 from .users import STRANGER, VouchedUser, log_in
 
@@ -102,13 +103,17 @@ class DescribedRequest(WSGIRequest):
 
 def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
     """The headers of an ASGI scope, and who asks, as `HttpRequest.META` has them."""
-    meta: dict[str, Any] = {}
+    lines: dict[str, list[str]] = {}
+    meta: dict[str, Any] = {LINES: lines}
     for name, value in scope["headers"]:
         key = _known_key(name) if len(name) <= LONGEST_KNOWN else _meta_key(name)
         if key is None:
             continue
         text = value.decode("latin-1")
-        meta[key] = f"{meta[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}" if key in meta else text
+        if key in meta:
+            lines.setdefault(key, [meta[key]]).append(text)
+            text = f"{meta[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
+        meta[key] = text
     if scope.get("client"):
         meta["REMOTE_ADDR"] = scope["client"][0]
     return meta
@@ -177,6 +182,7 @@ def described(asked: Meta) -> DescribedRequest:
         "REMOTE_ADDR": _address(asked, dialect),
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",
+        LINES: asked.get(LINES) if conf.GATEWAY_DIALECT != "envoy" else None,  # Envoy joins what it passes on.
     }
     if isinstance(conf.IP_META_KEY, str):
         meta[conf.IP_META_KEY] = meta["REMOTE_ADDR"]

@@ -55,7 +55,7 @@ def form_field(request: HttpRequest, name: str) -> str | Unread | None:
     >>> form_field(RequestFactory().post("/", {"name": "ada"}), "name")
     'ada'
     """
-    return _agreed(form_values(request, name))
+    return agreed(form_values(request, name))
 
 
 def json_field(request: HttpRequest, path: str) -> str | Unread | None:
@@ -66,12 +66,12 @@ def json_field(request: HttpRequest, path: str) -> str | Unread | None:
     >>> json_field(request, "user.name"), json_field(request, "user"), json_field(request, "age")
     ('ada', '{"name":"ada"}', None)
     """
-    return _agreed(json_values(request, path))
+    return agreed(json_values(request, path))
 
 
 def data_field(request: HttpRequest, path: str) -> str | Unread | None:
     """A field of the body as Django REST framework parses it: of a form or of a JSON object."""
-    return _agreed(data_values(request, path))
+    return agreed(data_values(request, path))
 
 
 def form_values(request: HttpRequest, name: str) -> Values:
@@ -92,7 +92,7 @@ def data_values(request: HttpRequest, path: str) -> Values:
     return tuple(dict.fromkeys((*json_values(request, path), *form_values(request, path))))
 
 
-def _agreed(values: Values) -> str | Unread | None:
+def agreed(values: Values) -> str | Unread | None:
     """The one value that every view finds. Where one view would find another value, nobody knows which it is: if one of
     them were taken, the others would be free guesses."""
     if not values:

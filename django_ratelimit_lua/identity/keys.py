@@ -20,7 +20,7 @@ from . import Identity
 from .address import client_address
 from .body import UNREAD, Unread, Values, data_field, data_values, form_field, form_values, json_field, json_values
 from .routes import known_match, resolved
-from .sent import cookie_value, header_value, query_value
+from .sent import cookie_value, cookie_values, header_value, header_values, query_value, query_values
 from .session import session_key
 from .text import normalised
 
@@ -101,10 +101,15 @@ _FIELDS: dict[str, Callable[[HttpRequest, str], str | Unread | None]] = {
     "data": data_field,
     "kwarg": lambda request, name: _kwarg(request, name),
 }
-_BODY_VALUES: dict[str, Callable[[HttpRequest, str], Values]] = {
+_BODY_KINDS = ("post", "json", "data")
+_VALUES: dict[str, Callable[[HttpRequest, str], Values]] = {
+    "header": header_values,
+    "cookie": cookie_values,
+    "get": query_values,
     "post": form_values,
     "json": json_values,
     "data": data_values,
+    "kwarg": lambda request, name: (_kwarg(request, name),),
 }
 
 
@@ -149,12 +154,12 @@ def _field(field: str, kind: str, name: str) -> Key:
         return _ip(group, request, user) if value is UNREAD else field_identity(field, value)
 
     is_kwarg = kind == "kwarg"
-    return Key(field, read, needs_route=is_kwarg, needs_body=kind in _BODY_VALUES, lumps_strangers=is_kwarg)
+    return Key(field, read, needs_route=is_kwarg, needs_body=kind in _BODY_KINDS, lumps_strangers=is_kwarg)
 
 
 def read_fields(field: str, request: HttpRequest) -> list[tuple[str, str, str | None]]:
-    """The identities of who sends a request, by a field: more than one where views may read a body in more than one
-    way; none where the field is not there, or not looked at.
+    """The identities of who sends a request, by a field: more than one where views may read it in more than one way;
+    none where the field is not there, or not looked at.
 
     Raises `LimitError` for what is no field.
     """
@@ -164,7 +169,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str, str, str | 
     kind, name, _ = parts
     if kind == "kwarg":
         resolved(request)
-    values = _BODY_VALUES[kind](request, name) if kind in _BODY_VALUES else (_FIELDS[kind](request, name),)
+    values = _VALUES[kind](request, name)
     identities = [field_identity(field, value) for value in values if value is not UNREAD]
     return [identity for identity in identities if identity[-1] is not None]
 

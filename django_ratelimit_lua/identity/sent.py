@@ -2,13 +2,27 @@
 
 A refusal must not cost more than the request it refuses, so nothing is parsed that is longer than any client needs.
 More than that is answered 400, as Django answers too many parameters: passed over, it would be a way around the limit.
+
+Where something stands twice, Django has one way to read it. Of a request of another server (`LINES`) nobody knows
+whether that takes the first or the last, or both as one: where these differ, it is `UNREAD`.
 """
 
 from __future__ import annotations
 
-from django.core.exceptions import RequestDataTooBig
-from django.http import HttpHeaders, HttpRequest
+import re
+from collections.abc import Sequence
 
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpHeaders, HttpRequest, parse_cookie
+
+from .body import Unread, Values, agreed
+
+LINES = "ratelimit.lines"
+"""In `META` of a request of another server: the lines of headers that were sent more than once, by their keys there.
+None: who asks has joined them already."""
+_JOINT = re.compile(r",(?! )")
+"""Where lines are joined; a comma within one is most often followed by a space, which no line begins with."""
+_JOINT_OF_COOKIES = re.compile(r",(?=[!#$%&'*+.^_`|~\w-]+=)", re.ASCII)
 LONGEST_HEADER = 64 * 1024
 """Characters of a header that are looked at; common servers take 8 to 64 KiB."""
 LONGEST_QUERY = 16 * 1024
@@ -17,30 +31,64 @@ MOST_COOKIES = 1000
 """Cookies that are parsed; browsers send at most 180."""
 
 
-def header_value(request: HttpRequest, name: str) -> str | None:
+def header_value(request: HttpRequest, name: str) -> str | Unread | None:
     """A header; None if there is none. Raises `RequestDataTooBig`."""
+    return agreed(header_values(request, name))
+
+
+def cookie_value(request: HttpRequest, name: str) -> str | Unread | None:
+    """A cookie; None if there is none. Raises `RequestDataTooBig`."""
+    return agreed(cookie_values(request, name))
+
+
+def query_value(request: HttpRequest, name: str) -> str | Unread | None:
+    """A parameter of the query; None if there is none.
+
+    Raises `RequestDataTooBig`, and what Django raises for more than `DATA_UPLOAD_MAX_NUMBER_FIELDS`.
+    """
+    return agreed(query_values(request, name))
+
+
+def header_values(request: HttpRequest, name: str) -> Values:
+    """What servers may find in a header."""
+    value = _header(request, name)
+    if value is None or LINES not in request.META:
+        return (value,)
+    told: dict[str, Sequence[str]] | None = request.META[LINES]
+    lines = _JOINT.split(value) if told is None else told.get(HttpHeaders.to_wsgi_name(name), ())
+    return tuple(dict.fromkeys((value, *_ends(lines))))
+
+
+def cookie_values(request: HttpRequest, name: str) -> Values:
+    """What servers may find in a cookie."""
+    cookies = _header(request, "Cookie")
+    if cookies is not None and cookies.count(";") >= MOST_COOKIES:
+        raise RequestDataTooBig(f"The request has more than {MOST_COOKIES} cookies")
+    if cookies is None or LINES not in request.META:
+        return (request.COOKIES.get(name),)
+    if request.META[LINES] is None:
+        cookies = _JOINT_OF_COOKIES.sub(";", cookies)
+    found = [parse_cookie(cookie).get(name) for cookie in cookies.split(";")]
+    return _ends([value for value in found if value is not None])
+
+
+def query_values(request: HttpRequest, name: str) -> Values:
+    """What servers may find in a parameter of the query."""
+    _check_length("query", str(request.META.get("QUERY_STRING") or ""), LONGEST_QUERY)
+    return (request.GET.get(name),) if LINES not in request.META else _ends(request.GET.getlist(name))
+
+
+def _ends(values: Sequence[str]) -> Values:
+    """The first and the last, once if they are the same."""
+    return tuple(dict.fromkeys((*values[:1], *values[-1:])))
+
+
+def _header(request: HttpRequest, name: str) -> str | None:
     # Not by request.headers, which looks at every header there is.
     value: str | None = request.META.get(HttpHeaders.to_wsgi_name(name))
     if value is not None:
         _check_length(f"header {name}", value, LONGEST_HEADER)
     return value
-
-
-def cookie_value(request: HttpRequest, name: str) -> str | None:
-    """A cookie; None if there is none. Raises `RequestDataTooBig`."""
-    cookies = header_value(request, "Cookie")
-    if cookies is not None and cookies.count(";") >= MOST_COOKIES:
-        raise RequestDataTooBig(f"The request has more than {MOST_COOKIES} cookies")
-    return request.COOKIES.get(name)
-
-
-def query_value(request: HttpRequest, name: str) -> str | None:
-    """A parameter of the query; None if there is none.
-
-    Raises `RequestDataTooBig`, and what Django raises for more than `DATA_UPLOAD_MAX_NUMBER_FIELDS`.
-    """
-    _check_length("query", str(request.META.get("QUERY_STRING") or ""), LONGEST_QUERY)
-    return request.GET.get(name)
 
 
 def _check_length(what: str, text: str, longest: int) -> None:

@@ -175,6 +175,17 @@ def test_what_is_no_request_is_said_in_one_way(proxied: Proxied) -> None:
     assert answer.lower().count(b"content-type:") <= 1
 
 
+def test_what_is_sent_twice_is_no_count_of_its_own(proxied: Proxied) -> None:
+    """However the proxy passes on a header, or cookies, of several lines."""
+    begin = ("Host: a", "Connection: close")
+    for path, name in (("/keys/", "X-API-Key: {0}"), ("/cookies/", "Cookie: visitor={0}")):
+        statuses = [
+            say(proxied.port, f"GET {path} HTTP/1.1", *begin, name.format("twice"), name.format(number))[0]
+            for number in range(3)
+        ]
+        assert statuses == [200, 429, 429]
+
+
 @pytest.mark.alone
 def test_exactly_so_many_go_through(proxied: Proxied) -> None:
     """However many clients ask at one time."""

@@ -8,6 +8,7 @@ import pytest
 from django.core.handlers.wsgi import WSGIRequest
 
 from django_ratelimit_lua.gateway.vouched import described, meta_of
+from django_ratelimit_lua.identity.sent import LINES
 
 
 @pytest.mark.parametrize(
@@ -57,4 +58,5 @@ def test_a_header_is_known_by_its_name_however_it_is_written() -> None:
     meta = meta_of({"headers": [(name, b"%d" % number) for number, name in enumerate(names)]})
     assert meta == {
         "HTTP_X_ORIGINAL_URI": "0,1", "HTTP_COOKIE": "3; 4", "CONTENT_TYPE": "5", f"HTTP_{'Y' * 500}": "6",
+        LINES: {"HTTP_X_ORIGINAL_URI": ["0", "1"], "HTTP_COOKIE": ["3", "4"]},
     }  # fmt: skip
