@@ -161,9 +161,11 @@ def test_who_is_over_a_limit_is_refused(site: Site) -> None:
 
 
 def test_no_header_gets_past_a_limit(site: Site) -> None:
-    """Neither one that says where the client is, nor one that is no text, nor a very long one."""
+    """Neither one that says where the client is, nor one that is no text, nor a very long one, nor an upgrade."""
     for value in (b"\xff\xfe", b"k" * 20_000):
         assert [site.get(X_Api_Key=value)[0] for _ in range(3)] == [200, 200, 429]
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "X_Api_Key": "socket"}
+    assert [site.get(**upgrade)[0] for _ in range(3)] == [200, 200, 429]
     left = [int(site.get(X_Forwarded_For=f"203.0.113.{end}")[1]["x-ratelimit-remaining"]) for end in (1, 2)]
     assert left[1] == left[0] - 1
 

@@ -42,7 +42,7 @@ def configuration(
     if conf.GATEWAY_SECRET is None:
         raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
     context = {
-        "listen": _address(listen), "upstream": _address(upstream), "gateway": _address(gateway), "path": path,
+        "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway), "path": path,
         "is_open": fail == "open", "secret": conf.GATEWAY_SECRET[0], "secret_header": SECRET_HEADER,
         "beside": _address(beside)["all"], "user": user, "user_header": conf.GATEWAY_USER_HEADER or "",
         "left": [
@@ -58,7 +58,7 @@ def grpc_configuration(*, listen: str, upstream: str, gateway: str, fail: Litera
     """The configuration of an Envoy that asks over gRPC, whole; see `configuration`. Nobody has to say a secret: who
     reaches the service may ask it."""
     context = {
-        "listen": _address(listen), "upstream": _address(upstream), "gateway": _address(gateway),
+        "listen": _listening(listen), "upstream": _address(upstream), "gateway": _address(gateway),
         "is_open": fail == "open", "seconds": _seconds(),
     }  # fmt: skip
     return _template(GRPC).render(Context(context, autoescape=False))
@@ -68,15 +68,20 @@ def _seconds() -> int:
     return math.ceil(conf.TIMEOUT + conf.MAX_WAIT) + SPARE_SECONDS
 
 
+def _listening(text: str) -> dict[str, str]:
+    """As `_address`; a port alone is all addresses, as Caddy, Traefik and Go have it."""
+    return _address(f"0.0.0.0{text}" if text.startswith(":") else text)
+
+
 def _address(text: str) -> dict[str, str]:
     parts = parse.urlsplit(f"//{text}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if not port or parts.netloc != text:
+    if not host or not port or parts.netloc != text or "@" in text:
         raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:8000")
-    return {"all": text, "host": host or "0.0.0.0", "port": str(port)}
+    return {"all": text, "host": host, "port": str(port)}
 
 
 @lru_cache(maxsize=8)

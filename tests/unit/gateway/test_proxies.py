@@ -37,6 +37,8 @@ def test_what_is_missing_is_said() -> None:
     for options, problem in (
         ({"upstream": "nowhere"}, "'nowhere' is no address; write host:port, such as 127.0.0.1:8000."),
         ({"gateway": "a:b"}, "'a:b' is no address"),
+        ({"gateway": ":8000"}, "':8000' is no address"),
+        ({"upstream": "a@b:80"}, "'a@b:80' is no address"),
         ({"listen": "127.0.0.1:80/x"}, "'127.0.0.1:80/x' is no address"),
         ({"user": "$remote_user"}, "Set RATELIMIT_GATEWAY_USER_HEADER"),
     ):
@@ -66,6 +68,12 @@ def test_what_is_chosen_is_written(settings: Any, proxy: str) -> None:
     if proxy in ("traefik", "envoy"):
         assert yaml.safe_load(closed)
         assert yaml.safe_load(opened)
+
+
+@pytest.mark.parametrize("proxy", [*FILES, GRPC])
+def test_a_port_alone_is_all_addresses(proxy: str) -> None:
+    """`--listen :80`, which not every proxy understands."""
+    assert told(proxy, listen=":80") == told(proxy, listen="0.0.0.0:80")
 
 
 def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
