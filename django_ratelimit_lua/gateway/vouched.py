@@ -39,6 +39,7 @@ LONGEST_KNOWN = 64
 """Bytes of a header's name that is remembered."""
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_AFTER_HOST = re.compile(r"\.?(:[0-9]*)?\Z")
 _unheard = {"proxy": itertools.count(), "secret": itertools.count()}
 _REFUSED = {
     "proxy": "it is no trusted proxy: RATELIMIT_TRUSTED_PROXIES has to name it",
@@ -178,7 +179,7 @@ def described(asked: Meta) -> DescribedRequest:
         "PATH_INFO": paths[0],
         "QUERY_STRING": query,
         "SCRIPT_NAME": "",
-        "HTTP_HOST": asked.get(_key(dialect.host), ""),  # HTTP/1.0 knows none, and proxies send no empty header.
+        "HTTP_HOST": plain_host(asked.get(_key(dialect.host), "")),  # HTTP/1.0 knows none.
         "REMOTE_ADDR": _address(asked, dialect),
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",
@@ -196,6 +197,15 @@ def described(asked: Meta) -> DescribedRequest:
         said = asked.get(_key(conf.GATEWAY_USER_HEADER), "").strip()
         log_in(found, VouchedUser(said) if said else STRANGER)
     return found
+
+
+def plain_host(host: str) -> str:
+    """A host by its name alone, as servers look for the site that it is: clients may add any port, and a dot.
+
+    >>> plain_host("Shop.example.:8443"), plain_host("[::1]:80"), plain_host("")
+    ('shop.example', '[::1]', '')
+    """
+    return _AFTER_HOST.sub("", host.lower())
 
 
 def _said(asked: Meta, header: str) -> str:

@@ -180,6 +180,15 @@ def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(check: Check, s
     assert check("/health/.." * 500).status == 400
 
 
+def test_a_host_is_one_whatever_a_client_adds_to_its_name(check: Check, settings: Any) -> None:
+    """A port, a dot or capitals change nothing of the site that answers; so they free nobody of what is said of it."""
+    settings.RATELIMIT_RULES = [{"name": "hosts", "path": "/", "key": "header:Host", "rate": "1/d"}]
+    ways = ("shop.example", "shop.example:80", "SHOP.example.", "shop.example.:8443", "shop.example:")
+    assert [check(X_Original_Host=way).status for way in ways] == [200, 429, 429, 429, 429]
+    assert check(X_Original_Host="[2001:db8::1]:80").status == 200
+    assert check(X_Original_Host="[2001:db8::2]").status == 200
+
+
 @pytest.mark.parametrize("dialect", ["nginx", "envoy"])
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
 def test_what_is_sent_twice_is_no_count_of_its_own(settings: Any, application: Any, dialect: str) -> None:
