@@ -103,7 +103,7 @@ class Born:
         self.wait(timeout)
         return said
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float = 30) -> None:
         """Wait until it has ended."""
         ended = select.poll()
         ended.register(self._handle, select.POLLIN)
