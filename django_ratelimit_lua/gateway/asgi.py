@@ -55,7 +55,7 @@ async def _live(receive: Receive, send: Send) -> None:
 
 async def _answer(scope: Scope, receive: Receive) -> Answer:
     path = str(scope["path"])
-    if path.endswith("/check") or "/check/" in path:  # First, as Envoy adds the path that it asks about.
+    if path.endswith(("/check", "/check*")) or "/check/" in path:  # First, as Envoy adds the path that it asks about.
         return await answer_check(meta_of(scope))
     if path.endswith("/decide"):
         try:

@@ -10,7 +10,7 @@ from .openapi import openapi
 
 urlpatterns = [
     path("check", check, name="ratelimit-check"),
-    re_path(r"^check/[\s\S]*\Z", check),  # Envoy adds the path that it asks about, whatever is in it.
+    re_path(r"^check(?:\*|/[\s\S]*)\Z", check),  # Envoy adds the path that it asks about, whatever is in it.
     path("decide", decide, name="ratelimit-decide"),
     path("openapi.json", openapi, name="ratelimit-openapi"),
 ]

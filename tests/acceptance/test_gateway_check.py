@@ -79,7 +79,7 @@ def test_every_dialect_says_method_address_and_path(check: Check, settings: Any,
 
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
-@pytest.mark.parametrize("path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%"])
+@pytest.mark.parametrize("path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%", "*"])
 def test_envoy_adds_the_path_that_it_asks_about(settings: Any, application: Any, path: str) -> None:
     """Which is taken for nothing of the gateway's own, whatever it is; and so is the method."""
     settings.RATELIMIT_GATEWAY_DIALECT = "envoy"
