@@ -116,12 +116,12 @@ class _Planner:
     def _charges(self, met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
         planned = []
         for each in _charges(met, ruleset):
-            charge = each.charge
-            if charge.limit.holds and not self.is_hit:
+            limit = each.charge.limit
+            if limit.holds and not self.is_hit:
                 continue  # Slots are released by what was told when they were taken.
-            if charge.limit.ban is not None and is_never_banned(met.request):
-                charge = charge._replace(limit=charge.limit.without_bans())
-            planned.append(each._replace(charge=charge))
+            if limit.ban is not None and is_never_banned(met.request):
+                each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
+            planned.append(each)
         return planned
 
     async def leave(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal, NamedTuple
 
-from django.http import HttpHeaders, HttpRequest, QueryDict
+from django.http import HttpHeaders, HttpRequest
 from google.protobuf.message import DecodeError
 
 from ...conf import conf
@@ -116,7 +116,8 @@ class DescribedRequest(HttpRequest):
 
     def __init__(self, asked: Asked) -> None:
         super().__init__()
-        self.path, query = asked.domain, QueryDict(mutable=True)
+        self.path = asked.domain
+        query: Any = self.GET
         self.META["SERVER_NAME"] = asked.domain
         for key, value in asked.entries:
             kind, _, name = key.partition(":")
@@ -130,7 +131,6 @@ class DescribedRequest(HttpRequest):
                 self.COOKIES[name] = value
             elif kind == "get" and name:
                 query[name] = value
-        self.GET = query  # type: ignore[assignment]
         # Where the client is, Envoy says, and no header that the client may have sent.
         source = conf.IP_META_KEY if isinstance(conf.IP_META_KEY, str) else "REMOTE_ADDR"
         for name in (*_ADDRESS_HEADERS, source):
