@@ -49,6 +49,15 @@ local function open_ban(key, record, register)
         rest = table.concat(moments)
       end
       rcall('SET', key, packed(clock), 'KEEPTTL')
+      local evidence = key .. ':evidence'
+      local kept = redis.pcall('HGETALL', evidence)
+      for i = 1, #kept, 2 do
+        local moment, number = string.match(kept[i], '^(%d+)(:%d+)$')
+        if moment then
+          rcall('HDEL', evidence, kept[i])
+          rcall('HSET', evidence, string.format('%017.0f', earlier(tonumber(moment))) .. number, kept[i + 1])
+        end
+      end
     end
     if clock > time then time = clock end
     if by == 0 and ends > time and times > 0 then

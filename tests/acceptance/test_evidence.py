@@ -132,6 +132,28 @@ def test_what_comes_while_the_clock_is_behind_is_no_evidence(direct: redis.Redis
         assert len(offences) == 2
 
 
+def test_evidence_moves_along_with_a_clock_that_is_set_back(direct: redis.Redis, prefix: str) -> None:
+    """As the ban does: what comes afterwards is later than what was before, and the last ten are kept."""
+    limiter = RateLimiter("mail", "0/s", ban_after=20, ban_for="2h")
+    with move_clock() as clock:
+        for _ in range(10):
+            limiter.hit("ada")
+            clock.advance(1)
+        written()
+        clock.advance(-3600)
+        key, back_at = only_key(direct, prefix), clock.now_us
+        for _ in range(3):
+            clock.advance(1)
+            last = limiter.hit("ada").limits[0].ban
+        written()
+    assert last is not None
+    (offences,) = evidence_of([(key, last)])
+    moments = [offence.moment for offence in offences]
+    assert len(moments) == 10
+    assert moments[-3:] == [back_at + seconds * 10**6 for seconds in (1, 2, 3)]
+    assert last.first < moments[0] < moments[6] <= back_at + 10**6
+
+
 def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: str) -> None:
     """Those of the last moments, however many there were and whoever writes first."""
     view = login(ban_after=100)
