@@ -38,7 +38,7 @@ def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "example_project"],
         cwd=ROOT,
-        env={**os.environ, "PORT": str(port), "DJANGO_SETTINGS_MODULE": "example_project.settings", **environment},
+        env={**os.environ, "PORT": str(port), "DJANGO_SETTINGS_MODULE": "tests.demo_settings", **environment},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -30,7 +30,7 @@ from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
 
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
-IN_SCRIPTS = "time get mget set del hmget exists pexpire"
+IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore pfcount"
 LIMITS = "evalsha eval script|load publish subscribe ping"
 RULES = (
