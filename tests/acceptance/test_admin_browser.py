@@ -44,6 +44,8 @@ PAGES = {
     "slots": "admin/django_ratelimit_lua/slots/",
     "breakers": "admin/django_ratelimit_lua/ratelimitbreaker/",
     "breaker": "admin/django_ratelimit_lua/ratelimitbreaker/one/?name=payments",
+    "clients": "admin/django_ratelimit_lua/ratelimitclient/",
+    "client-new": "admin/django_ratelimit_lua/ratelimitclient/add/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }
@@ -598,6 +600,7 @@ def test_an_empty_list_says_what_to_do_first(browser: Any, places: Any) -> None:
         (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
         (OVERRIDES, "No overrides yet", "Open the inspector", f"{OVERRIDES}inspect/"),
         (PAGES["changes"], "No changes yet", "To the rules", RULES),
+        (PAGES["clients"], "No clients yet", "Add a client", PAGES["client-new"]),
     ):
         browser.get(address + page)
         assert words in browser.find_element("css selector", ".ratelimit-empty").text
