@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-MOST_SEGMENTS = 100
-"""Of a path that can be read in several ways."""
+MOST_SEGMENTS, LONGEST = 100, 4096
+"""Segments and characters of a path that can be read in several ways, each of which is looked at."""
 _SEVERAL = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
 _SEPARATOR = re.compile(r"%(2f|5c)", re.IGNORECASE)
 _PARAMETERS = re.compile(r";[^/]*")
 _SLASH, _BACKSLASH = "\u2215", "\u2216"
 """What was sent as %2F and %5C, while it is not yet decided what it means; no byte has these letters."""
-_DECODED = str.maketrans({_SLASH: "/", _BACKSLASH: "\\"})
 
 
 def readings(path: str) -> tuple[str, ...]:
@@ -30,7 +29,8 @@ def readings(path: str) -> tuple[str, ...]:
     - what follows `#` is no part of the path, or it is;
     - empty segments count (the URL Standard, again), or not.
 
-    Raises `ValueError` for a path of more than `MOST_SEGMENTS` that can be read in several ways.
+    Raises `ValueError` for a path that can be read in several ways and is longer than `LONGEST`, or has more than
+    `MOST_SEGMENTS`.
 
     >>> readings("/api/v1/")
     ('/api/v1/',)
@@ -42,11 +42,11 @@ def readings(path: str) -> tuple[str, ...]:
     path = path.encode("latin-1", "replace").decode("latin-1")
     if not _SEVERAL.search(path):
         return (_decoded(path),)
-    if len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MOST_SEGMENTS:
-        raise ValueError(f"more than {MOST_SEGMENTS} segments")
+    if len(path) > LONGEST or len(re.findall(r"[/\\]|%2f|%5c", path, re.IGNORECASE)) > MOST_SEGMENTS:
+        raise ValueError(f"more than {MOST_SEGMENTS} segments or {LONGEST} characters, and may be read in several ways")
     kept = [_SEPARATOR.sub(_letter, path.partition("#")[0]), _SEPARATOR.sub(_letter, path)]
     sent, whole = map(_decoded, kept)
-    plain, ways = sent.translate(_DECODED), {sent, whole}
+    plain, ways = _separated(sent), {sent, whole}
     ways |= {_PARAMETERS.sub("", way) for way in ways}
     for letter in (_SLASH, "\\", _BACKSLASH):
         ways |= {way.replace(letter, "/") for way in ways}
@@ -54,12 +54,16 @@ def readings(path: str) -> tuple[str, ...]:
     found = dict.fromkeys((normalised_path(plain), plain))
     for way in sorted(ways):
         for merges in (True, False):
-            found[normalised_path(way, merges=merges).translate(_DECODED)] = None
+            found[_separated(normalised_path(way, merges=merges))] = None
     return tuple(found)
 
 
 def _letter(separator: re.Match[str]) -> str:
     return _SLASH if separator[1].lower() == "2f" else _BACKSLASH
+
+
+def _separated(path: str) -> str:
+    return path.replace(_SLASH, "/").replace(_BACKSLASH, "\\")
 
 
 def _decoded(path: str) -> str:
