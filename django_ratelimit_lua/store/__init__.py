@@ -44,8 +44,6 @@ LAST_PATIENCE = 1.0
 
 _stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
-_changes = 0
-"""How often settings were changed that stores go by."""
 
 
 @cache
@@ -55,14 +53,17 @@ def get_store(background: bool = False) -> Store:
     `background`: for what no request waits for. It has more time, and asks on whatever has failed.
     """
     while True:
-        changes, store_key = _changes, (conf.USE_CACHE, background)
-        store = _stores.get(store_key)
+        stores, store_key = _stores, (conf.USE_CACHE, background)
+        store = stores.get(store_key)
         if store is None:
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
-            store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
-        if changes == _changes:  # Else it may be of the settings of before, and would be remembered.
-            return _stores.setdefault(store_key, store)  # Another thread may have been faster: there is one for all.
+            new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
+            store = stores.setdefault(
+                store_key, new_store
+            )  # Another thread may have been faster: there is one for all.
+        if stores is _stores:  # Else it may be of the settings of before, and would be remembered.
+            return store
 
 
 def store_at(url: str) -> Store:
@@ -96,11 +97,11 @@ def last_patience() -> Patience:
 
 
 def _forget_stores() -> None:
-    global _changes
-    _changes += 1
+    global _stores
+    forgotten, _stores = _stores, {}
     get_store.cache_clear()
-    while _stores:
-        _stores.popitem()[1].close()
+    for store in list(forgotten.values()):  # A thread that began before may add one still.
+        store.close()
 
 
 on_change(("CACHES", "RATELIMIT_TIMEOUT", "RATELIMIT_USE_CACHE"), _forget_stores)
