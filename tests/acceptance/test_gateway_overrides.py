@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import include, path
@@ -44,22 +43,11 @@ def ok(request: HttpRequest, shop: str) -> HttpResponse:
 urlpatterns = [path("orders/<slug:shop>/", ok), path("ratelimit/", include("django_ratelimit_lua.gateway.urls"))]
 
 
-def logged_in(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """A middleware that takes the word of a header for who is logged in."""
-
-    def middleware(request: HttpRequest) -> HttpResponse:
-        pk = request.headers.get("X-User")
-        request.user = User(pk=int(pk)) if pk else AnonymousUser()
-        return get_response(request)
-
-    return middleware
-
-
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     """Requests of Django's, and services."""
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [f"{__name__}.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = ["tests.users.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
 
 
 @pytest.fixture

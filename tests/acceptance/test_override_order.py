@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -48,21 +48,10 @@ urlpatterns = [
 ]  # fmt: skip
 
 
-def logged_in(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """A middleware that takes the word of a header for who is logged in."""
-
-    def middleware(request: HttpRequest) -> HttpResponse:
-        pk = request.headers.get("X-User")
-        request.user = User(pk=int(pk)) if pk else AnonymousUser()
-        return get_response(request)
-
-    return middleware
-
-
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [f"{__name__}.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = ["tests.users.logged_in", "django_ratelimit_lua.middleware.RateLimitMiddleware"]
 
 
 @dataclass(frozen=True)
