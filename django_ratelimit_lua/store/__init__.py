@@ -59,9 +59,8 @@ def get_store(background: bool = False) -> Store:
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
             new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
-            store = stores.setdefault(
-                store_key, new_store
-            )  # Another thread may have been faster: there is one for all.
+            # Another thread may have been faster: there is one for all.
+            store = stores.setdefault(store_key, new_store)
         if stores is _stores:  # Else it may be of the settings of before, and would be remembered.
             return store
 
