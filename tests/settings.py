@@ -59,6 +59,8 @@ CACHES = {
 # Tests that count what is admitted must not lose a call to a busy machine.
 RATELIMIT_TIMEOUT = 10
 RATELIMIT_ON_STORE_ERROR = "closed"
+# Hundreds of tests make a user; a slow hash of the password would take most of their time.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "/static/"
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",

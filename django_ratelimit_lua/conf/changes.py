@@ -20,6 +20,12 @@ def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
 
 
 def _changed(*, setting: str, **kwargs: Any) -> None:
+    if setting == "CACHES":
+        # Django's own receiver may come after this one. Until it has run, `django.core.cache.caches` has the previous
+        # aliases, and another thread would open connections to them.
+        from django.test.signals import clear_cache_handlers
+
+        clear_cache_handlers(setting=setting)
     for names, hear in _hearers:
         if any(fnmatchcase(setting, name) for name in names):
             hear()

@@ -28,6 +28,7 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from tests.acceptance.test_command import said
+from tests.examples import examples
 from tests.odd import moments, numbers, rules, texts, tiers
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -161,7 +162,7 @@ def people() -> None:
     grace.groups.add(Group.objects.create(name="free"))
 
 
-@example_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@example_settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(rules, st.lists(tiers, max_size=2), st.lists(requests, min_size=3, max_size=6))
 @example({"name": "site", "path": "/", "key": "ip", "limit": 5, "cost": 2**53 + 1}, [], [])
 def test_a_rule_that_is_accepted_can_be_applied(
@@ -259,7 +260,7 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
 
 
 @pytest.mark.usefixtures("quiet")  # Other rules come under the same revision, which nobody can hear of.
-@example_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@example_settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -37,6 +37,7 @@ from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
+from tests.examples import examples
 from tests.odd import rules as odd_rules
 from tests.odd import texts as odd_texts
 from tests.odd import tiers as odd_tiers
@@ -294,7 +295,7 @@ declared = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@example_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(declared, max_size=4, unique_by=lambda one: one["name"]))
 def test_every_rule_goes_round(rules: list[dict[str, Any]]) -> None:
     """Whatever it says: YAML, rows, YAML are the same."""
@@ -453,7 +454,7 @@ def test_gcra_is_a_token_bucket_and_words_are_kept_as_they_are() -> None:
     assert made.declared() == {"name": "x", **expected}
 
 
-@example_settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@example_settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(odd_rules, st.lists(odd_tiers, max_size=2)), max_size=3))
 def test_whatever_the_form_accepts_goes_round(rows: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
     """Rows, YAML, rows: the same rules, however odd."""
@@ -513,7 +514,7 @@ texts = st.one_of(
 )
 
 
-@example_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@example_settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts)
 def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
     """Never a traceback; an error names the line or the rule, and nothing is written."""

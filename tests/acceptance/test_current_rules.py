@@ -18,6 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing
     RateLimitRule.objects.create(name="first", path="/first", key="ip", limit=1)
 
     @given(histories())
-    @hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def holds(history: Any) -> None:
         before, first, after, second, block = history
         save(before, False)

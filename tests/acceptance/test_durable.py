@@ -39,6 +39,7 @@ from django_ratelimit_lua.stats.recorder import recorder
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until
+from tests.examples import examples
 from tests.server import url
 from tests.worker import Worker, migrated
 
@@ -246,7 +247,7 @@ def test_any_time_is_read_as_it_was_counted(direct: Any) -> None:
         step=st.sampled_from([HOUR, 3 * HOUR, DAY]),
         steps=st.integers(0, 60),
     )
-    @example_settings(deadline=None, max_examples=60)
+    @example_settings(deadline=None, max_examples=examples(60))
     def check(name: str, start: int, step: int, steps: int) -> None:
         found = kept_series(name, Span(start, start + steps * step, step))
         assert [point.moment for point in found] == [start + number * step for number in range(steps)]

@@ -29,9 +29,10 @@ from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats.reading import shadow_numbers
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
+from tests.examples import examples
 from tests.grpc_gateway import question
 
-EXAMPLES = int(os.environ.get("RATELIMIT_TEST_EXAMPLES", "200"))
+EXAMPLES = examples(200)
 OK, OVER = messages.OK, messages.OVER_LIMIT
 ADA, GRACE = ("remote_address", "203.0.113.9"), ("remote_address", "198.51.100.7")
 LOGIN = ("generic_key", "login")

@@ -24,9 +24,10 @@ from django_ratelimit_lua.gateway.check import check as check_view
 from django_ratelimit_lua.gateway.vouched import DIALECTS
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.asgi import aask, ask
+from tests.examples import examples
 from tests.proxies import SECRET, Answer
 
-EXAMPLES = int(os.environ.get("RATELIMIT_TEST_EXAMPLES", "200"))
+EXAMPLES = examples(200)
 """`.ci/run` makes 10,000."""
 pytestmark = pytest.mark.django_db(transaction=True)
 Check = Callable[..., Answer]

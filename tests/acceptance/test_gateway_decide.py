@@ -29,9 +29,10 @@ from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
 from tests.asgi import aask, ask
+from tests.examples import examples
 from tests.proxies import Answer
 
-EXAMPLES = int(os.environ.get("RATELIMIT_TEST_EXAMPLES", "200"))
+EXAMPLES = examples(200)
 pytestmark = pytest.mark.django_db(transaction=True)
 Decide = Callable[..., Answer]
 MAIL = {"limit": "mail", "identity": "ada"}

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.examples import examples
 from tests.server import url
 from tests.worker import Worker, copy, migrated
 
@@ -188,6 +189,6 @@ def test_whatever_happens_what_the_database_has_is_what_holds(histories: Any) ->
     run_state_machine_as_test(
         histories,
         settings=settings(
-            max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(15), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

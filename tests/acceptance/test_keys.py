@@ -13,11 +13,12 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path
 from hypothesis import HealthCheck, example, given
-from hypothesis import settings as examples
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity.keys import FIELD_KINDS
+from tests.examples import examples
 
 
 def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
@@ -83,7 +84,7 @@ def odd_site() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", ["ok", "aok"])
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25))
 @given(
     method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]),
     name=NASTY,

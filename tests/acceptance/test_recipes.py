@@ -11,13 +11,14 @@ import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
 from hypothesis import HealthCheck, example, given
-from hypothesis import settings as examples
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import LimitError, ratelimit
 from django_ratelimit_lua.limits.call import MOST_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.testing import override_ratelimits
+from tests.examples import examples
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -111,7 +112,7 @@ def test_the_cost_of_rows_is_within_bounds_whatever_a_client_writes() -> None:
     """Never free, never more than the bucket holds, never an error."""
     rows = recipe("quickstart.rst", "export")["rows"]
 
-    @examples(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @hypothesis_settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(ROWS)
     @example("-100")
     @example("-200")

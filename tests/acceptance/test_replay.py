@@ -43,6 +43,7 @@ from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.store import store_at
 from tests import reference
+from tests.examples import examples
 from tests.server import url
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -140,7 +141,7 @@ def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(rate: str, r
     ],
     ids=str,
 )  # fmt: skip
-@example_settings(max_examples=15)
+@example_settings(max_examples=examples(15))
 @given(
     hits=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["192.0.2.1", "192.0.2.2"])), min_size=1, max_size=80),
     limit=st.integers(1, 12), cost=st.integers(1, 2),

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua import ratelimit_exempt
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
+from tests.examples import examples
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 LOCALE = "django.middleware.locale.LocaleMiddleware"
@@ -148,7 +149,7 @@ def test_alternating_languages_are_limited(conf: Any, middleware: list[str], kin
     unprefixed=st.booleans(),
     accept=st.sampled_from(["en", "de", "fr", "*"]),
 )
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=examples(40), deadline=None)
 def test_whatever_the_order_of_languages_every_request_to_the_view_counts(
     data: list[tuple[str, str]], unprefixed: bool, accept: str
 ) -> None:
@@ -248,7 +249,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=7), st.sampled_from(["", "/zz", "/api", "/zz/"]), st.booleans())
-@hypothesis_settings(max_examples=400, deadline=None)
+@hypothesis_settings(max_examples=examples(400), deadline=None)
 def test_what_django_resolves_to_the_view_meets_its_rules(pieces: list[str], script: str, quoted: bool) -> None:
     """However the path is written and whatever script it is said to be below: by route, by prefix and by glob."""
     tail = "".join(pieces)

@@ -16,12 +16,13 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.identity.session import session_key
+from tests.examples import examples
 
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -174,7 +175,7 @@ def test_a_session_that_was_flushed_is_none(backend: str, rf: RequestFactory) ->
 
 
 @given(cookie=st.text(max_size=300))
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 def test_no_cookie_is_a_failure(cookie: str, backend: str) -> None:
     """Whatever it holds: the address counts."""
     from importlib import import_module

@@ -36,6 +36,7 @@ from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.test_rules import another_process, rule
 from tests.clusters import until
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ODD = ("country", "host", "weight", "mode", "audience", "algorithm", "windows", "on_store_error", "align")
@@ -492,7 +493,7 @@ def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: P
     addresses = iter(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(2**20))
 
     @given(mutations(text), st.booleans())
-    @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def holds(mutated: tuple[bytes, bool], is_new: bool) -> None:
         written, good = mutated
         if is_new:
@@ -520,7 +521,7 @@ def test_whatever_is_written_about_a_subject_no_request_fails(published: Publish
     numbers = iter(range(2**20))
 
     @given(st.sampled_from(sorted(fields)), st.data())
-    @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def holds(field: bytes, data: st.DataObject) -> None:
         declared = json.loads(fields[field][16:])
         way = data.draw(st.sampled_from(places(declared)))
@@ -585,7 +586,7 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct:
 
     @example("string", short)
     @given(kinds, st.binary(max_size=200) | doubles)
-    @hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def holds(kind: str, found: bytes) -> None:
         direct.delete(key)
         if kind == "string":

@@ -16,6 +16,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
+from tests.examples import examples
 from tests.reference import calendar_window
 
 pytestmark = pytest.mark.engine
@@ -24,7 +25,7 @@ START = 1_750_000_000_000_000
 DAY = 86_400_000_000
 serial = itertools.count()
 EXAMPLES = settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.engine.circuit import SHARES, Answer, LoneCircuit, Outcomes
 from django_ratelimit_lua.engine.circuits import PROGRAM
 from django_ratelimit_lua.rules.breakers import Thresholds
+from tests.examples import examples
 from tests.server import url
 
 SECOND = 1_000_000
@@ -91,7 +92,7 @@ STEPS = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=examples(150))
 @given(by=BY, steps=STEPS, chance=st.integers(0, 999))
 def test_the_program_and_the_model_for_outages_say_the_same(by: Thresholds, steps: list, chance: int) -> None:
     """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told, asked and retuned."""
@@ -121,7 +122,7 @@ def test_the_program_and_the_model_for_outages_say_the_same(by: Thresholds, step
                 probes.append((options["probe"], answer.era))
 
 
-@hypothesis_settings(max_examples=100)
+@hypothesis_settings(max_examples=examples(100))
 @given(
     by=BY.filter(lambda by: by.failure_ppm or by.failures),
     told=st.lists(st.tuples(st.integers(0, 4 * SECOND), COUNTS), min_size=1, max_size=30),

@@ -17,6 +17,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import GENERAL
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.store.exchange import to_decide
+from tests.examples import examples
 from tests.reference import REFERENCES, Answer, decide
 
 pytestmark = pytest.mark.engine
@@ -150,7 +151,7 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, ba
             assert ask("peek", now + retry, units)
 
 
-EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)

@@ -17,13 +17,14 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
+from tests.examples import examples
 from tests.reference import REFERENCES
 
 pytestmark = pytest.mark.engine
 
 START = 1_750_000_000_000_000
 EXAMPLES = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -299,7 +300,7 @@ def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-@settings(EXAMPLES, max_examples=120)
+@settings(EXAMPLES, max_examples=examples(120))
 @given(seed=st.integers(0, 2**64))
 def test_when_all_is_given_back_nothing_is_left(algorithm: str, seed: int) -> None:
     """Also of what was reserved far ahead, where others went before who came later, where the limit was edited in

@@ -21,6 +21,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import GENERAL, straight
 from django_ratelimit_lua.store import Patience, get_store
 from django_ratelimit_lua.store.exchange import to_decide
+from tests.examples import examples
 
 pytestmark = pytest.mark.engine
 
@@ -149,7 +150,7 @@ def decide(call: Call, is_general: bool = False) -> Decision:
     return decision
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     is_general=st.booleans(),
     limit=st.sampled_from([1, 2, 3, 1, 2, 0]),

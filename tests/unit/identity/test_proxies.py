@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.identity.address import UNKNOWN, ClientAddress, client_address
 from django_ratelimit_lua.identity.forwarded import entries, parse_address
+from tests.examples import examples
 
 CLIENT, SPOOFED, INNER = "198.51.100.7", "203.0.113.66", "10.1.2.3"
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
@@ -172,7 +173,7 @@ def test_only_so_many_hops_are_followed() -> None:
 NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
 
 
-@hypothesis_settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     sent=st.one_of(st.text(max_size=200), st.lists(st.sampled_from(GARBAGE), max_size=8).map(",".join)),
     hops=st.lists(st.sampled_from(["10.0.0.9", "10.255.0.1", "fd00::2"]), max_size=4),

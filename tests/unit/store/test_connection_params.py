@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.credentials import CredentialProvider
 
 import django_ratelimit_lua.store
+from django_ratelimit_lua.conf import changes
 from django_ratelimit_lua.store import why_unusable
 from django_ratelimit_lua.store.connection_params import LOGIN, REACH, ConnectionParams
 from django_ratelimit_lua.store.redis_py import AsyncDial, open_socket
@@ -163,3 +164,15 @@ def test_a_store_that_is_made_while_settings_change_is_not_kept(settings: Any, m
     monkeypatch.setattr(ConnectionParams, "of", staticmethod(slow))
     get_store = django_ratelimit_lua.store.get_store
     assert [get_store()._params.database, get_store()._params.database] == [1, 1]
+
+
+def test_a_store_made_right_after_a_change_of_settings_has_the_new_ones(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may ask before Django's own receiver has replaced the aliases."""
+    made: list[int] = []
+    receiver = (("CACHES",), lambda: made.append(django_ratelimit_lua.store.get_store()._params.database))
+    monkeypatch.setattr(changes, "_hearers", [*changes._hearers, receiver])
+    for database in (0, 1):
+        use(settings, f"redis://127.0.0.1:1/{database}")
+    assert made == [0, 1]
