@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 
 SHARE = float(os.environ.get("RATELIMIT_TEST_EXAMPLES", "0.3"))
-MIN_EXAMPLES = 5
 
 
-def examples(count: int) -> int:
+def examples(count: int, at_least: int = 5) -> int:
     """Return the number of examples to draw for a test that draws `count` in `.ci/run`."""
-    return max(MIN_EXAMPLES, round(count * SHARE))
+    return max(at_least, round(count * SHARE))

@@ -29,8 +29,8 @@ from tests import clusters
 from tests.clusters import client
 from tests.nursery import Born
 
-PROCESSES, THREADS, PAUSE = 3, 2, 0.008
-LIMIT, PERIOD = 1300, "12h"
+PROCESSES, THREADS, PAUSE = 3, 2, 0.016
+LIMIT, PERIOD = 650, "12h"
 HURT_AT, HEALED_AT, END = 1.5, 3.5, 7.0
 DEADLINE = 0.1
 BREAKER_OPEN_AFTER = 0.8

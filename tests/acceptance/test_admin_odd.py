@@ -28,13 +28,14 @@ from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "django_ratelimit_lua"
 RULES, OVERRIDES, CHANGES = (
     f"/admin/{APP}/{name}/" for name in ("ratelimitrule", "ratelimitoverride", "ratelimitchange")
 )
-SEEDS = range(3)
+SEEDS = range(examples(3, at_least=1))
 REQUESTS = 80
 
 

@@ -114,7 +114,9 @@ def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing
     RateLimitRule.objects.create(name="first", path="/first", key="ip", limit=1)
 
     @given(histories())
-    @hypothesis_settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(
+        max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     def holds(history: Any) -> None:
         before, first, after, second, block = history
         save(before, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 

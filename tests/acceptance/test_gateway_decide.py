@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import re
 from collections.abc import Callable
 from typing import Any

@@ -112,7 +112,9 @@ def test_the_cost_of_rows_is_within_bounds_whatever_a_client_writes() -> None:
     """Never free, never more than the bucket holds, never an error."""
     rows = recipe("quickstart.rst", "export")["rows"]
 
-    @hypothesis_settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @hypothesis_settings(
+        max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
     @given(ROWS)
     @example("-100")
     @example("-200")

@@ -493,7 +493,9 @@ def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: P
     addresses = iter(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(2**20))
 
     @given(mutations(text), st.booleans())
-    @hypothesis_settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(
+        max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     def holds(mutated: tuple[bytes, bool], is_new: bool) -> None:
         written, good = mutated
         if is_new:
@@ -521,7 +523,9 @@ def test_whatever_is_written_about_a_subject_no_request_fails(published: Publish
     numbers = iter(range(2**20))
 
     @given(st.sampled_from(sorted(fields)), st.data())
-    @hypothesis_settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(
+        max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     def holds(field: bytes, data: st.DataObject) -> None:
         declared = json.loads(fields[field][16:])
         way = data.draw(st.sampled_from(places(declared)))
@@ -586,7 +590,9 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct:
 
     @example("string", short)
     @given(kinds, st.binary(max_size=200) | doubles)
-    @hypothesis_settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @hypothesis_settings(
+        max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     def holds(kind: str, found: bytes) -> None:
         direct.delete(key)
         if kind == "string":

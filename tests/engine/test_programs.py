@@ -26,6 +26,7 @@ from django_ratelimit_lua.limits.program import (
     straight,
 )
 from django_ratelimit_lua.store import get_store
+from tests.examples import examples
 
 pytestmark = pytest.mark.engine
 
@@ -112,7 +113,7 @@ def test_every_shape_answers_as_the_general_program(shape: tuple[str, ...], dire
     """Hits among peeks, refunds, reservations, partial hits, edits and a clock that steps back: each reply and each
     state is the general program's."""
     chance = random.Random("-".join(shape))
-    for _ in range(12 if len(shape) == 1 else 3):
+    for _ in range(examples(12 if len(shape) == 1 else 3, at_least=1)):
         both, now, current = Both(direct), START + chance.randrange(10**7), limits(chance, shape)
         for _ in range(60):
             now += chance.choice(LATER)

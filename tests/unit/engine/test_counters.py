@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.engine.counter import FULL_SECONDS, Bucket, Moments, OutageShare, Window
-from django_ratelimit_lua.engine.counters import CROWDS_OF_A_LIMIT, MOST, Counters, counters
+from django_ratelimit_lua.engine.counters import CROWDS_OF_A_LIMIT, Counters, counters
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
@@ -22,7 +22,9 @@ from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 
 WHOLE = ProcessShare(0, 1, 1)
-MORE = MOST + 4000
+MOST, CROWDS = 1_000, 100
+"""Little room, so that few identities fill it."""
+MORE = MOST + 400
 """Than there is room for."""
 
 
@@ -31,6 +33,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and has counted nothing."""
     monkeypatch.setattr(heartbeat, "count", 1)
     monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST", MOST)
+    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST_CROWDS", CROWDS)
     counters.clear()
     yield
     counters.clear()
@@ -52,7 +56,7 @@ def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("split", ["equal", None])
 def test_nobody_gets_more_by_sending_others(algorithm: str, split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 14,000 other identities in between, one still gets its hundred, and not one more; in parts and in shares."""
+    """With 1,400 other identities in between, one still gets its hundred, and not one more; in parts and in shares."""
     Clock(monkeypatch)  # It stands still, so that nothing flows back.
     limit = Limit("x", "100/h", algorithm=algorithm, split=split)
     here = Counters()
@@ -81,7 +85,7 @@ def test_a_crowd_is_over_when_its_period_is(monkeypatch: pytest.MonkeyPatch) -> 
     """Who was refused for lack of room has all of its own when the others do not count any more."""
     clock = Clock(monkeypatch)
     limit, here = Limit("x", "5/m", algorithm="fixed_window", split="equal"), Counters()
-    for number in range(MOST + 5000):
+    for number in range(MOST + 500):
         hits(here, limit, number)
     assert hits(here, limit, "late") == 0
     retry = here.decide(Call([Charge(limit, digest("late"))])).retry_after
@@ -90,10 +94,10 @@ def test_a_crowd_is_over_when_its_period_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert hits(here, limit, "late", 10) == 5
 
 
-def test_there_is_room_for_a_thousand_crowds_and_none_for_more() -> None:
+def test_there_is_room_for_so_many_crowds_and_none_for_more() -> None:
     """Whoever is of yet another limit then is refused, and told to come back in a moment; shadow refuses nobody."""
     here = Counters()
-    for number in range(MOST + 4000):
+    for number in range(MOST + 20 * CROWDS):
         hits(here, Limit(f"limit {number}", "5/h", split="equal"), number)
     decisions = [
         here.decide(Call([Charge(Limit(f"more {number}", "5/h", split="equal"), digest(number))]))
