@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,34 @@ def pytest_runtestloop() -> None:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="0/1", help="run the tests K, K+N, K+2N … of each file: K/N")
+
+
+def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    offset, count = map(int, config.getoption("part").split("/"))
+    numbers: defaultdict[Path, itertools.count[int]] = defaultdict(itertools.count)
+    sizes = Counter(item.path for item in items)
+    chosen, left_out = [], []
+    for item in items:
+        step = min(count, sizes[item.path])  # A small file runs at least one test.
+        is_chosen = next(numbers[item.path]) % step == offset % step
+        if count > 1 and item.get_closest_marker("whole_file"):
+            is_chosen = False
+        (chosen if is_chosen else left_out).append(item)
+    items[:] = chosen
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes comes first, and files with what runs alone come last, so that no worker waits for long; in
     such a file, that comes last, when what the file starts is running."""
 
     def is_alone(item: pytest.Item) -> bool:
         return item.get_closest_marker("alone") is not None
 
+    _select_part(config, items)
     alone = {item.path for item in items if is_alone(item)}
     places = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(

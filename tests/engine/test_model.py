@@ -189,6 +189,7 @@ def test_several_limits_that_ban_answer_as_their_references(data: Any, algorithm
     compare(data, algorithms, script, plain=False, bans=True)
 
 
+@pytest.mark.whole_file
 def test_that_was_enough() -> None:
     """In .ci/run, at least 20,000 operations were compared, thousands in a straight line, and many refusals retried."""
     assert performed["bans"] >= examples(1_000)

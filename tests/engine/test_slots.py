@@ -214,6 +214,7 @@ def test_slots_answer_as_their_model(is_general: bool, limit: int, queue: int | 
                 performed["guesses"] += 1
 
 
+@pytest.mark.whole_file
 def test_that_was_enough() -> None:
     """Thousands of operations of every kind."""
     assert min(performed.values()) > examples(100), performed
