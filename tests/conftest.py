@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import signal
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -54,6 +55,10 @@ def _keep_forks_apart_from_coverage() -> None:
 
 
 _keep_forks_apart_from_coverage()
+
+# A shell starts its background jobs with SIGINT ignored, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
