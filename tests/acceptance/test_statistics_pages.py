@@ -85,6 +85,25 @@ def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None: 
     assert whole["requests"] == 7
 
 
+def test_the_pages_count_a_request_once(operator: Client) -> None:  # noqa: F811
+    """One view with a decorator and two rules of the middleware: the tiles, JSON and the command show the requests."""
+    for name in ("first", "second"):
+        RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=1000, unit="h")
+    RateLimitRule.objects.create(name="search", key="ip", limit=5, unit="h")  # It replaces the decorator's numbers.
+    assert Counter(visits(50, "203.0.113.1", "/search")) == {200: 5, 429: 45}
+    whole = told(operator)["site"]
+    assert (whole["requests"], whole["refused"], whole["share_refused"]) == (50, 45, 0.9)
+    assert whole["requests"] == sum(hour["requests"] for hour in whole["hours"])
+    tiles = re.findall(r"<dd>(.*?)</dd>", text(operator), re.DOTALL)
+    assert "50" in tiles
+    assert any("45" in tile and "90%" in tile for tile in tiles)
+    assert row(operator, "first")["requests"] == row(operator, "search")["requests"] == 50
+    out = io.StringIO()
+    call_command("ratelimit_stats", "show", "--json", stdout=out)
+    found = json.loads(out.getvalue())
+    assert (found["all"]["allowed"], found["all"]["refused"]) == (5, 45)
+
+
 def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:  # noqa: F811
     """Of what was refused: how much a ban did, on the overview, on the page of the rule and for machines."""
     limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=3, ban_for="10m")
