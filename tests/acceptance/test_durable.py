@@ -178,6 +178,29 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
         other._process.stdin.close()
 
 
+def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tmp_path: Path, prefix: str) -> None:
+    """By the process that wrote last; it stops when nothing is new, and the next request starts it again."""
+    path = migrated(tmp_path / "db.sqlite3")
+    counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
+    with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
+        worker("from django_ratelimit_lua.models import RateLimitHour")
+        worker("from django_ratelimit_lua.publishing import hours")
+        worker("hours.KEEP_SECONDS = 0.2")
+        worker("rule(durable=True)")
+        total = 0
+        for _ in range(2):
+            before = total
+            deadline = time.monotonic() + 20
+            while worker(counted) <= before and time.monotonic() < deadline:
+                worker("ask()")
+                total += 1
+            for _ in range(5):  # Another look has just been made.
+                worker("ask()")
+                total += 1
+            until(lambda total=total: worker(counted) == total, "the last requests are written")
+            until(lambda: not worker("hours.keeping.is_running"), "the process stops looking")
+
+
 def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], None], direct: Any, prefix: str) -> None:
     """Once a day all that Redis has is compared; and anew where something has failed."""
     mail = RateLimiter("mail.late", "1000/h", durable=True)
