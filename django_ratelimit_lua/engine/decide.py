@@ -137,13 +137,15 @@ class Outcome(NamedTuple):
 
 class Planner(Protocol):
     """What a face says about one decision. `units`: what is granted where rate limiting is switched off; `gathers`:
-    whether it has anything to find out first; `is_hit`: whether it is about a hit, which statistics count; `count`: how
-    they count its request so far (None: the hit is a request of its own)."""
+    whether it has anything to find out first; `is_hit`: whether it is about a hit, which statistics count."""
 
     units: int
     gathers: bool
     is_hit: bool
-    count: RequestCount | None
+
+    @property
+    def count(self) -> RequestCount | None:
+        """How statistics count its request so far; None: the hit is a request of its own."""
 
     def gather(self, ruleset: Ruleset) -> None:
         """Find out all that planning needs by these rules. May block, and raise what users' functions raise."""

@@ -116,6 +116,4 @@ class _Planner:
 
     def states(self, outcome: Outcome) -> Mapping[Any, LimitState]:
         """The states of the limits that were decided, by counter."""
-        return {
-            (decided.charge.digest, decided.charge.limit.key_part): decided.state for decided in outcome.charges
-        }
+        return {(decided.charge.digest, decided.charge.limit.key_part): decided.state for decided in outcome.charges}

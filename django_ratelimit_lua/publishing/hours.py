@@ -1,8 +1,8 @@
 """From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
 
-One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only ever raise what is there, so it makes no
-difference how often they are written, by how many, or where somebody was killed. The last two days are looked at each
-time; all that Redis has, once a day, and after whatever has failed.
+One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
+ever raise what is there, so it makes no difference how often they are written, by how many, or where somebody was
+killed. The last two days are looked at each time; all that Redis has, once a day, and after whatever has failed.
 """
 
 from __future__ import annotations
