@@ -420,6 +420,7 @@ class _Planner:
     """Plans what a limiter charges: the case without a request, for which nothing has to be gathered."""
 
     gathers = False
+    count = None
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -24,6 +25,7 @@ from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
+from ..operations.identity import ExplainedIdentity, explain_identity
 from ..operations.reference import ReferredLimit, reset_reference
 from ..operations.subjects import Subject, add, counted_subject, end
 from ..operations.words import moment_words
@@ -32,12 +34,15 @@ from ..rules.describe import field_words
 from ..stats.reading import history
 from ..web.durations import duration_words
 from .forms import DURATIONS, own_address, own_proxy
+from .history import WHO
 from .last_day import between_words
 from .request_form import Asked, ReferenceForm, RequestForm
+from .times import moment_element
 
 BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
 SEE_BREAKERS = ("view_ratelimitbreaker", "change_ratelimitbreaker", "force_breaker")
 HOUR, FOR_GOOD = "3600", ""
+_IS_DIGEST = re.compile("[0-9a-f]{32}").fullmatch
 HOW_LONG = DURATIONS | {FOR_GOOD: gettext_lazy("for good")}
 
 
@@ -86,7 +91,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if not may_inspect(request):
             raise PermissionDenied
         given = request.POST if "path" in request.POST else request.GET
-        form = RequestForm(given if "path" in given else None, own_address(request))
+        form = RequestForm(given if "path" in given else None, own_address(request), request.GET)
         may_act = self.has_block_permission(request)
         reference = ReferenceForm(request.GET if "reference" in request.GET else None, label_suffix="")
         context = {
@@ -115,6 +120,16 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 return HttpResponseRedirect(request.get_full_path())
             context["opened"] = reference.opened
             context["referred"] = [_referred(limit) for limit in reference.opened.limits]
+        name, digest = request.GET.get("name", ""), request.GET.get("digest", "")
+        if name and _IS_DIGEST(digest):
+            identity = explain_identity(name, digest)
+            if request.POST.get("action"):
+                if not may_act or request.POST["action"] != "reset":
+                    raise PermissionDenied
+                with acting(request.user):
+                    self._reset_found(request, identity.found, "")
+                return HttpResponseRedirect(request.get_full_path())
+            context |= _identified(request, identity)
         asked = form.asked if form.is_bound and form.is_valid() else None
         if asked is not None:
             if request.POST.get("action"):
@@ -232,7 +247,9 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, _("Nothing was reset: nothing is counted any more."))
 
     def _reset(self, request: HttpRequest, asked: Asked, target: str) -> None:
-        explanation = explain(asked.request())
+        self._reset_found(request, explain(asked.request()), target)
+
+    def _reset_found(self, request: HttpRequest, explanation: Explanation, target: str) -> None:
         names = [met.name for met in explanation.met if target in ("", met.name)]
         try:
             done = reset(explanation, {target} if target else None)
@@ -251,6 +268,21 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, text % {"names": ", ".join(names)})
         else:
             messages.warning(request, _("Nothing was reset: this request meets no limit."))
+
+
+def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, Any]:
+    """What the page shows of an identity of which the digest is known."""
+    found = identity.found
+    if found.decision.source == "fallback":
+        messages.warning(request, _("Redis is unavailable: the counts are not known."))
+    last = identity.offences[-1] if identity.offences and request.user.has_perm(WHO) else None
+    return {
+        "identity": identity,
+        "identity_rows": [_row(met)._replace(history=_history(met)) for met in found.met],
+        "identity_reasons": [_reason(met) for met in found.met if met.refuses],
+        "identity_last": last if last is not None and last.path else None,
+        "identity_last_at": moment_element(_moment(last.moment)) if last is not None else "",
+    }
 
 
 def _subjects(asked: Asked, described: HttpRequest, found: Explanation) -> dict[str, Subject]:

@@ -125,8 +125,12 @@ class RequestForm(forms.Form):
     MORE = ("header", "cookie", "get", "json", "host")
     """What few requests need."""
 
-    def __init__(self, data: QueryDict | None, own_address: str | None = None) -> None:
-        super().__init__(None if data is None else _folded(data), label_suffix="")
+    def __init__(
+        self, data: QueryDict | None, own_address: str | None = None, initial: QueryDict | None = None
+    ) -> None:
+        super().__init__(
+            None if data is None else _folded(data), label_suffix="", initial={} if initial is None else initial.dict()
+        )
         self.own_address = own_address
         self.asked: Asked | None = None
 

@@ -243,7 +243,7 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
                 for place, curve in enumerate(told["curves"])
             ],
             "who": [] if who is None else [
-                (title, unit, _shown_people(request, who[key], told["rule"]))
+                (title, unit, _shown_people(request, who[key], told))
                 for key, title, unit in (
                     ("refused", _("Would be refused most"), _("would be refused"))
                     if is_rehearsal else ("refused", _("Refused most"), _("refused")),
@@ -600,12 +600,14 @@ def _fills_in(told: Mapping[str, Any], page: Mapping[str, Any]) -> str:
     return "limit="
 
 
-def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], rule: int | None) -> list[dict[str, Any]]:
-    """Identities for the template, with what can be done about each."""
+def _shown_people(
+    request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Identities for the template, with what can be done about each; `page`: of which name they are."""
     people = list(people)
     users = _users([part["value"] for each in people for part in each["parts"] if part["kind"] == "user"])
     may_override = request.user.has_perm(f"{APP}.add_ratelimitoverride")
-    return [_shown_person(request, each, rule, users, may_override=may_override) for each in people]
+    return [_shown_person(request, each, page, users, may_override=may_override) for each in people]
 
 
 def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[dict[str, str]]]:
@@ -625,10 +627,16 @@ def _users(keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _shown_person(
-    request: HttpRequest, each: Mapping[str, Any], rule: int | None, users: Mapping[str, Any], *, may_override: bool
+    request: HttpRequest,
+    each: Mapping[str, Any],
+    page: Mapping[str, Any],
+    users: Mapping[str, Any],
+    *,
+    may_override: bool,
 ) -> dict[str, Any]:
     parts = [_shown_part(request, part["kind"], part["value"], users) for part in each["parts"]]
-    inspect: dict[str, str] = {}
+    # The digest is examined; what is shown of the client is filled into the form, and not examined.
+    inspect = {"name": _readable(page["name"]), "digest": each["digest"]}
     override: dict[str, str] = {}
     for part in each["parts"]:
         kind, value = part["kind"], part["value"]
@@ -638,18 +646,14 @@ def _shown_person(
         elif kind == "user" and value in users:
             inspect["user"] = value
             override["user"] = value
-        elif kind == "path" and value.startswith("/"):
-            inspect["path"] = value
     if "user" in override:
         override.pop("network", None)  # One override is about one of them: the user is the narrower.
-    if inspect:
-        inspect.setdefault("path", "/")
-    of_rule = {"rule": str(rule)} if rule is not None else {}
+    of_rule = {"rule": str(page["rule"])} if page["rule"] is not None else {}
     return {
         "parts": parts or [{"words": _("hidden (%(digest)s)") % {"digest": each["digest"][:8]}, "url": ""}],
         "words": ", ".join(part["words"] for part in parts) or each["digest"][:8],
         "times": between_words(each["least"], each["most"]),
-        "inspect": urlencode(inspect) if inspect and may_inspect(request) else "",
+        "inspect": urlencode(inspect) if page["kind"] != "other" and may_inspect(request) else "",
         "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if override and may_override else "",
         "block": urlencode({**override, "effect": "block"}) if override and may_override else "",
         "is_network": "/" in override.get("network", ""),

@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from ..conf import conf
 from ..exceptions import StoreError
 from ..identity import Identity
+from ..identity.request_state import RequestCount
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
@@ -142,6 +143,10 @@ class Planner(Protocol):
     gathers: bool
     is_hit: bool
 
+    @property
+    def count(self) -> RequestCount | None:
+        """How statistics count its request so far; None: the hit is a request of its own."""
+
     def gather(self, ruleset: Ruleset) -> None:
         """Find out all that planning needs by these rules. May block, and raise what users' functions raise."""
 
@@ -208,7 +213,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 outcome = _outcome(plan, call, decision)
                 if planner.is_hit:
                     seconds = time.perf_counter() - began
-                    recorder.add(plan.charges, outcome.decision, seconds, plan.exempt)
+                    recorder.add(plan.charges, outcome.decision, seconds, plan.exempt, planner.count)
                     if conf.OPENTELEMETRY:
                         telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
                 waits = planner.finish(outcome)

@@ -1,16 +1,17 @@
 --[[
-Adds offences to the evidence of a ban, or of what may become one: those of the last ten moments are kept.
+Adds offences to the evidence of a ban, or of what may become one: those of the last moments are kept, as many as fit.
 
 KEYS[i]         the evidence of one identity under one limit: a hash, of each offence its moment and a number → what it was
-ARGV[1]         how many offences are kept
-ARGV[1 + i]     for how many milliseconds it is kept, at least, and how many offences: two doubles; then for each offence
+ARGV[1]         how many offences are kept at most
+ARGV[2]         how many bytes their names and texts have together at most
+ARGV[2 + i]     for how many milliseconds it is kept, at least, and how many offences: two doubles; then for each offence
                 the length of its name and of its text, as integers of 2 bytes, and both
 returns         for each key 1
 ]]
 local rcall, unpack = redis.call, struct.unpack
-local most, answers = tonumber(ARGV[1]), {}
+local most, most_bytes, answers = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
 for i, key in ipairs(KEYS) do
-  local record, at = ARGV[1 + i], 17
+  local record, at = ARGV[2 + i], 17
   local lasts, count = unpack('<dd', record)
   if rcall('TYPE', key).ok ~= 'hash' then rcall('DEL', key) end
   for _ = 1, count do
@@ -21,7 +22,12 @@ for i, key in ipairs(KEYS) do
   end
   local names = rcall('HKEYS', key)
   table.sort(names)
-  for place = 1, #names - most do rcall('HDEL', key, names[place]) end
+  local kept, bytes = 0, 0
+  for place = #names, 1, -1 do
+    local name = names[place]
+    kept, bytes = kept + 1, bytes + #name + rcall('HSTRLEN', key, name)
+    if kept > most or bytes > most_bytes then rcall('HDEL', key, name) end
+  end
   if rcall('PTTL', key) < lasts then rcall('PEXPIRE', key, string.format('%.0f', lasts)) end
   answers[i] = 1
 end

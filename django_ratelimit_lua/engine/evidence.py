@@ -8,7 +8,6 @@ killed loses the evidence of its last second, never an offence or a ban.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +32,10 @@ MOST_OFFENCES = 10
 MOST_NOTED = 1000
 """Identities whose offences wait to be written. Others' are left out, for that second."""
 FLUSH_SECONDS = 1.0
-LONGEST_PATH, LONGEST_AGENT, LONGEST_METHOD = 200, 200, 20
-"""Letters that are kept of what a client has sent."""
+MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
+"""Bytes that are kept of what a client has sent in one request, with what is escaped."""
+MAX_BYTES = 1024
+"""Bytes of the evidence of one ban in Redis; the last offences that fit are kept."""
 _NUMBERS, _LENGTHS = Struct("<2d"), Struct("<2H")
 _PROGRAM = Program.of(source("engine/evidence"))
 _numbers = itertools.count()
@@ -43,7 +44,7 @@ _BEHIND = b":evidence"
 
 class Offence(NamedTuple):
     """One offence, and the request that it was: its path without the query, and its user agent. What cannot be printed
-    is escaped. All are empty where there was no request.
+    is escaped, and the end is cut off (`MAX_PATH_BYTES`). All are empty where there was no request.
 
     - `moment`: microseconds since 1970.
     """
@@ -57,7 +58,7 @@ class Offence(NamedTuple):
 class Evidence(NamedTuple):
     """Why there is a ban, or what may become one.
 
-    - `offences`: the last ones, the earliest first;
+    - `offences`: the last ones, the earliest first, as many as fit into `MAX_BYTES`;
     - `users`: how many signed-in users were seen lately at the address that it is about (see `neighbours`); None: it is
       about none, or that is not known.
     """
@@ -81,7 +82,7 @@ class _Noted:
         offences = list(self.offences)  # Others may add one meanwhile.
         parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(offences))]
         for name, offence in offences:
-            text = json.dumps([printable(word) for word in offence[1:]]).encode()
+            text = _text(_cut(offence))
             parts += (_LENGTHS.pack(len(name), len(text)), name.encode(), text)
         return b"".join(parts)
 
@@ -116,9 +117,9 @@ class EvidenceNotes:
         meta = getattr(request, "META", {})
         offence = Offence(
             ban.last,
-            str(getattr(request, "method", None) or "")[:LONGEST_METHOD],
-            str(getattr(request, "path", ""))[:LONGEST_PATH],
-            str(meta.get("HTTP_USER_AGENT", ""))[:LONGEST_AGENT],
+            str(getattr(request, "method", None) or "")[:MAX_METHOD_BYTES],
+            str(getattr(request, "path", ""))[:MAX_PATH_BYTES],
+            str(meta.get("HTTP_USER_AGENT", ""))[:MAX_AGENT_BYTES],
         )
         noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
         lasts = max(ban.until, ban.last + terms.window_us) - moment
@@ -140,7 +141,7 @@ class EvidenceNotes:
         items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
         if not items:
             return True
-        common = (b"%d" % MOST_OFFENCES,)
+        common = (b"%d" % MOST_OFFENCES, b"%d" % MAX_BYTES)
         store = get_store(background=True)
         answers = store.run_each(_PROGRAM, common, items, patience)
         if (
@@ -165,7 +166,7 @@ class EvidenceNotes:
         """What is noted here and not yet written, by its name."""
         found = [notes.get(evidence_key(ban_key)) for notes in (self._writing, self._noted)]
         offences = [offence for noted in found if noted is not None for offence in list(noted.offences)]
-        return {name: Offence(offence.moment, *map(printable, offence[1:])) for name, offence in offences}
+        return {name: _cut(offence) for name, offence in offences}
 
     def drop(self, ban_keys: Sequence[bytes]) -> None:
         """Write nothing of these."""
@@ -195,6 +196,20 @@ def printable(text: str) -> str:
     )
 
 
+def _cut(offence: Offence) -> Offence:
+    """An offence as it is kept: what cannot be printed is escaped, and each text has a maximum in bytes."""
+    sizes = (MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES)
+    texts = [
+        printable(text).encode()[:size].decode(errors="ignore") for text, size in zip(offence[1:], sizes, strict=True)
+    ]
+    return Offence(offence.moment, *texts)
+
+
+def _text(offence: Offence) -> bytes:
+    """What is written of an offence: its texts, which have no line breaks, on a line each."""
+    return "\n".join(offence[1:]).encode()
+
+
 def evidence_of(bans: Sequence[tuple[bytes, Ban]], store: Store | None = None) -> list[tuple[Offence, ...]]:
     """The last offences of each of these bans, by the keys of their states; the earliest first. Those that have earned
     an earlier ban are none of them. Raises `StoreError`."""
@@ -202,9 +217,20 @@ def evidence_of(bans: Sequence[tuple[bytes, Ban]], store: Store | None = None) -
     replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans])
     found = []
     for (key, ban), reply in zip(bans, replies, strict=True):
-        offences = (_read(_pairs(reply)) | evidence_notes.of(key)).values()
-        found.append(tuple(sorted(each for each in offences if each.moment >= ban.first)[-MOST_OFFENCES:]))
+        offences = _last(_read(_pairs(reply)) | evidence_notes.of(key))
+        found.append(tuple(sorted(each for each in offences if each.moment >= ban.first)))
     return found
+
+
+def _last(offences: Mapping[str, Offence]) -> list[Offence]:
+    """The offences that are kept when all of these are written: the last ones that fit."""
+    kept: list[Offence] = []
+    size = 0
+    for name, offence in sorted(offences.items(), reverse=True)[:MOST_OFFENCES]:
+        size += len(name) + len(_text(offence))
+        if size <= MAX_BYTES:
+            kept.append(offence)
+    return kept
 
 
 def drop_evidence(ban_keys: Sequence[bytes]) -> None:
@@ -237,9 +263,9 @@ def _read(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, Offence]:
     offences = {}
     for name, text in pairs:
         with suppress(ValueError, TypeError):  # Written by hand, or by another version.
-            method, path, agent = json.loads(text)
+            method, path, agent = text.decode().split("\n")
             moment = int(name.partition(b":")[0])
-            offences[name.decode()] = Offence(moment, str(method), str(path), str(agent))
+            offences[name.decode()] = Offence(moment, method, path, agent)
     return offences
 
 

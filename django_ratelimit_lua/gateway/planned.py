@@ -42,6 +42,7 @@ class AskedPlanner:
     """Plans what a service asks, if its token is one that may ask that by the rules in force."""
 
     gathers = False
+    count = None
 
     def __init__(self, client: str, asked: Asked) -> None:
         self._client, self._asked = client, asked

@@ -13,6 +13,17 @@ from django.urls import ResolverMatch
 
 
 @dataclass(slots=True)
+class RequestCount:
+    """How the statistics of the whole site count one request, however many decisions are made about it: the `result`
+    of the decisions so far (empty: there is none), whether one of them `is_refused`, and the `minute` that the request
+    is counted in, since 1970."""
+
+    result: str = ""
+    is_refused: bool = False
+    minute: int = 0
+
+
+@dataclass(slots=True)
 class RequestState:
     """What is known of one request, from the middleware to the end of its view.
 
@@ -22,7 +33,8 @@ class RequestState:
     - `groups`: a user, and the names of the Django groups that this user is in;
     - `looked_ahead`, `ahead`: where it leads, found out before Django looks;
     - `readings`: what parsers make of its body; `last_days`: what the admin shows of rules;
-    - `refusal`: what was told of the last decision that refused it.
+    - `refusal`: what was told of the last decision that refused it;
+    - `count`: how statistics count it.
     """
 
     counted: set[str] = field(default_factory=set)
@@ -36,6 +48,7 @@ class RequestState:
     readings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     last_days: dict[str, str] = field(default_factory=dict)
     refusal: Any = None
+    count: RequestCount = field(default_factory=RequestCount)
 
 
 def plain(request: Any) -> Any:

@@ -87,7 +87,8 @@ def active_bans(most: int = MOST) -> list[ActiveBan]:
     )
     commands = [(b"GET", key) for ban_key in keys for key in (ban_key, told_key(ban_key))]
     replies = store.execute_all(commands)
-    known = [(limit, limit.ban) for *_, limit in known_limits() if limit is not None and limit.ban is not None]
+    limits = [one.limit for one in known_limits() if one.limit is not None]
+    known = [(limit, limit.ban) for limit in limits if limit.ban is not None]
     # A rule's go before those of a call site.
     by_part = {terms.key_part: (terms, limit.mode == "shadow") for limit, terms in reversed(known)}
     found = []

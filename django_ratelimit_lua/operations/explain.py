@@ -398,7 +398,7 @@ class _Looking:
         states = {_counter(decided.planned): decided.state for decided in outcome.charges}
         counted = request_state(self.request).counted
         for planned in planner.charges:
-            self.limits.append(_explained_limit(planned, planner.ruleset, overrides, states, is_advice))
+            self.limits.append(explained_limit(planned, planner.ruleset, overrides, states, is_advice))
             if planned.rule is not None:
                 counted.add(planned.rule.name)  # Whoever decides later does not count it again.
                 self._keys |= dict.fromkeys(planned.rule.key.name.split("+") if planned.rule.key is not None else ())
@@ -467,13 +467,14 @@ def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def _explained_limit(
+def explained_limit(
     planned: PlannedCharge,
     ruleset: Ruleset,
     overrides: KnownOverrides,
     states: Mapping[Any, LimitState],
-    is_advice: bool,
+    is_advice: bool = False,
 ) -> ExplainedLimit:
+    """A charge as it was planned, and what came of it: `states` by counter, none of a charge that is exempt."""
     rule = ruleset.by_name.get(planned.name)
     override = overrides.strongest_for(rule.pk if rule is not None else None, now_us())
     limit, key = planned.charge.limit, planned.rule.key if planned.rule is not None else None

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..engine.decide import build_call
 from ..exceptions import StoreError
@@ -91,10 +91,11 @@ def open_reference(text: str) -> OpenedReference:
     """
     sealed = unseal(text)
     all_known = _told_apart(known_limits())
-    found = [one for one in all_known if sealed.is_of_limit(one[0])]
+    found = [one for one in all_known if sealed.is_of_limit(one.name)]
     is_exact = bool(found)
     limits, error = [], ""
-    for name, source, words, rule, limit in found or [one for one in all_known if sealed.is_of_place(one[0])]:
+    for one in found or [one for one in all_known if sealed.is_of_place(one.name)]:
+        name, source, words, rule, limit, _place = one
         charge = None if limit is None or sealed.is_block else Charge(limit, sealed.identity)
         state = None
         if charge is not None and charge.limit.split is None:
@@ -127,37 +128,44 @@ def reset_reference(opened: OpenedReference) -> list[str]:
     return reset_charges([limit.charge for limit in opened.limits if limit.charge is not None])
 
 
-_Known = tuple[str, str, str, Rule | None, Limit | None]
-"""Name, source, what it says, its rule, and itself, as far as it is known."""
+class KnownLimit(NamedTuple):
+    """A limit that this site has: its name, where it is written, what it says, its rule, and itself, as far as it is
+    known; `place`: the name that it is counted under in statistics, which several limits share."""
+
+    name: str
+    source: str
+    reading: str
+    rule: Rule | None
+    limit: Limit | None
+    place: str
 
 
-def _told_apart(known: Iterable[_Known]) -> list[_Known]:
+def _told_apart(known: Iterable[KnownLimit]) -> list[KnownLimit]:
     """Each once that counts for itself: a tier counts where its rule does, which is said first."""
-    apart: dict[tuple[str, str, bytes], _Known] = {}
+    apart: dict[tuple[str, str, bytes], KnownLimit] = {}
     for one in known:
-        name, source, _words, _rule, limit = one
-        apart.setdefault((name, source, b"" if limit is None else limit.key_part), one)
-    named = {one[:2] for one in apart.values() if one[4] is not None}
-    return [one for one in apart.values() if one[4] is not None or one[:2] not in named]
+        apart.setdefault((one.name, one.source, b"" if one.limit is None else one.limit.key_part), one)
+    named = {one[:2] for one in apart.values() if one.limit is not None}
+    return [one for one in apart.values() if one.limit is not None or one[:2] not in named]
 
 
-def known_limits() -> Iterator[_Known]:
+def known_limits() -> Iterator[KnownLimit]:
     """The limits that this site has, as far as they are known here."""
     for rule in reload().rules:
         words = reading(rule.given or {})
         for template in () if rule.template is None else (rule.template, *(tier for _, tier in rule.template.tiers)):
             for limit in template.limits(rule.name):
-                yield limit.name, rule.source, words, rule, limit
-        yield rule.name, rule.source, words, rule, None  # Its rate may be a function.
+                yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name)
+        yield KnownLimit(rule.name, rule.source, words, rule, None, rule.name)  # Its rate may be a function.
     look_for_call_sites()
     for name in known_call_sites.names():
         for site in known_call_sites.of(name):
             for limit in site.limits:
-                yield limit.name, "code", site.words(), None, limit
+                yield KnownLimit(limit.name, "code", site.words(), None, limit, name)
     yield from _of_throttles()
 
 
-def _of_throttles() -> Iterator[_Known]:
+def _of_throttles() -> Iterator[KnownLimit]:
     """Those of Django REST framework's views; known by what they have, as that need not be installed."""
     for pattern, _space in url_patterns():
         cls, given = getattr(pattern.callback, "cls", None), getattr(pattern.callback, "initkwargs", None) or {}
@@ -166,6 +174,7 @@ def _of_throttles() -> Iterator[_Known]:
                 continue
             with suppress(Exception):  # A throttle of the project's may ask for more than is here.
                 view: Any = cls(**given)
-                for limit in throttle().limits_on(view):
+                asked = throttle()
+                for limit in asked.limits_on(view):
                     words = reading({"rate": str(limit.rate), "group": limit.name.partition(":")[0]})
-                    yield limit.name, "code", words, None, limit
+                    yield KnownLimit(limit.name, "code", words, None, limit, asked.name)

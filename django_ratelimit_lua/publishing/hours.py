@@ -1,8 +1,8 @@
 """From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
 
-One of all processes does it, every few minutes. Numbers are absolute and only ever raise what is there, so it makes no
-difference how often they are written, by how many, or where somebody was killed. The last two days are looked at each
-time; all that Redis has, once a day, and after whatever has failed.
+One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
+ever raise what is there, so it makes no difference how often they are written, by how many, or where somebody was
+killed. The last two days are looked at each time; all that Redis has, once a day, and after whatever has failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from ..store import get_store
 from .cleanup import kept_since, sweep_hours
 from .publish import primary
 
-KEEP_SECONDS = 300
+KEEP_SECONDS = 300.0
+LAST_LOOKS = 3
+"""After so many looks in a row that have found nothing new, the next request starts them again."""
 LONGEST_NAME = 200
 COLUMNS = {
     results.ALLOWED: "allowed",
@@ -80,24 +82,53 @@ def _numbers(hour: Hour) -> Numbers:
     return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
 
 
+_has_turn = False
+"""Whether this process has taken the turn to write, and has not written yet."""
+_looks_left = LAST_LOOKS
+
+
 def look() -> None:
-    """See to it, in a thread of its own, that hours are written, where that is due and nobody else is at it."""
-    if get_store(background=True).execute(b"SET", _key(b"turn"), b"1", b"NX", b"EX", b"%d" % KEEP_SECONDS):
+    """Start to write hours in a thread of its own, unless another process is at it."""
+    global _has_turn, _looks_left
+    if _takes_turn():
+        _has_turn, _looks_left = True, LAST_LOOKS
         keeping.start()
+
+
+def _takes_turn() -> bool:
+    """Whether this process may write now; for `KEEP_SECONDS` no other one may."""
+    command = (b"SET", _key(b"turn"), b"1", b"NX", b"PX", b"%d" % round(KEEP_SECONDS * 1000))
+    return bool(get_store(background=True).execute(*command))
+
+
+def _step() -> float | None:
+    """Write hours, and come again: the last requests of a quiet site are written without a further one."""
+    global _has_turn, _looks_left
+    if not (_has_turn or _takes_turn()):
+        return None  # Another process goes on.
+    _has_turn = True  # Also of a look that fails, which is repeated.
+    found = _keep()
+    _has_turn, _looks_left = False, LAST_LOOKS if found else _looks_left - 1
+    if _looks_left > 0:
+        return KEEP_SECONDS * 1.01  # When the turn of this look is over.
+    get_store(background=True).execute(b"DEL", _key(b"turn"))
+    return None
 
 
 def _key(word: bytes) -> bytes:
     return provider.beside_key(provider.database or "") + b":hours:" + word
 
 
-def _keep() -> None:
+def _keep() -> int:
+    """Returns how many rows were made or raised."""
     store, today = get_store(background=True), b"%d" % (int(time.time()) // DAY)
     try:
         is_done_today = store.execute(b"GET", _key(b"all")) == today
-        keep_hours(everything=not is_done_today)
+        found = keep_hours(everything=not is_done_today)
         if not is_done_today:
             sweep_hours(primary())
             store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
+        return found
     except BaseException:
         # What was missed is looked for by whoever has the next turn.
         store.execute(b"DEL", _key(b"all"))
@@ -106,4 +137,4 @@ def _keep() -> None:
         connections[primary()].close()
 
 
-keeping = Task("hours", _keep, meanwhile="Redis keeps the statistics, for ninety days")
+keeping = Task("hours", _step, meanwhile="Redis keeps the statistics, for ninety days")

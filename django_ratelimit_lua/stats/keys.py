@@ -34,7 +34,7 @@ from ..conf import conf
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 MINUTES_KEPT, HOURS_KEPT, TOP_KEPT, VERSIONS_KEPT, TOLD_KEPT = 49 * HOUR, 91 * DAY, 25 * HOUR, 8 * DAY, HOUR
 SITE = ""
-"""The name under which every decision is counted once, whatever rules made it."""
+"""The name of the whole site: every request counts once there, and every decision once by its source and its time."""
 OTHER = "(other)"
 """The name of those that there is no place for, in a process or in metrics."""
 TOTALS, DROPPED = b"totals", b"dropped"

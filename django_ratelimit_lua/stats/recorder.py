@@ -12,19 +12,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import Lock, RLock
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ..conf import conf
 from ..exceptions import StoreError
+from ..identity.request_state import RequestCount
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit, shortened
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Patience, failures, last_patience
 from .buckets import TIME_BOUNDS, units_bucket
-from .keys import HOUR, OTHER, SITE
+from .keys import HOUR, MINUTE, OTHER, SITE
 from .names import Name, is_short, shown
-from .results import BY_MODE, FAILED, FREE, Counted, results_of
+from .results import ALLOWED, BY_MODE, FAILED, FREE, Counted, results_of
 from .writing import Writer
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -81,15 +83,20 @@ class Person:
 class Tables(NamedTuple):
     """What was counted from one moment on (seconds since 1970): of each kind how many hits, and the units that they
     took, or wanted where they were refused; how long decisions took together, by source, in seconds; and of which
-    people, by name, and more than once where their limits differ."""
+    people, by name, and more than once where their limits differ.
+
+    `corrections`: by minute since 1970 and result, what is added to the requests of the whole site, as `kinds` have a
+    request once for each of its decisions.
+    """
 
     began: float
     kinds: Mapping[Kind, Sequence[int]]
     seconds: Mapping[str, float]
     people: Sequence[tuple[str, Person]]
+    corrections: Mapping[tuple[int, str], int] = MappingProxyType({})
 
 
-Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted]]
+Decided = tuple[Sequence[Counted], Decision, float, Sequence[Counted], RequestCount | None]
 
 
 _BUCKETS = tuple(map(units_bucket, range(4096)))
@@ -109,10 +116,11 @@ class _Alone:
     """A limit whose hits are decided alone, as nearly all are: of these, only what is quick is done at once. `hits`: by
     whether it allowed, bucket of units, whether it is near, source, bucket of times."""
 
-    __slots__ = ("hits", "limit", "name", "near")
+    __slots__ = ("hits", "limit", "name", "near", "results")
 
     def __init__(self, limit: Limit, name: str) -> None:
         self.limit, self.name, self.near = limit, name, NEAR * limit.rate.limit
+        self.results = BY_MODE[limit.mode]
         self.hits: dict[tuple[bool, int, bool, str, int], _Hits] = {}
 
 
@@ -155,6 +163,7 @@ class Recorder:
         self._alone: dict[int, _Alone] = {}  # By the id of the limit.
         self._kinds: dict[Kind, list[int]] = {}
         self._seconds: dict[str, float] = {}  # Of decisions that are not plain, by source.
+        self._corrections: dict[tuple[int, str], int] = {}
         self._people: dict[tuple[str, int, bytes], Person] = {}  # By name, id of the limit and digest.
         self._full: deque[dict[tuple[str, int, bytes], Person]] = deque(maxlen=MOST_FULL)
 
@@ -170,14 +179,20 @@ class Recorder:
         return self._task.is_running or self._task.start()
 
     def add(
-        self, planned: Sequence[Counted], decision: Decision, seconds: float, exempt: Sequence[Counted] = ()
+        self,
+        planned: Sequence[Counted],
+        decision: Decision,
+        seconds: float,
+        exempt: Sequence[Counted] = (),
+        request: RequestCount | None = None,
     ) -> None:
         """Count a decision about hits, in the order of its limits, that took so many seconds. `exempt`: the charges
-        that an override has taken out. A block that no rule is needed for is planned by nobody."""
+        that an override has taken out. A block that no rule is needed for is planned by nobody. `request`: the request
+        that other decisions may be about as well; None: this is the only one."""
         if not conf.STATISTICS:
             return
         queue = self._queue
-        queue.append((planned, decision, seconds, exempt))
+        queue.append((planned, decision, seconds, exempt, request))
         if not self._is_awaited:  # Said by `flush` before it looks at the queue.
             self._began = self._began or time.time()
             self._is_awaited = self._task.start()
@@ -213,8 +228,9 @@ class Recorder:
         with self._lock:
             queue, alone, people, bounds = self._queue, self._alone, self._people, TIME_BOUNDS
             self._began = self._began or time.time()
+            minute = int(self._began) // MINUTE
             for _ in range(len(queue)):
-                planned, decision, seconds, exempt = queue.popleft()
+                planned, decision, seconds, exempt, request = queue.popleft()
                 states, source = decision.limits, decision.source
                 time_bucket = bisect_left(bounds, seconds)
                 of = None
@@ -226,9 +242,17 @@ class Recorder:
                     if of is None or of.name != name:
                         of = self._alone_of(limit, name)
                 if of is None or state.block is not None or (state.ban is not None and state.ban.until):
-                    self._add_several(planned, decision, seconds, time_bucket, exempt)
+                    result = self._add_several(planned, decision, seconds, time_bucket, exempt)
+                    if request is not None and result:
+                        self._count_request(request, result, minute, is_refused=not decision.allowed)
                     continue
                 allowed, used = state.allowed, state.used
+                if request is not None:
+                    if request.result:
+                        self._count_request(request, of.results[allowed], minute, is_refused=not decision.allowed)
+                    else:
+                        request.result, request.minute = of.results[allowed], minute
+                        request.is_refused = not decision.allowed
                 if not (allowed and decision.allowed):
                     used += cost  # It has wanted so much.
                 used_bucket = _BUCKETS[used] if 0 <= used < 4096 else units_bucket(used)
@@ -251,6 +275,21 @@ class Recorder:
                 else:
                     person.refused += 1
                 hits.units += cost
+
+    def _count_request(self, request: RequestCount, result: str, minute: int, *, is_refused: bool) -> None:
+        """Note what came of one more decision about a request. The request stays counted once, in the minute of the
+        first decision, with the result that one decision about all its limits would have had."""
+        if not request.result:
+            request.result, request.minute, request.is_refused = result, minute, is_refused
+            return
+        self._correct(minute, result, -1)  # As each decision is counted by itself.
+        if is_refused or (not request.is_refused and request.result != ALLOWED):
+            self._correct(request.minute, request.result, -1)
+            self._correct(request.minute, result, 1)
+            request.result, request.is_refused = result, is_refused
+
+    def _correct(self, minute: int, result: str, number: int) -> None:
+        self._corrections[minute, result] = self._corrections.get((minute, result), 0) + number
 
     def _alone_of(self, limit: Limit, name: str) -> _Alone | None:
         """Where hits of a limit are counted that is decided alone; None: not so quickly."""
@@ -275,7 +314,8 @@ class Recorder:
         seconds: float,
         time_bucket: int,
         exempt: Sequence[Counted],
-    ) -> None:
+    ) -> str:
+        """Returns what came of it as a whole; empty: nothing was asked."""
         results, of_all = results_of(planned, decision, exempt)
         by_name: dict[str, list[tuple[Counted, LimitState]]] = {}
         for charge, state in zip(planned, decision.limits, strict=False):
@@ -285,6 +325,7 @@ class Recorder:
         if of_all:
             self._count(SITE, of_all, decision.source, time_bucket)
             self._seconds[decision.source] = self._seconds.get(decision.source, 0.0) + seconds
+        return of_all
 
     def _add(
         self,
@@ -381,10 +422,11 @@ class Recorder:
         with self._lock:
             self._count_queue()
             began, alone, kinds, seconds = self._began, self._alone, self._kinds, self._seconds
-            people = [*self._full, self._people]
+            people, corrections = [*self._full, self._people], self._corrections
             self._renew()
         if kinds or alone:
-            self._writer.take(self._tables(began, alone, kinds, seconds, people))
+            tables = self._tables(began, alone, kinds, seconds, people)
+            self._writer.take(tables._replace(corrections=corrections))
         self._writer.take_failures(failures.take())
         return None if self._writer.write(patience) else FLUSH_SECONDS
 
@@ -399,7 +441,7 @@ class Recorder:
         counts: dict[Kind, list[int]] = {}
         by_source = dict(seconds)
         for of in alone.values():
-            results, period = BY_MODE[of.limit.mode], of.limit.rate.period_us
+            results, period = of.results, of.limit.rate.period_us
             for (allowed, used, is_near, source, time_bucket), hits in of.hits.items():
                 kind = of.name, results[allowed], source, time_bucket, period, used, is_near, True
                 entry = counts.setdefault(kind, [0, 0])

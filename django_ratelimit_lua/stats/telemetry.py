@@ -23,7 +23,7 @@ REST = "other"
 
 
 class _Instruments(NamedTuple):
-    requests: Any
+    decisions: Any
     duration: Any
     current_span: Any
 
@@ -60,7 +60,7 @@ class Telemetry:
             instruments = self._instruments = _made()
         for name, letter in results.items():
             attributes = _attributes(self._known(name), letter)
-            instruments.requests.add(1, attributes)
+            instruments.decisions.add(1, attributes)
             instruments.duration.record(seconds, {**attributes, "ratelimit.source": decision.source})
         span = instruments.current_span()
         if span.is_recording():
@@ -89,7 +89,7 @@ def _made() -> _Instruments:
     meter = get_meter("django_ratelimit_lua", __version__)
     return _Instruments(
         meter.create_counter(
-            "ratelimit.requests", unit="{request}", description="Requests by rule or call site, and what came of them."
+            "ratelimit.decisions", unit="{decision}", description="Decisions by rule or call site, and their results."
         ),
         meter.create_histogram(
             "ratelimit.decision.duration",

@@ -330,10 +330,22 @@ class Writer:
                 add(name, hours, b"n" + hour_of_day, number)
             for bucket in details if used >= 0 else ():
                 add(name, bucket, b"U%d:%d" % (period, used), number)
+        for (minute_since_1970, result), number in tables.corrections.items():
+            if number:
+                self._correct(minute_since_1970 * MINUTE, result.encode(), number, is_full=is_full)
         for source, seconds in tables.seconds.items():
             self._add_total(SITE, b"T" + SOURCES.get(source, "").encode(), round(seconds * 1e6))
         if sum(pending.members for pending in self._pending.values()) <= MOST_PENDING:
             self._take_people(tables, hour, day)
+
+    def _correct(self, at: int, result: bytes, number: int, *, is_full: bool) -> None:
+        """Add to the requests of the whole site that were counted at that moment, or take from them."""
+        pending = self._of(SITE)
+        for bucket, kept, place in (
+            (b"minutes:%d" % (at // HOUR), MINUTES_KEPT, at % HOUR // MINUTE),
+            (b"hours:%d" % (at // DAY), HOURS_KEPT, at % DAY // HOUR),
+        ):
+            pending.add(bucket, kept, b"%b%02d" % (result, place), number, is_full=is_full)
 
     def take_failures(self, failures: Mapping[str, int]) -> None:
         """Keep how often Redis has failed requests, by kind."""

@@ -138,6 +138,7 @@ class RequestPlanner:
         self._has_blocks = has_blocks
         self._on_error = on_error
         self._state = request_state(request)
+        self.count = self._state.count
 
     @property
     def has_blocks(self) -> bool:

@@ -179,6 +179,29 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
         other._process.stdin.close()
 
 
+def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tmp_path: Path, prefix: str) -> None:
+    """By the process that wrote last; it stops when nothing is new, and the next request starts it again."""
+    path = migrated(tmp_path / "db.sqlite3")
+    counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
+    with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
+        worker("from django_ratelimit_lua.models import RateLimitHour")
+        worker("from django_ratelimit_lua.publishing import hours")
+        worker("hours.KEEP_SECONDS = 0.2")
+        worker("rule(durable=True)")
+        total = 0
+        for _ in range(2):
+            before = total
+            deadline = time.monotonic() + 20
+            while worker(counted) <= before and time.monotonic() < deadline:
+                worker("ask()")
+                total += 1
+            for _ in range(5):  # Another look has just been made.
+                worker("ask()")
+                total += 1
+            until(lambda total=total: worker(counted) == total, "the last requests are written")
+            until(lambda: not worker("hours.keeping.is_running"), "the process stops looking")
+
+
 def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], None], direct: Any, prefix: str) -> None:
     """Once a day all that Redis has is compared; and anew where something has failed."""
     mail = RateLimiter("mail.late", "1000/h", durable=True)
@@ -281,8 +304,10 @@ def test_a_page_counts_each_request_once_and_outlives_redis(
 
 
 def test_hours_that_do_not_change_are_asked_for_once() -> None:
-    """However many there are, by batches; and one that has changed costs no more for that."""
+    """However many there are, by batches; and one that has changed costs no more for that. New ones are inserted in as
+    few statements as the database allows."""
     counts = {}
+    fields = [field for field in RateLimitHour._meta.concrete_fields if not field.primary_key]
     for number in (1, 48, 400):
         hours = {moment * HOUR: {"allowed": moment} for moment in range(number)}
         assert RateLimitHour.keep("default", f"x{number}", hours) == number
@@ -292,7 +317,10 @@ def test_hours_that_do_not_change_are_asked_for_once() -> None:
             assert RateLimitHour.keep("default", f"x{number}", {**hours, 0: {"allowed": 7}}) == 1
         with CaptureQueriesContext(connection) as new:
             assert RateLimitHour.keep("default", f"y{number}", hours) == number
-        counts[number] = [len(queries) for queries in (same, more, new)]
+        inserts = sum("INSERT" in query["sql"] for query in new.captured_queries)
+        rows_at_once = connection.ops.bulk_batch_size(fields, [RateLimitHour()] * number)
+        assert inserts == -(-number // rows_at_once)
+        counts[number] = [len(same), len(more), len(new) - inserts]
     assert counts[1] == counts[48] == counts[400]
     assert sum("SELECT" in query["sql"] for query in same.captured_queries) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -18,7 +19,8 @@ from django.test import RequestFactory
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.bans import told_key
 from django_ratelimit_lua.engine.evidence import (
-    LONGEST_AGENT,
+    MAX_AGENT_BYTES,
+    MAX_BYTES,
     MOST_OFFENCES,
     Offence,
     _Noted,
@@ -181,9 +183,32 @@ def test_what_clients_send_harms_nobody_who_reads_it(direct: redis.Redis, prefix
     (offences,) = evidence_of([(key, Ban())])
     assert all(letter.isprintable() for offence in offences for text in offence[1:] for letter in text)
     assert offences[0].path == "/a\\x1b[2J\\u202e"
-    assert len(offences[0].agent) == LONGEST_AGENT
+    assert len(offences[0].agent) == MAX_AGENT_BYTES
     assert offences[1].path == "/é"
     assert offences[1].agent == "\\udcff\\x00\\r\\n"
+
+
+@pytest.mark.parametrize("letter", ["x", '"', "é", "\U0001f980", "\x00", "\u202e", "\udcff", "\U0010ffff"])
+def test_evidence_of_a_ban_has_a_maximum_in_bytes(direct: redis.Redis, prefix: str, letter: str) -> None:
+    """Names, texts and escapes together, whatever a client sends; the latest offences are kept, as many as fit."""
+    view = login(ban_after=50, rate="0/s")
+    for number in range(25):
+        asked = request(agent=f"{number}{letter * 5000}")
+        asked.path = f"/{number}{letter * 5000}"
+        view(asked)
+        if number % 7 == 0:
+            written()
+    key = only_key(direct, prefix)
+    (noted,) = evidence_of([(key, Ban())])
+    written()
+    kept = direct.hgetall(evidence_key(key))
+    assert sum(len(name) + len(text) for name, text in kept.items()) <= MAX_BYTES
+    assert evidence_of([(key, Ban())]) == [noted]
+    assert 3 <= len(noted) <= MOST_OFFENCES
+    last = range(25 - len(noted), 25)
+    assert [int("".join(re.findall(r"^/([0-9]+)", offence.path))) for offence in noted] == list(last)
+    assert all(offence.agent.startswith(str(number)) for offence, number in zip(noted, last, strict=True))
+    assert all(each.isprintable() for offence in noted for text in offence[1:] for each in text)
 
 
 def test_evidence_costs_the_decision_no_trip(quiet: None, direct: redis.Redis) -> None:

@@ -27,6 +27,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import BadReferenceError, OpenedReference, open_reference
+from django_ratelimit_lua.operations.identity import explain_identity
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
 from tests.server import url
 from tests.worker import Worker, migrated
@@ -132,6 +133,30 @@ def test_what_refused_in_the_code_is_found(where: str, name: str) -> None:
     assert before <= opened.at <= datetime.datetime.now(datetime.UTC)
     assert (len(opened.identity), opened.is_block, opened.error) == (32, False, "")
     assert open_reference(refused(where, REMOTE_ADDR="203.0.113.9")).identity != opened.identity or where == "/deep"
+
+
+@pytest.mark.parametrize(
+    ("where", "place"),
+    [
+        ("/decorated", "search"),
+        ("/method", f"{__name__}.OnMethod.get"),
+        ("/throttled", "hourly"),
+        ("/scoped", "reports"),
+        ("/deep", "deep in"),
+    ],
+)
+def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
+    """Under the name that statistics count by: exactly the client that was refused, and no other."""
+    refused(where, REMOTE_ADDR="203.0.113.1")
+    digest = open_reference(refused(where, REMOTE_ADDR="203.0.113.77")).identity
+    explained = explain_identity(place, digest)
+    (refusing,) = [met for met in explained.found.met if met.refuses]
+    assert refusing.state is not None
+    assert (refusing.state.used, refusing.state.limit, refusing.charge.digest) == (1, 1, digest.encode())
+    stranger = explain_identity(place, "0" * 32)
+    assert stranger.found.decision.allowed
+    assert {met.state.used for met in stranger.found.met if met.state is not None} == {0}
+    assert explain_identity("elsewhere", digest).found.met == ()
 
 
 def test_limits_of_one_name_are_told_apart_by_what_they_count() -> None:

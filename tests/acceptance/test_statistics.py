@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import Client
+from django.utils.decorators import method_decorator
+from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
+from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, Limit, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.request_state import RequestCount
 from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.stats import recorder as recording
 from django_ratelimit_lua.stats.keys import OTHER
@@ -38,6 +46,7 @@ from django_ratelimit_lua.stats.reading import (
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.stats.writing import SCRIPT
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.throttling import AnonRateThrottle
 from example_project import sample
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
@@ -73,6 +82,83 @@ def test_every_decision_is_counted_once() -> None:
     assert people_refused("stats.mail", day()) == 1
     assert refusal_counts()["stats.mail"] == {"enforce": 2}
     assert list(known_names()) == ["stats.mail"]
+
+
+class Report(APIView):
+    """A view of Django REST framework with a throttle and a decorator of ours."""
+
+    class Throttle(AnonRateThrottle):
+        """A throttle that allows every request."""
+
+        rate = "1000/h"
+        scope = "stats.throttle"
+
+    throttle_classes = (Throttle,)
+    authentication_classes = ()
+
+    @method_decorator(ratelimit(group="stats.method", key="ip", rate="3/h"))
+    def get(self, request: Any) -> Response:
+        return Response()
+
+
+def test_a_request_counts_once_for_the_site_however_many_limits_it_meets() -> None:
+    """Limits of a middleware, a throttle and a decorator decide separately, and each is counted under its own name."""
+    for name, mode in (("first", "enforce"), ("second", "enforce"), ("rehearsal", "shadow")):
+        RateLimitRule.objects.create(name=name, path="/report", key="ip", limit=1000, unit="h", mode=mode)
+    RateLimitOverride.objects.create(network="203.0.113.66", effect="block")
+    site = RateLimitMiddleware(Report.as_view())
+
+    def visit(address: str) -> int:
+        return site(APIRequestFactory().get("/report", REMOTE_ADDR=address)).status_code
+
+    assert Counter(visit("203.0.113.1") for _ in range(10)) == {200: 3, 429: 7}
+    assert Counter(visit("203.0.113.66") for _ in range(4)) == {429: 4}
+    assert counts("first") == counts("second") == {"a": 10, "b": 4}
+    assert counts("rehearsal") == {"h": 10, "b": 4}
+    assert counts("stats.throttle") == {"a": 10}
+    assert counts("stats.method") == {"a": 3, "r": 7}
+    assert counts("") == {"a": 3, "r": 7, "b": 4}
+    assert sum(point.counts["r"] for point in series("", Span.last(3600, 60))) == 7
+    RateLimiter("stats.beside", "5/h").hit("ada")
+    assert counts("") == {"a": 4, "r": 7, "b": 4}
+
+
+def test_a_request_counts_once_whenever_its_decisions_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the minute of the first decision: refused if any decision refused it, else allowed if any limit allowed it."""
+    dice, clock = random.Random(8), [time.time() - 1800]
+    monkeypatch.setattr(recording, "time", SimpleNamespace(time=lambda: clock[0], monotonic=time.monotonic))
+    limits = [Limit("enforced", "5/m"), Limit("rehearsal", "5/m", mode="shadow")]
+    began: dict[int, int] = {}
+    results: dict[int, list[str]] = {}
+    requests = [RequestCount() for _ in range(60)]
+    for _ in range(400):
+        if dice.random() < 0.1:
+            recorder.flush()
+            clock[0] += dice.choice((0, 1, 60))
+        number = dice.randrange(len(requests))
+        chosen = [(dice.choice(limits), dice.random() < 0.7) for _ in range(dice.randint(1, 2))]
+        states = tuple(
+            LimitState(limit.name, allowed, 5, 1, 0, 0.0, 0.0, 0.0, limit.mode, 60.0) for limit, allowed in chosen
+        )
+        planned = [PlannedCharge(Charge(limit, b"x" * 32), limit.name) for limit, _allowed in chosen]
+        decision = Decision(not any(state.refuses for state in states), states)
+        recorder.add(planned, decision, 0.001, (), requests[number])
+        began.setdefault(number, int(clock[0]) // 60)
+        of = results.setdefault(number, [])
+        letters = {("enforce", True): "a", ("enforce", False): "r", ("shadow", True): "h", ("shadow", False): "s"}
+        of += [letters[state.mode, state.allowed] for state in states]
+    recorder.flush()
+    expected = Counter(
+        (began[number], "r" if "r" in of else "a" if "a" in of else of[-1]) for number, of in results.items()
+    )
+    found = {
+        (point.moment // 60, result): count
+        for point in series("", Span.last(3600, 60))
+        for result, count in point.counts.items()
+        if count
+    }
+    assert found == expected
+    assert total("", day()).requests == len(results)
 
 
 def test_high_water_marks_say_how_much_identities_wanted() -> None:

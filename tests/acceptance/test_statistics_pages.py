@@ -85,6 +85,25 @@ def test_the_pages_tell_what_was_decided_to_the_unit(operator: Client) -> None: 
     assert whole["requests"] == 7
 
 
+def test_the_pages_count_a_request_once(operator: Client) -> None:  # noqa: F811
+    """One view with a decorator and two rules of the middleware: the tiles, JSON and the command show the requests."""
+    for name in ("first", "second"):
+        RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=1000, unit="h")
+    RateLimitRule.objects.create(name="search", key="ip", limit=5, unit="h")  # It replaces the decorator's numbers.
+    assert Counter(visits(50, "203.0.113.1", "/search")) == {200: 5, 429: 45}
+    whole = told(operator)["site"]
+    assert (whole["requests"], whole["refused"], whole["share_refused"]) == (50, 45, 0.9)
+    assert whole["requests"] == sum(hour["requests"] for hour in whole["hours"])
+    tiles = re.findall(r"<dd>(.*?)</dd>", text(operator), re.DOTALL)
+    assert "50" in tiles
+    assert any("45" in tile and "90%" in tile for tile in tiles)
+    assert row(operator, "first")["requests"] == row(operator, "search")["requests"] == 50
+    out = io.StringIO()
+    call_command("ratelimit_stats", "show", "--json", stdout=out)
+    found = json.loads(out.getvalue())
+    assert (found["all"]["allowed"], found["all"]["refused"]) == (5, 45)
+
+
 def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:  # noqa: F811
     """Of what was refused: how much a ban did, on the overview, on the page of the rule and for machines."""
     limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=3, ban_for="10m")
@@ -391,13 +410,76 @@ def test_what_can_be_done_about_somebody_is_beside_them(operator: Client) -> Non
     assert re.search(r'name="network"[^>]*(value="|>\s*)203.0.113.0/24', form)
     assert re.search(r'<option value="block" selected', form)
     inspect = unescape(re.findall(r'href="([^"]*inspect/[^"]*)"', shown)[0])
-    assert "203.0.113.0/24" in text(operator, inspect)
+    assert re.search(r'name="address" value="203.0.113.0/24"', text(operator, inspect))
     shown = text(operator, ONE, name="users")
     assert f"/admin/auth/user/{user.pk}/change/" not in shown or "ada" in shown
     assert "user ada" in shown
     exempt = unescape(re.findall(r'href="([^"]*effect=exempt[^"]*)"', shown)[0])
     assert f"user={user.pk}" in exempt
     assert re.search(rf'<option value="{user.pk}" selected', text(operator, exempt))
+
+
+def inspected(operator: Client, name: str) -> tuple[str, str]:  # noqa: F811
+    """Where the first "Inspect" on the page of a name leads, and that page."""
+    url = unescape(re.findall(r'href="([^"]*inspect/[^"]*)"', text(operator, ONE, name=name))[0])
+    return url, text(operator, url)
+
+
+@pytest.mark.parametrize("shows", ["masked", "plain", "off"])
+def test_inspect_is_about_exactly_the_client_beside_it(operator: Client, settings: Any, shows: str) -> None:  # noqa: F811
+    """Whatever is shown of the client: its own counts, the verdict that it meets, and a reset of these alone."""
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
+    assert visits(1, "203.0.113.1") == [200]
+    url, page = inspected(operator, "site")
+    assert "The next request of this client would be refused by site" in page
+    assert "2 / 2" in page
+    assert "requests refused: 7" in page
+    assert operator.post(url, {"action": "reset"}).status_code == 302
+    assert "The next request of this client would be allowed by site" in text(operator, url)
+    assert visits(1, "203.0.113.77") == [200]
+    assert "1 / 2" in text(operator, url)
+    assert staff("view_ratelimitrule", name="reader").post(url, {"action": "reset"}).status_code == 403
+    assert "next request of this client" not in text(operator, url.replace("digest=", "digest=x"))
+
+
+def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:  # noqa: F811
+    """Whatever its identities are; of a name that no limit has, the page says so."""
+    limiter = RateLimiter("mail", ["9/s", "1/h"], ban_after=2, ban_for="1h")
+    for _ in range(5):
+        limiter.hit(("ada@example.org", 7))
+    url, page = inspected(operator, "mail")
+    assert "The next request of this client would be refused by mail" in page
+    assert "Banned by mail until" in page
+    assert "cannot be examined" in text(operator, url.replace("name=mail", "name=elsewhere"))
+
+
+def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:  # noqa: F811
+    """About a user, another limit, an exemption and a block hold in the verdict."""
+    user = User.objects.create_user("ada")
+    RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=2, unit="h", audience="authenticated")
+    ada = Client(REMOTE_ADDR="203.0.113.9")
+    ada.force_login(user)
+    assert [ada.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
+    url, page = inspected(operator, "users")
+    assert f'value="{user.pk}"' in page
+    numbers = {"limit": 9, "period": 1, "unit": "h"}
+    for effect, verdict in (("limit", "allowed"), ("exempt", "allowed"), ("block", "refused")):
+        RateLimitOverride.objects.all().delete()
+        RateLimitOverride.objects.create(user=user, effect=effect, **(numbers if effect == "limit" else {}))
+        assert f"would be {verdict} by users" in text(operator, url), effect
+        assert ada.get("/ok").status_code == (200 if verdict == "allowed" else 429)
+
+
+def test_inspect_shows_where_a_client_was_refused(operator: Client) -> None:  # noqa: F811
+    """As far as the evidence of a ban knows it, to operators who may see identities."""
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h", ban_after=2, ban_for="1h")
+    visits(4, "203.0.113.77")
+    url, page = inspected(operator, "site")
+    assert "GET /ok" in page
+    assert "Banned by site until" in page
+    assert "GET /ok" not in text(staff("view_ratelimitrule", name="reader"), url)
 
 
 def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:  # noqa: F811

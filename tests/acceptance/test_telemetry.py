@@ -87,8 +87,8 @@ def test_requests_and_durations_are_told_by_rule_and_result() -> None:
     asyncio.run(mail.ahit("ada"))
     mail.hit("ada")
     assert collected() == {
-        ("ratelimit.requests", "enforce", "allowed", "otel.mail"): 3,
-        ("ratelimit.requests", "enforce", "refused", "otel.mail"): 2,
+        ("ratelimit.decisions", "enforce", "allowed", "otel.mail"): 3,
+        ("ratelimit.decisions", "enforce", "refused", "otel.mail"): 2,
         ("ratelimit.decision.duration", "enforce", "allowed", "otel.mail", "redis"): 3,
         ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "redis"): 1,
         ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "deny-cache"): 1,
@@ -107,7 +107,7 @@ def test_shadow_blocks_and_exemptions_are_told() -> None:
     visits(2, "203.0.113.1")
     visits(1, "203.0.113.2")
     visits(1, "203.0.113.3")
-    found = {key[1:]: count for key, count in collected().items() if key[0] == "ratelimit.requests"}
+    found = {key[1:]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"}
     assert found == {
         ("enforce", "allowed", "otel.site"): 2,
         ("shadow", "allowed", "otel.quiet"): 1,
@@ -152,7 +152,7 @@ def test_rules_that_are_made_up_are_told_as_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(telling, "MOST_PLACES", 2)
     for number in range(5):
         RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
-    found = {key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.requests"}
+    found = {key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"}
     assert found == {"otel.made-0": 1, "otel.made-1": 1, "other": 3}
 
 
@@ -176,9 +176,9 @@ def test_a_child_tells_its_own(tmp_path: Any) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     told = json.loads((tmp_path / "told").read_text())
-    assert told["ratelimit.requests|enforce|allowed|otel.fork"] == 2
+    assert told["ratelimit.decisions|enforce|allowed|otel.fork"] == 2
     assert telemetry._instruments is before
-    assert collected()["ratelimit.requests", "enforce", "allowed", "otel.fork"] == 1
+    assert collected()["ratelimit.decisions", "enforce", "allowed", "otel.fork"] == 1
 
 
 def test_switched_off_nothing_is_told(settings: Any) -> None:

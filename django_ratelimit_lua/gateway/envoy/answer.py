@@ -68,6 +68,7 @@ class _Planner:
 
     units = 0
     gathers = False
+    count = None
 
     def __init__(self, met: Sequence[Met], purpose: Operation) -> None:
         self._met = met

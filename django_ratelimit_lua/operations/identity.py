@@ -1,0 +1,119 @@
+"""What one client meets under one name, if only the digest of its identity is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.decide import Outcome, Plan, PlannedCharge, build_call, decide
+from ..engine.evidence import Offence, evidence_of
+from ..engine.run import Wait
+from ..exceptions import StoreError
+from ..identity.request_state import RequestCount
+from ..limits.ban import Ban
+from ..limits.call import Charge
+from ..limits.decision import LimitState
+from ..limits.limit import Limit
+from ..rules.callsite import known_call_sites
+from ..rules.overrides import USER, KnownOverrides, SubjectRef, is_field, override_cache
+from ..rules.rule import Rule
+from ..rules.ruleset import Ruleset
+from ..web.overrides import apply_overrides, override_kinds
+from .explain import Explanation, explained_limit
+from .reference import known_limits
+
+LIMITER = "RateLimiter"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedIdentity:
+    """What one client meets.
+
+    - `name`: of a rule, a call site or a `RateLimiter`; `digest`: of the identity that it counts;
+    - `found`: its limits and the overrides about this identity. An override about a network, a combination or a tier
+      is not known by a digest;
+    - `offences`: the last requests that counted towards a ban, the earliest first.
+    """
+
+    name: str
+    digest: str
+    found: Explanation
+    offences: tuple[Offence, ...] = ()
+
+
+def explain_identity(name: str, digest: str) -> ExplainedIdentity:
+    """What the client with this digest meets now under that name. Counts nothing."""
+    planner = _Planner(name, digest.encode(), _limits_of(name))
+    outcome = decide(planner)
+    met = tuple(
+        explained_limit(planned, planner.ruleset, planner.overrides, planner.states(outcome))
+        for planned in planner.charges
+        if planner.ruleset is not None
+    )
+    found = Explanation(outcome.decision, met, None, None)
+    return ExplainedIdentity(name, digest, found, _offences(planner.charges, outcome))
+
+
+def _limits_of(name: str) -> list[tuple[Limit, Rule | None]]:
+    """The limits that count under a name: those of the rule, if it has any, or else those of the code."""
+    known = [one for one in known_limits() if one.place == name and one.limit is not None]
+    in_rules = [one for one in known if one.rule is not None and one.rule.mode != "off"]
+    limits: dict[bytes, tuple[Limit, Rule | None]] = {}
+    for one in in_rules or [one for one in known if one.rule is None]:
+        assert one.limit is not None
+        limits.setdefault(one.limit.key_part, (one.limit, one.rule))  # A tier counts in the same place.
+    return list(limits.values())
+
+
+def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
+    """The evidence of each limit that bans whom it counts; none if Redis cannot be asked."""
+    bans = {state.name: state.ban for state in outcome.decision.limits if state.ban is not None}
+    banning = [each.charge for each in charges if each.charge.limit.ban is not None and not each.charge.limit.ban_key]
+    keys = [(build_call([charge], "peek").ban_keys()[0], bans.get(charge.limit.name, Ban())) for charge in banning]
+    try:
+        found = evidence_of(keys) if keys else []
+    except StoreError:
+        return ()
+    return tuple(sorted({offence for offences in found for offence in offences}))
+
+
+class _Planner:
+    """Plans a peek at limits for one identity."""
+
+    units = 0
+    gathers = False
+    is_hit = False
+    count: RequestCount | None = None
+
+    def __init__(self, name: str, digest: bytes, limits: Sequence[tuple[Limit, Rule | None]]) -> None:
+        self._digest = digest
+        self.charges = [PlannedCharge(Charge(limit, digest), name, rule) for limit, rule in limits]
+        # A RateLimiter goes by no overrides.
+        self._has_overrides = not any(site.kind == LIMITER for site in known_call_sites.of(name))
+        self.ruleset: Ruleset | None = None
+        self.overrides: KnownOverrides = override_cache.get_many(())
+
+    def gather(self, ruleset: Ruleset) -> None:
+        """Nothing."""
+
+    async def agather(self, ruleset: Ruleset) -> None:
+        """Nothing."""
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """See `Planner`."""
+        kinds = override_kinds(ruleset, self.charges, False) if self._has_overrides else ()
+        subjects = [SubjectRef(kind, self._digest) for kind in kinds if kind == USER or is_field(kind)]
+        self.ruleset, self.overrides = ruleset, override_cache.get_many(subjects)
+        applied = apply_overrides(self.charges, self.overrides, ruleset, False)
+        counted = [planned.charge for planned in applied.charges if planned.blocked is None]
+        call = build_call(counted, "peek", ruleset=ruleset, subjects=self.overrides.call_subjects() if subjects else ())
+        return Plan(call, applied.charges, exempt=applied.exempt)
+
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        """Nothing is left to do."""
+        return ()
+
+    def states(self, outcome: Outcome) -> Mapping[Any, LimitState]:
+        """The states of the limits that were decided, by counter."""
+        return {(decided.charge.digest, decided.charge.limit.key_part): decided.state for decided in outcome.charges}
