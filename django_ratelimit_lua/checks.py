@@ -58,8 +58,8 @@ BAD_RULE = Problem(Error, "E004", "See the middleware page of the documentation.
 NO_USER = Problem(Error, "E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
 BAD_THROTTLE_RATE = Problem(Error, "E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
 BAD_THROTTLE = Problem(Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit.")
-UNKNOWN_SETTING = Problem(Warning, "W001", f"Known are: {', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.")
-UNUSED_RULES = Problem(Warning, "W002", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
+UNKNOWN_SETTING = Problem(Warning, "W025", f"Known are: {', '.join(sorted(f'RATELIMIT_{name}' for name in SETTINGS))}.")
+UNUSED_RULES = Problem(Warning, "W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
     Warning, "W008", "Set it to the networks of your proxies or to their number; to 0 if there is none."
 )
@@ -71,7 +71,7 @@ OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
 )
-SHORT_BAN = Problem(Warning, "W019", "Let ban_for be at least as long as ban_window, or leave ban_window out.")
+SHORT_BAN = Problem(Warning, "W027", "Let ban_for be at least as long as ban_window, or leave ban_window out.")
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
 NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")

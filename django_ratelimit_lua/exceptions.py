@@ -18,30 +18,39 @@ class Ratelimited(PermissionDenied):
     A subclass of Django's `PermissionDenied`, as django-ratelimit's is: raised out of a view without anything that
     handles it, it becomes a 403.
 
-    What `RATELIMIT_VIEW` is called with, and what is raised of `RATELIMIT_EXCEPTION_CLASS`, has as text, each of them
-    perhaps empty: `message`, what the rule has to say; `when`, when to try again, or why not, in the client's language;
-    and `reference`, by which support finds out what refused. Its `status` is 429, or 403 where a block says so;
-    `remedy` says to staff who are refused by a rule in the admin what switches it off.
+    It is made from a decision, or from text as any `PermissionDenied`; then `decision` has no limits.
+
+    >>> raise Ratelimited("Five exports a day are enough.")
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.exceptions.Ratelimited: Five exports a day are enough.
+
+    - `message`: the message of the rule; without one, the text of the exception. GraphQL servers send it to clients. In
+      what `RATELIMIT_VIEW` is called with, it is empty without one;
+    - `when`: when to try again, or why not, in the client's language; `reference`: by which support finds the limit that
+      refused. Both are set for `RATELIMIT_VIEW` and on what is raised of `RATELIMIT_EXCEPTION_CLASS`, and may be empty;
+    - `status`: 429, or 403 if a block asks for it;
+    - `remedy`: for staff that a rule in the admin refuses, what switches the rule off.
     """
 
-    message = ""
+    message: str
     when = ""
     reference = ""
     remedy = ""
     status = 429
 
-    def __init__(self, decision: Decision | None = None) -> None:
-        self.decision = Decision(allowed=False) if decision is None else decision
-        super().__init__(_said(self.decision))
+    def __init__(self, decision: Decision | str | None = None) -> None:
+        if isinstance(decision, Decision):
+            self.decision, self.message = decision, _said(decision)
+        else:
+            self.decision = Decision(allowed=False)
+            self.message = str(decision or _said(self.decision))
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As it was made: a task queue sends it on, and what is made of it there is to have the decision too.
-        told = {
-            name: vars(self)[name]
-            for name in ("message", "when", "reference", "remedy", "status")
-            if name in vars(self)
-        }
-        return type(self), (self.decision,), told
+        # A subclass may be made from the decision alone.
+        made_from = self.decision if self.decision.limits else str(self)
+        return type(self), (made_from,), vars(self)
 
 
 def _said(decision: Decision) -> str:
@@ -63,11 +72,11 @@ class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went 
 
     def __init__(self, breaker: str, retry_after: float | None = None, reason: str = "open") -> None:
         self.breaker, self.retry_after, self.reason = breaker, retry_after, reason
-        when = "no end is known" if retry_after is None else f"retry in {retry_after:.6g} s"
-        super().__init__(f"{breaker} is not asked: {reason}, {when}")
+        super().__init__(breaker, retry_after, reason)  # From which a task queue makes it again.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.breaker, self.retry_after, self.reason)
+    def __str__(self) -> str:
+        when = "no end is known" if self.retry_after is None else f"retry in {self.retry_after:.6g} s"
+        return f"{self.breaker} is not asked: {self.reason}, {when}"
 
 
 class StoreError(Exception):

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast, overload
 from weakref import ref
 
 from .conf import conf
@@ -133,6 +133,20 @@ class RateLimiter:
 
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _Planner:
         return _Planner(self.name, self._limits_by, operation, identity, cost, options)
+
+    @overload
+    def slot(self, identity: F) -> F: ...
+
+    @overload
+    def slot(
+        self,
+        identity: Identity = None,
+        *,
+        key: Callable[..., Identity] | None = None,
+        cost: int = 1,
+        timeout: float | timedelta | None = 0,
+        what: str = "",
+    ) -> Slot: ...
 
     def slot(
         self,
@@ -277,6 +291,18 @@ class RateLimiter:
         if outcome.decision and outcome.decision.wait > 0:
             await ahold(outcome)
         return outcome.decision
+
+    @overload
+    def __call__(self, function: F) -> F: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        key: Callable[..., Identity] | None = None,
+        cost: int | Callable[..., int] = 1,
+        timeout: float | timedelta | None = 0,
+    ) -> Callable[[F], F]: ...
 
     def __call__(
         self,

@@ -1,6 +1,6 @@
 """One call of the Lua program: described once, performed by any runner, sync or async.
 
-The layout of keys, arguments and reply is written in the header of `lua/program.lua`.
+The layout of keys, arguments and reply is written in the header of `program.lua`.
 """
 
 from __future__ import annotations

@@ -248,4 +248,6 @@ def _raise_instead(request: HttpRequest, decision: Decision) -> None:
     if not issubclass(exception, Ratelimited):
         raise exception()
     with language_of(request):
-        raise refusal.tell(exception(decision))
+        error = refusal.tell(exception(decision))
+    error.message = error.message or str(error)
+    raise error

@@ -242,7 +242,7 @@ def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> 
 
 
 def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: Any) -> None:
-    """Where it is a `Ratelimited`; it still has it in another process."""
+    """Where it is a `Ratelimited`; it still has it in another process. A rule without a message leaves its text."""
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     settings.RATELIMIT_RULES = [{"name": "search", "key": "ip", "rate": "0/m", "message": "Ask sales."}]
     view = ratelimit("search", "ip", "5/m")(lambda request: None)
@@ -252,6 +252,10 @@ def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: 
     for error in (raised.value, sent):
         assert (error.message, error.when) == ("Ask sales.", "This is not available.")
         assert error.reference
+    settings.RATELIMIT_RULES = [{"name": "search", "key": "ip", "rate": "0/m"}]
+    with pytest.raises(Ratelimited) as raised:
+        view(rf.get("/"))
+    assert raised.value.message == str(raised.value) == "search: never"
 
 
 @pytest.mark.parametrize(

@@ -330,4 +330,4 @@ def test_rules_as_a_whole(settings: Any, no_others: None) -> None:
     settings.RATELIMIT_RULES = [rule]
     assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.E005"]
     settings.MIDDLEWARE = []
-    assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.W002"]
+    assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.W026"]

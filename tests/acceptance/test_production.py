@@ -17,9 +17,8 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
-from tests.acceptance.test_topologies import issued, used
+from tests.acceptance.test_topologies import GUIDE, create_documented_user, issued, used
 
-GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
 EXAMPLES = [
     textwrap.dedent(block)
     for block in re.findall(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", GUIDE)
@@ -46,10 +45,8 @@ def tls(folder: Path) -> Iterator[Address]:
     options = ("--tls-port", str(port), "--tls-auth-clients", "no", "--tls-key-file", str(key))
     files = ("--tls-cert-file", str(chain), "--tls-ca-cert-file", str(signer))
     with Server(shutil.which("redis-server"), *options, *files) as server:
-        rights = GUIDE.partition("ACL SETUSER limiter on ")[2].partition("\n\n")[0].replace("\\", " ").split()
-        rights = [right.replace("~rl:*", "~*") for right in rights]
         with redis.Redis.from_url(server.url) as direct:
-            direct.execute_command("ACL", "SETUSER", "limiter", "on", *rights)
+            create_documented_user(direct, "")
         yield {"redis.internal:6380": f"127.0.0.1:{port}", "/etc/ssl/redis-ca.pem": str(signer)}
 
 

@@ -28,7 +28,9 @@ from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.stats.reading import refusal_counts, shadow_numbers
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
+from tests.server import server as session_server
 
+GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore pfcount"
@@ -119,18 +121,22 @@ def test_tls(settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path
         assert decision.source == "fallback"
 
 
+def create_documented_user(direct: redis.Redis, prefix: str) -> None:
+    """Run the `ACL SETUSER` command of the production guide, with another prefix; the password is "password"."""
+    command = "ACL SETUSER" + GUIDE.partition("ACL SETUSER")[2].partition("\n\n")[0].replace("\\", " ")
+    direct.execute_command(*command.replace("rl:", prefix).split())
+
+
 @pytest.fixture
 def least(settings: Any) -> Iterator[redis.Redis]:
     """A user with no right that is not needed."""
-    rights = [f"+{command}" for command in sorted({*IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()})]
-    with Server() as server, redis.Redis.from_url(server.url) as direct:
-        prefix = settings.RATELIMIT_CACHE_PREFIX
-        keys = f"~{prefix}*", f"&{prefix}*"
-        direct.execute_command("ACL", "SETUSER", "limiter", "on", ">hush", *keys, "-@all", *rights)
-        settings.CACHES = alias(server.url.replace("//", "//limiter:hush@"))
+    with Server(session_server.binary) as server, redis.Redis.from_url(server.url) as direct:
+        create_documented_user(direct, settings.RATELIMIT_CACHE_PREFIX)
+        settings.CACHES = alias(server.url.replace("//", "//limiter:password@"))
         yield direct
 
 
+@pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
 def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     """Limits of every algorithm, rules, overrides, tallies, health: nothing more is needed than what is documented."""
@@ -197,7 +203,7 @@ def test_the_rights_are_those_of_the_documentation() -> None:
     called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", text)}
     assert called == set(IN_SCRIPTS.split())
     needed = {*IN_SCRIPTS.split(), *LIMITS.split(), *RULES.split()}
-    text = (Path(__file__).parents[2] / "docs/production.rst").read_text().partition("ACL SETUSER limiter")[2]
+    text = GUIDE.partition("ACL SETUSER limiter")[2]
     documented, _, below = text.replace("\\", " ").partition("\n\n")
     assert set(re.findall(r"\+([a-z|]+)", documented)) == needed
     assert set(re.findall(r"\+([a-z|]+)", below.partition("\n\n\n")[0])) >= set(ELSEWHERE.split())

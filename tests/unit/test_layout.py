@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -128,19 +129,31 @@ def test_the_program_run_is_the_program_read() -> None:
     assert {path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")} == pieces | others
 
 
-def test_the_wheel_holds_the_lua_files_and_the_types(tmp_path: Path) -> None:
-    """What is installed works and is typed."""
+def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """What is installed works and is typed; only the sources of translations are left out."""
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        path.relative_to(ROOT).as_posix()
-        for path in PACKAGE.rglob("*")
-        if path.suffix in (".py", ".lua", ".html", ".css", ".js", ".mo")
-    }
-    assert expected | {"django_ratelimit_lua/py.typed"} <= names
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".po", ".pyc")}
+    assert {path.relative_to(ROOT).as_posix() for path in files} <= names
     assert not [name for name in names if name.startswith(("tests", "example_project", "docs"))]
+
+
+def test_proxy_files_are_packaged_by_their_folder() -> None:
+    """A configuration for another proxy is installed, whatever its extension."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    packaged = setup["options.package_data"][PACKAGE.name].split()
+    assert [pattern for pattern in packaged if pattern.startswith("gateway/proxies/")] == ["gateway/proxies/*"]
+
+
+def test_comments_name_files_that_exist() -> None:
+    """A path in a comment or docstring is that of a file, from its own folder or a folder above."""
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*") if path.is_file()]
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]):
+        for named in re.findall(r"[`( ]((?:\w+/)*\w+\.(?:lua|py))\b", path.read_text()):
+            assert any(file.endswith(f"/{named}") for file in files), f"{path.relative_to(ROOT)}: {named}"
 
 
 def test_every_test_says_what_it_promises() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import logging
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
+from django.utils.translation import gettext_lazy
 from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import Decision, LimitError, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua import CircuitOpen, Decision, LimitError, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
@@ -27,6 +29,16 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+
+MAIL = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
+
+
+class LastExport(Ratelimited):
+    """As a project may have it."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.seconds = decision.retry_after
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -138,15 +150,42 @@ def test_the_functions_need_a_request() -> None:
             function(object(), "group", None, "ip", "5/m")  # type: ignore[operator]
 
 
-def test_the_exception_says_something_and_travels_whole() -> None:
-    """As text, and through `pickle` and `copy`, as a task queue sends it."""
-    state = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
+@pytest.mark.parametrize(
+    "made",
+    [
+        Ratelimited(),
+        Ratelimited("Five exports a day are enough."),
+        Ratelimited(gettext_lazy("Too many requests.")),
+        Ratelimited(Decision(False, (MAIL,))),
+        Ratelimited(Decision(False, (MAIL, MAIL))),
+        CircuitOpen("payments", 2.5),
+        CircuitOpen("payments", None, "forced"),
+    ],
+    ids=repr,
+)
+def test_an_exception_travels_whole(made: Exception) -> None:
+    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from its arguments."""
+    for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
+        assert (type(again), str(again), vars(again)) == (type(made), str(made), vars(made))
+    again = type(made)(*json.loads(json.dumps(made.args)))
+    assert str(again) == str(made)
+    if isinstance(made, Ratelimited):
+        assert made.message == again.message == str(made)
+        assert not again.decision
+
+
+def test_a_subclass_that_needs_a_decision_travels_whole() -> None:
+    """It is made again from the decision."""
+    made = LastExport(Decision(False, (MAIL,)))
+    again = pickle.loads(pickle.dumps(made))
+    assert (type(again), str(again), again.seconds) == (LastExport, "mail: retry in 12 s", 12.0)
+
+
+def test_the_text_of_the_exception() -> None:
+    """By default it says what happened and when to come again."""
     assert str(Ratelimited()) == "Rate limit exceeded"
-    for decision in (None, Decision(False, (state,)), Decision(False, (state, state))):
-        made = Ratelimited(decision)
-        for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
-            assert (str(again), again.decision) == (str(made), made.decision)
-    assert str(Ratelimited(Decision(False, (state,)))) == "mail: retry in 12 s"
+    assert str(Ratelimited("Ask sales.")) == "Ask sales."
+    assert str(Ratelimited(Decision(False, (MAIL,)))) == "mail: retry in 12 s"
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
