@@ -8,6 +8,7 @@ killed loses the evidence of its last second, never an offence or a ban.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +80,7 @@ class _Noted:
 
     def record(self, now: float) -> bytes:
         """What the program is told."""
-        offences = list(self.offences)  # Others may add one meanwhile.
+        offences = list(self.offences)
         parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(offences))]
         for name, offence in offences:
             text = _text(_cut(offence))
@@ -100,6 +101,7 @@ class EvidenceNotes:
 
     def clear(self) -> None:
         """Begin with nothing."""
+        self._lock = threading.Lock()
         self._noted: dict[bytes, _Noted] = {}
         self._writing: dict[bytes, _Noted] = {}
 
@@ -109,11 +111,6 @@ class EvidenceNotes:
         assert terms is not None
         charge = charge._replace(banned=b"") if ban.is_narrow else charge
         key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
-        noted = self._noted.get(key)
-        if noted is None:
-            if len(self._noted) >= MOST_NOTED:
-                return
-            noted = self._noted.setdefault(key, _Noted(key))
         meta = getattr(request, "META", {})
         offence = Offence(
             ban.last,
@@ -121,11 +118,17 @@ class EvidenceNotes:
             str(getattr(request, "path", ""))[:MAX_PATH_BYTES],
             str(meta.get("HTTP_USER_AGENT", ""))[:MAX_AGENT_BYTES],
         )
-        noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
         lasts = max(ban.until, ban.last + terms.window_us) - moment
-        noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
-        if not ban.is_new:
-            noted.ends = ban.until
+        with self._lock:  # A note added while its table is being written would be lost.
+            noted = self._noted.get(key)
+            if noted is None:
+                if len(self._noted) >= MOST_NOTED:
+                    return
+                noted = self._noted[key] = _Noted(key)
+            noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
+            noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
+            if not ban.is_new:
+                noted.ends = ban.until
         self.task.start()
 
     def _step(self) -> float | None:
@@ -135,8 +138,9 @@ class EvidenceNotes:
 
     def write(self, patience: Patience) -> bool:
         """Write what was noted; whether all was."""
-        noted = self._writing = self._noted
-        self._noted = {}
+        with self._lock:
+            noted = self._writing = self._noted
+            self._noted = {}
         now = time.monotonic()
         items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
         if not items:
@@ -214,10 +218,11 @@ def evidence_of(bans: Sequence[tuple[bytes, Ban]], store: Store | None = None) -
     """The last offences of each of these bans, by the keys of their states; the earliest first. Those that have earned
     an earlier ban are none of them. Raises `StoreError`."""
     store = store or get_store(background=True)
+    noted = [evidence_notes.of(key) for key, _ in bans]  # Before Redis is read: they may be written in between.
     replies = store.execute_all([(b"HGETALL", evidence_key(key)) for key, _ in bans])
     found = []
-    for (key, ban), reply in zip(bans, replies, strict=True):
-        offences = _last(_read(_pairs(reply)) | evidence_notes.of(key))
+    for (_, ban), reply, not_written in zip(bans, replies, noted, strict=True):
+        offences = _last(_read(_pairs(reply)) | not_written)
         found.append(tuple(sorted(each for each in offences if each.moment >= ban.first)))
     return found
 

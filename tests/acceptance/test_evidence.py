@@ -12,6 +12,7 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser
+from django.core.handlers.wsgi import WSGIRequest
 from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -209,6 +210,26 @@ def test_evidence_of_a_ban_has_a_maximum_in_bytes(direct: redis.Redis, prefix: s
     assert [int("".join(re.findall(r"^/([0-9]+)", offence.path))) for offence in noted] == list(last)
     assert all(offence.agent.startswith(str(number)) for offence, number in zip(noted, last, strict=True))
     assert all(each.isprintable() for offence in noted for text in offence[1:] for each in text)
+
+
+class WrittenMeanwhile(WSGIRequest):
+    """A request during which the background writes all evidence that was recorded so far."""
+
+    @property
+    def META(self) -> dict[str, Any]:
+        written()
+        return self.__dict__["META"]
+
+
+def test_no_evidence_is_lost_while_other_evidence_is_written(quiet: None, direct: redis.Redis, prefix: str) -> None:
+    """An offence that is recorded while its table is being written belongs to one of the two tables."""
+    view = login(rate="0/s", ban_after=50)
+    for number in range(3):
+        asked = request(f"/{number}")
+        asked.__class__ = WrittenMeanwhile
+        view(asked)
+    written()
+    assert direct.hlen(evidence_key(only_key(direct, prefix))) == 3
 
 
 def test_evidence_costs_the_decision_no_trip(quiet: None, direct: redis.Redis) -> None:
