@@ -28,6 +28,7 @@ class Planner:
     units = 1
     gathers = True
     is_hit = True
+    count = None
 
     def __init__(self, subjects: Any = ()) -> None:
         self.gathered: list[int] = []
