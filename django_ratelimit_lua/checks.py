@@ -226,7 +226,7 @@ def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _all_views() -> list[Any]:
-    return [pattern.callback for pattern, _space in url_patterns()] if getattr(settings, "ROOT_URLCONF", None) else []
+    return [pattern.callback for pattern, _space in url_patterns()]
 
 
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 from django.http import HttpRequest
 
@@ -62,6 +63,12 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
     if not 0 < seconds <= LONGEST:
         raise CommandError(f"{option} {period!r}: write a number and s, m, h, d or w, such as 30m{otherwise}")
     return seconds
+
+
+def require_urlconf() -> None:
+    """Raise `CommandError` if the settings have no `ROOT_URLCONF`."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        raise CommandError("set ROOT_URLCONF: this command needs the URLs of the site")
 
 
 def described(options: dict[str, Any]) -> HttpRequest:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from django.conf import settings
 from django.urls import get_resolver
 
 from ..limits.rate import Rate
@@ -29,6 +30,8 @@ def route_names() -> set[str]:
 
 def look_for_call_sites() -> None:
     """Make known what stands on the views of the site, also on methods, which are decorated anew for each request."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
     known = vars(get_resolver())
     if "_ratelimit_looked_for" in known:
         return

@@ -22,7 +22,7 @@ BEFORE_METHODS = ("", "dispatch")
 
 
 def url_patterns() -> Iterator[tuple[URLPattern, str]]:
-    """All URL patterns of the site, each with the namespaces that it is in, as in "shop:"."""
+    """All URL patterns of the site, if it has a `ROOT_URLCONF`, each with the namespaces that it is in, as in "shop:"."""
 
     def within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
         for pattern in patterns:
@@ -33,6 +33,8 @@ def url_patterns() -> Iterator[tuple[URLPattern, str]]:
             elif isinstance(pattern, URLPattern):
                 yield pattern, space
 
+    if not getattr(settings, "ROOT_URLCONF", None):  # As in a project of workers alone.
+        return iter(())
     return within(get_resolver().url_patterns, "", frozenset())
 
 

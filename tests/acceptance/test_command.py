@@ -533,3 +533,30 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
     else:
         assert plan(export()) == []
         assert provider.reload().problems == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ratelimit_replay", "access.log", "--rate", "5/m"],
+        ["ratelimit_rules", "explain"],
+        ["ratelimit_rules", "import", "rules.yaml"],
+        ["ratelimit_proxy", "nginx"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_needs_urls_asks_for_them(arguments: list[str], settings: Any) -> None:
+    """A project of workers alone has no `ROOT_URLCONF`."""
+    del settings.ROOT_URLCONF
+    with pytest.raises(CommandError, match="set ROOT_URLCONF"):
+        call_command(*arguments)
+
+
+def test_other_commands_need_no_urls(settings: Any, tmp_path: Path) -> None:
+    """They show the limits and breakers that are not on views."""
+    del settings.ROOT_URLCONF
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("- {name: new, path: /, key: ip, rate: 5/m}\n")
+    for arguments in (["check", str(rules)], ["check"], ["list"], ["export"]):
+        assert said(*arguments)
+    call_command("ratelimit_breakers", "list", stdout=io.StringIO())

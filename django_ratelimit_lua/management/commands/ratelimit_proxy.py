@@ -9,6 +9,7 @@ from django.urls import NoReverseMatch, reverse
 
 from ...conf import conf
 from ...gateway.proxies import BESIDE, FILES, GRPC, configuration, grpc_configuration
+from ..arguments import require_urlconf
 
 
 class Command(BaseCommand):
@@ -42,6 +43,7 @@ class Command(BaseCommand):
         if proxy == GRPC:
             self._print_grpc(**options)
             return
+        require_urlconf()
         try:
             path = reverse("ratelimit-check")
         except NoReverseMatch:

@@ -25,6 +25,7 @@ from ...rules.rule import RuleError, compile_rule
 from ...rules.ruleset import Ruleset, compile_rules
 from ...store import Store, store_at
 from ...testing.server import Server
+from ..arguments import require_urlconf
 
 REFRESH_SECONDS = 0.2
 
@@ -69,6 +70,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Raises `CommandError`."""
+        require_urlconf()
         plot = options["plot"]
         if plot is not None and Path(plot).suffix not in (".svg", ".html"):
             raise CommandError(f"--plot {plot!r}: name a file that ends with .svg or .html")

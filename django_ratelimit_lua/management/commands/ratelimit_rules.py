@@ -31,7 +31,7 @@ from ...rules.problems import problems
 from ...rules.rule import MODES, RuleError
 from ...rules.ruleset import settings_problems
 from ...stats.reading import refusal_counts
-from ..arguments import add_request, described, hints, verdict
+from ..arguments import add_request, described, hints, require_urlconf, verdict
 
 
 class Command(BaseCommand):
@@ -99,6 +99,7 @@ class Command(BaseCommand):
         if options["reference"] is not None:
             self._explain_reference(options["reference"])
             return
+        require_urlconf()
         request = described(options)
         if options["ip"] is not None and callable(conf.IP_META_KEY):
             self._warn("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
@@ -171,6 +172,7 @@ class Command(BaseCommand):
         self.stdout.write(rules_yaml.export(), ending="")
 
     def _import(self, file: str, dry_run: bool, delete: bool, confirm: bool, **options: Any) -> None:
+        require_urlconf()
         text = _read(file)
         changes = rules_yaml.plan(text, _source(file))
         warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
