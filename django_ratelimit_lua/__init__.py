@@ -1,6 +1,6 @@
 """Exact, atomic rate limits for Django, decided by one Lua call in Redis."""
 
-from .breaker import CircuitBreaker, LastGood
+from .breaker import CircuitBreaker
 from .decorators import circuit, ratelimit
 from .exceptions import CircuitOpen, LimitError, Ratelimited
 from .limiter import RateLimiter
@@ -17,7 +17,6 @@ __all__ = [
     "CircuitBreaker",
     "CircuitOpen",
     "Decision",
-    "LastGood",
     "Limit",
     "LimitError",
     "LimitState",

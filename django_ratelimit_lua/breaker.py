@@ -8,11 +8,11 @@ import logging
 import sys
 import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Generator, Hashable
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from datetime import timedelta
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
 from django.http import Http404, UnreadablePostError
@@ -23,14 +23,11 @@ from .engine.run import arun, run
 from .engine.waiting import to_the_end
 from .exceptions import CircuitOpen
 from .identity import Identity
-from .limits.rate import time_us
-from .process.bounded_map import BoundedMap
 from .rules.breakers import BreakerError, breaker_name, thresholds
 from .rules.stacks import Instead, guarding
 
 logger = logging.getLogger("django_ratelimit_lua")
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 Time = str | float | timedelta
 Failure = Any
 """Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a tuple of these."""
@@ -41,7 +38,6 @@ ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPar
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 HUNG_UP = (UnreadablePostError, RequestAborted)
 """A client that has gone says nothing of the resource."""
-MOST_KEPT, MOST_KEPT_BYTES = 1000, 16 * 2**20
 Block = tuple[int, CodeType]
 """A `with` that runs: whose frame, and which function that is."""
 
@@ -67,8 +63,8 @@ class CircuitBreaker:
       (answer or exception), or a tuple of these. By default any exception but those that answer a client (Http404,
       PermissionDenied, and others with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
       call that is cancelled is neither a failure nor a success;
-    - `fallback`: what a call returns that is not made: a value, a callable with the same arguments, or a `LastGood`;
-      else `CircuitOpen` is raised;
+    - `fallback`: what a call returns that is not made: a value, or a callable with the same arguments; else
+      `CircuitOpen` is raised;
     - `key`: a callable with the call's arguments that says who is served, for brown-outs: the same people throughout.
 
     Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood.
@@ -212,19 +208,10 @@ class CircuitBreaker:
             answer = fall_back(self.fallback, error, *args, **kwargs)
             return await answer if inspect.isawaitable(answer) else answer
 
-        kept = self.fallback if isinstance(self.fallback, LastGood) else None
-
-        def keep(answer: Any, *args: Any, **kwargs: Any) -> None:
-            assert kept is not None
-            kept.keep(_arguments(*args, **kwargs), answer)
-
-        async def akeep(answer: Any, *args: Any, **kwargs: Any) -> None:
-            keep(answer, *args, **kwargs)
-
         if inspect.iscoroutinefunction(function):
-            guard = self.aguarded(function, identify, ainstead, akeep if kept else None)
+            guard = self.aguarded(function, identify, ainstead)
         else:
-            guard = self.guarded(function, identify, instead, keep if kept else None)
+            guard = self.guarded(function, identify, instead)
         return cast(F, guarding(guard, self.name, identify, instead_of(self.fallback, "raises")))
 
     def guarded(
@@ -232,10 +219,9 @@ class CircuitBreaker:
         function: Callable[..., Any],
         identify: Callable[..., Generator[Any, Any, Identity]],
         instead: Callable[..., Any],
-        keep: Callable[..., None] | None = None,
     ) -> Callable[..., Any]:
         """The function, called through the breaker. `identify` tells who is served; `instead` answers a call that is
-        not made; `keep` is told of each good answer, with the arguments of the call."""
+        not made."""
         circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
 
         @functools.wraps(function)
@@ -260,8 +246,6 @@ class CircuitBreaker:
                 run(circuit.settling(ticket, failed=bool(failed), slow=slow))
             else:
                 ticket.passed(None)
-            if keep is not None and not failed:
-                keep(answer, *args, **kwargs)
             return answer
 
         return guard
@@ -271,7 +255,6 @@ class CircuitBreaker:
         function: Callable[..., Awaitable[Any]],
         identify: Callable[..., Generator[Any, Any, Identity]],
         instead: Callable[..., Awaitable[Any]],
-        keep: Callable[..., Awaitable[None]] | None = None,
     ) -> Callable[..., Awaitable[Any]]:
         """`guarded`, for coroutine functions."""
         circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
@@ -298,8 +281,6 @@ class CircuitBreaker:
                 await to_the_end(arun(circuit.settling(ticket, failed=bool(failed), slow=slow)))
             else:
                 ticket.passed(None)
-            if keep is not None and not failed:
-                await keep(answer, *args, **kwargs)
             return answer
 
         return guard
@@ -399,61 +380,15 @@ async def _afailed(circuit: Circuit, ticket: Ticket, failed: bool | None, second
         ticket.passed(None)
 
 
-class LastGood(Generic[T]):
-    """A fallback: the last good answer of this process to the same call, for so long.
-
-    >>> rates = CircuitBreaker("exchange rates", fallback=LastGood("10m"))
-
-    Of a function, calls are the same with the same arguments, which have to be hashable; of a view, requests by GET
-    with the same address, from the same identity (`key`). Answers that stream, that set cookies, or are not 200 are not
-    kept. What is not known raises `CircuitOpen`, or answers 503."""
-
-    def __init__(self, seconds: Time) -> None:
-        self.seconds = time_us(seconds) / 1_000_000
-        self._kept: BoundedMap[Hashable, tuple[float, Any]] = BoundedMap(MOST_KEPT, MOST_KEPT_BYTES, _weigh)
-
-    def keep(self, label: Hashable, answer: T) -> None:
-        """Keep an answer under a label (None: under none)."""
-        if label is not None:
-            self._kept.put(label, (time.monotonic() + self.seconds, answer))
-
-    def find(self, label: Hashable) -> tuple[T] | None:
-        """The answer that is kept, in a tuple; None where there is none."""
-        found = self._kept.get(label) if label is not None else None
-        return None if found is None or found[0] < time.monotonic() else (found[1],)
-
-
-def _weigh(label: Hashable, kept: tuple[float, Any]) -> int:
-    content = getattr(kept[1], "content", kept[1])
-    return len(content) if isinstance(content, (bytes, str)) else 1000
-
-
 def instead_of(fallback: Any, otherwise: Instead) -> Instead:
     """What comes of a call that is not made; `otherwise`: without a fallback."""
-    if fallback is NOTHING:
-        return otherwise
-    return "last good" if isinstance(fallback, LastGood) else "fallback"
-
-
-def _arguments(*args: Any, **kwargs: Any) -> Hashable:
-    """What calls of a function are the same by; None where that cannot be told."""
-    label = (args, tuple(sorted(kwargs.items())))
-    try:
-        hash(label)
-    except TypeError:
-        return None
-    return label
+    return otherwise if fallback is NOTHING else "fallback"
 
 
 def fall_back(fallback: Any, error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
     """What a call of a function answers that is not made. Raises the error where there is nothing."""
     if fallback is NOTHING:
         raise error
-    if isinstance(fallback, LastGood):
-        found = fallback.find(_arguments(*args, **kwargs))
-        if found is None:
-            raise error
-        return found[0]
     return fallback(*args, **kwargs) if callable(fallback) else fallback
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest
 
-from .breaker import NOTHING, CircuitBreaker, LastGood, instead_of
+from .breaker import NOTHING, CircuitBreaker, instead_of
 from .engine.decide import adecide, decide
 from .engine.run import Waiting, arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
 from .exceptions import CircuitOpen
-from .identity import Identity, digest
+from .identity import Identity
 from .identity.keys import KeyLike, compile_key
 from .identity.request_state import plain
 from .limits.options import Options
@@ -202,7 +202,7 @@ def circuit(
     For function views, methods of class-based views (`method_decorator`) and `async def` views.
 
     - `breaker`: its name, or a `CircuitBreaker`;
-    - `fallback`: a view, or a `LastGood`; else the answer is 503 with `Retry-After`, a problem document of the type
+    - `fallback`: a view; else the answer is 503 with `Retry-After`, a problem document of the type
       *temporary-reduced-capacity* for clients that ask for JSON;
     - `key`: who is served in a brown-out, as `@ratelimit` has it; who is logged in by user, others by address;
     - `options`: those of `CircuitBreaker`.
@@ -216,8 +216,8 @@ def circuit(
     else:
         found = CircuitBreaker(breaker, **options)
     of_view = found.fallback if fallback is NOTHING else fallback
-    if of_view is not NOTHING and not isinstance(of_view, LastGood) and not callable(of_view):
-        raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view, or a LastGood")
+    if of_view is not NOTHING and not callable(of_view):
+        raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
     compiled, by_address = compile_key(key), compile_key("ip")
 
     def identify(request: HttpRequest, *args: Any, **kwargs: Any) -> Waiting[Identity]:
@@ -230,82 +230,29 @@ def circuit(
         if isinstance(view, type):
             right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
             raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
-        instead = _Instead(of_view, identify)
+        instead = _Instead(of_view)
         if _is_async(view):
-            akeep = instead.akeep if isinstance(of_view, LastGood) else None
-            guard = found.aguarded(view, identify, instead.aanswer, akeep)
+            guard = found.aguarded(view, identify, instead.aanswer)
         else:
-            keep = instead.keep if isinstance(of_view, LastGood) else None
-            guard = found.guarded(view, identify, instead.answer, keep)
+            guard = found.guarded(view, identify, instead.answer)
         return cast(View, guarding(guard, found.name, identify, instead_of(of_view, "503")))
 
     return decorate
 
 
 class _Instead:
-    """What answers in the place of a view whose breaker is open: another view, its last good answer, or 503."""
+    """What answers in the place of a view whose breaker is open: another view, or 503."""
 
-    def __init__(self, fallback: Any, identify: Callable[..., Waiting[Identity]]) -> None:
-        self._fallback, self._identify = fallback, identify
+    def __init__(self, fallback: Any) -> None:
+        self._fallback = fallback
 
     def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if self._fallback is NOTHING:
             return reduced_capacity(plain(request), error)
-        if not isinstance(self._fallback, LastGood):
-            return self._fallback(request, *args, **kwargs)
-        kept = self._fallback.find(_label(request, run(self._identify(request))))
-        return reduced_capacity(plain(request), error) if kept is None else _copied(kept[0])
+        return self._fallback(request, *args, **kwargs)
 
     async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if self._fallback is NOTHING:
             return await areduced_capacity(plain(request), error)
-        if not isinstance(self._fallback, LastGood):
-            called = self._fallback if _is_async(self._fallback) else sync_to_async(self._fallback)
-            return await called(request, *args, **kwargs)
-        kept = self._fallback.find(_label(request, await arun(self._identify(request))))
-        return await areduced_capacity(plain(request), error) if kept is None else _copied(kept[0])
-
-    def keep(self, answer: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        if _may_be_kept(request, answer):
-            self._keep(request, answer, run(self._identify(request)))
-
-    async def akeep(self, answer: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        if _may_be_kept(request, answer):
-            self._keep(request, answer, await arun(self._identify(request)))
-
-    def _keep(self, request: HttpRequest, answer: Any, identity: Identity) -> None:
-        def keep(response: Any) -> None:
-            if _is_of_one(identity) or not _is_personal(plain(request)):
-                self._fallback.keep(_label(request, identity), _copied(response))
-
-        if getattr(answer, "is_rendered", True):
-            keep(answer)
-        else:
-            answer.add_post_render_callback(keep)
-
-
-def _may_be_kept(request: HttpRequest, answer: Any) -> bool:
-    """Whether the same answer may be given again to the same client."""
-    is_whole = isinstance(answer, HttpResponseBase) and answer.status_code == 200 and not answer.streaming
-    return is_whole and request.method in ("GET", "HEAD") and not answer.cookies
-
-
-def _is_of_one(identity: Identity) -> bool:
-    """Whether it is one person's, and not an address that others may share."""
-    parts = identity if isinstance(identity, tuple) and identity and isinstance(identity[0], tuple) else (identity,)
-    return any(isinstance(part, tuple) and part[:1] in (("user",), ("session",)) for part in parts)
-
-
-def _is_personal(request: HttpRequest) -> bool:
-    """Whether an answer may have in it what is of this visitor: a CSRF token, or what a session knows."""
-    session: Any = getattr(request, "session", None)
-    return "CSRF_COOKIE_NEEDS_UPDATE" in request.META or (getattr(session, "accessed", False) and any(session.keys()))
-
-
-def _label(request: HttpRequest, identity: Identity) -> Hashable:
-    asked = plain(request)
-    return asked.method, asked.get_host(), asked.get_full_path(), asked.META.get("HTTP_ACCEPT", ""), digest(identity)
-
-
-def _copied(response: Any) -> HttpResponse:
-    return HttpResponse(response.content, status=response.status_code, headers=dict(response.items()))
+        called = self._fallback if _is_async(self._fallback) else sync_to_async(self._fallback)
+        return await called(request, *args, **kwargs)

@@ -164,9 +164,6 @@ class ExplainedBreaker:
         texts = {
             "503": _("it would answer 503") if self.passes is False else _("it may answer 503"),
             "fallback": _("its fallback would answer") if self.passes is False else _("its fallback may answer"),
-            "last good": _("its last good answer would be given, or 503")
-            if self.passes is False
-            else _("its last good answer may be given, or 503"),
             "raises": _("it would raise CircuitOpen") if self.passes is False else _("it may raise CircuitOpen"),
         }
         return texts[self.instead]

@@ -56,7 +56,7 @@ class Stack:
         return any(rule.block for rule in self.rules)
 
 
-Instead = Literal["503", "last good", "fallback", "raises"]
+Instead = Literal["503", "fallback", "raises"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,14 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
-from django.middleware.csrf import get_token
-from django.template.response import TemplateResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LastGood, LimitError, circuit
+from django_ratelimit_lua import CircuitBreaker, CircuitOpen, LimitError, circuit
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -419,18 +416,6 @@ def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(service: 
     assert [outcome(pay), outcome(pay)] == ["paid", "open"]
 
 
-def test_the_last_good_answer_may_be_the_fallback(service: Service) -> None:
-    """To the same call, as long as it is said; what is not known is refused."""
-    rate = CircuitBreaker("rates", failures=1, fallback=LastGood("0.4s"), open_for="30s")(service)
-    service.does = lambda: 1.09
-    assert rate("EUR") == 1.09
-    service.does = fail
-    outcome(rate, "USD")
-    assert outcome(rate, "EUR") == 1.09
-    assert outcome(rate, "USD") == outcome(rate, ["not hashable"]) == "open"
-    until(lambda: outcome(rate, "EUR") == "open")
-
-
 def asked(accept: str = "", path: str = "/report", **options: Any) -> HttpRequest:
     return RequestFactory(headers={"Accept": accept} if accept else {}).get(path, **options)
 
@@ -490,46 +475,6 @@ def test_another_view_may_answer() -> None:
 
     assert report(asked(), 7).status_code == 500
     assert report(asked(), 7).content == async_to_sync(areport)(asked(), 7).content == b"yesterday's 7"
-
-
-def test_the_last_good_page_is_its_readers_alone(service: Service) -> None:
-    """Of the same address and the same client; none that sets a cookie; a template's once it is rendered."""
-    view = circuit("reports", failures=1, open_for="30s", fallback=LastGood("1m"))(service)
-    service.does = lambda: HttpResponse("ada's")
-    view(asked(REMOTE_ADDR="203.0.113.1"))
-    service.does = lambda: TemplateResponse(asked(), "django_ratelimit_lua/503.html")
-    view(asked(path="/template", REMOTE_ADDR="203.0.113.1")).render()
-    with_cookie = HttpResponse("with a cookie")
-    with_cookie.set_cookie("session", "secret")
-    service.does = lambda: with_cookie
-    view(asked(path="/cookie", REMOTE_ADDR="203.0.113.1"))
-    service.does = lambda: HttpResponse(status=500)
-    view(asked())
-    assert view(asked(REMOTE_ADDR="203.0.113.1")).content == b"ada's"
-    assert view(asked(path="/template", REMOTE_ADDR="203.0.113.1")).status_code == 200
-    assert view(asked(path="/cookie", REMOTE_ADDR="203.0.113.1")).status_code == 503
-    assert view(asked(REMOTE_ADDR="203.0.113.2")).status_code == 503
-
-
-def test_the_last_good_page_of_a_visitor_is_shown_to_no_neighbour(service: Service) -> None:
-    """Of an address, none is kept that has a CSRF token in it, or that a session was asked about."""
-    view = circuit("reports", failures=1, open_for="30s", fallback=LastGood("1m"))(service)
-
-    def visit(path: str, basket: str = "") -> Any:
-        request = asked(path=path, REMOTE_ADDR="203.0.113.1")
-        request.session = SessionStore()
-        if basket:
-            request.session["basket"] = basket
-        service.does = lambda: HttpResponse(get_token(request) if path == "/form" else request.session.get("basket"))
-        return view(request)
-
-    assert [visit("/form").status_code, visit("/basket", "a book").status_code, visit("/empty").status_code] == [
-        200
-    ] * 3
-    service.does = fail
-    outcome(view, asked())
-    found = [view(asked(path=path, REMOTE_ADDR="203.0.113.1")) for path in ("/form", "/basket", "/empty")]
-    assert [response.status_code for response in found] == [503, 503, 200]
 
 
 def test_what_a_view_lets_out_becomes_503() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PUBLIC = {
-    "": "ALL CircuitBreaker CircuitOpen Decision LastGood Limit LimitError LimitState Rate RateLimiter Ratelimited "
+    "": "ALL CircuitBreaker CircuitOpen Decision Limit LimitError LimitState Rate RateLimiter Ratelimited "
     "UNSAFE circuit ratelimit ratelimit_exempt",
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
     "decorators": "ALL UNSAFE circuit ratelimit",
