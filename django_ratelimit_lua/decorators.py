@@ -182,7 +182,12 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         except BaseException as error:
             await settled(error, settle(request, error, outcome, held))
             raise
-        await to_the_end(arun(settle(request, response, outcome)))
+        try:
+            await to_the_end(arun(settle(request, response, outcome)))
+        except BaseException as error:
+            if held is not None:  # The response is lost, and may never be closed.
+                await settled(error, held.releasing())
+            raise
         return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
 
     wrapper: Any = achecker if _is_async(checked) else checker

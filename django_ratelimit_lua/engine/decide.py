@@ -7,6 +7,7 @@ the deny cache, the leases and the fallback answer.
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -38,7 +39,7 @@ from .evidence import drop_evidence, evidence_notes
 from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
-from .run import Wait, Waiting, arun, run
+from .run import Wait, Waiting, arun, run, settling
 from .slots import HeldSlot, held_slots
 
 FENCED_ATTEMPTS = 3
@@ -173,9 +174,29 @@ async def adecide(planner: Planner) -> Outcome:
 
 
 def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
-    """The one loop of "the rules were stale: load them and plan again"."""
+    """Decide what a planner plans. If that is stopped, by an interruption or an error, release the slot that was asked
+    for: the caller does not hold it yet."""
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
+    asked: list[Call] = []
+    try:
+        return (yield from _planning(planner, patience, asked))
+    except BaseException as error:
+        if asked and asked[-1].slot and asked[-1].operation == "hit":
+            yield from settling(error, _releasing_asked(asked[-1]))
+        raise
+
+
+def _releasing_asked(call: Call) -> Waiting[None]:
+    """Release the slot that a call asked for, without an answer."""
+    charges = [charge for charge in call.charges if charge.limit.holds]
+    yield from releasing(charges, call.slot)
+    # And once more: on another connection, Redis may read the release before the call.
+    _release_later(call, charges)
+
+
+def _planning(planner: Planner, patience: Patience, asked: list[Call]) -> Waiting[Outcome]:
+    """The one loop of "the rules were stale: load them and plan again". `asked`: collects the calls."""
     began = time.perf_counter()
     if not listener.task.is_running:
         listener.start()
@@ -199,6 +220,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
         for _ in range(2):
             plan = planner.plan(ruleset)
             call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
+            asked.append(call)
             try:
                 decision = yield from answered(call, patience)
             except StaleRules as error:
@@ -375,7 +397,13 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     call = build_call(charges, "refund")._replace(slot=slot)
     keys = [(call.prefix, charge.digest, charge.limit.key_part) for charge in charges]
     held_slots.drop([held for key in keys if (held := held_slots.of(key).get(slot)) is not None])
-    decision = yield from answered(call)
+    try:
+        decision = yield from answered(call)
+    except (GeneratorExit, CancelledError):  # The event loop ends. Garbage takes no lock, and the slot ends by itself.
+        raise
+    except BaseException:
+        _release_later(call, charges)
+        raise
     if decision.source == "fallback":
         _release_later(call, charges)
 

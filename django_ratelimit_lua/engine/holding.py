@@ -26,9 +26,8 @@ from ..stats.recorder import recorder
 from ..stats.telemetry import telemetry
 from .decide import DecidedCharge, Outcome, Planner, adecide, decide, refunding, releasing
 from .evidence import printable
-from .run import Wait, Waiting, arun, run
+from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
-from .waiting import in_thread, to_the_end, unmasked
 
 FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 0.02, 0.1, 0.5
 """Seconds until who waits asks again: the first time, as a rule, and far behind in the queue; well below the two
@@ -133,27 +132,22 @@ class Seeking:
 
     def take(self) -> Outcome:
         """Take it, or be refused."""
-        try:
-            return run(self._steps())
-        except BaseException as error:
-            with unmasked(error):
-                run(self._leaving())
-            raise
+        return run(self._steps())
 
     async def atake(self) -> Outcome:
         """`take`, for coroutines."""
-        try:
-            return await arun(self._steps())
-        except GeneratorExit as error:
-            with unmasked(error):
-                in_thread(lambda: run(self._leaving()))
-            raise
-        except BaseException as error:
-            with unmasked(error):
-                await to_the_end(arun(self._leaving()))
-            raise
+        return await arun(self._steps())
 
     def _steps(self) -> Waiting[Outcome]:
+        try:
+            outcome = yield from self._asking()
+        except BaseException as error:
+            if self._waits:  # It may be in the queue.
+                yield from settling(error, self._leaving())
+            raise
+        return outcome
+
+    def _asking(self) -> Waiting[Outcome]:
         began, pause = time.perf_counter(), FIRST_PAUSE
         while True:
             self._planner = planner = self._ask(self._slot, waits=self._waits)

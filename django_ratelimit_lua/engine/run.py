@@ -2,17 +2,27 @@
 
 What they drive is written once, as a generator. It yields a `Call` for the store to decide, or a `Wait` for anything
 else, and is sent what came of it, or has raised in it what went wrong.
+
+An interruption (a task is cancelled, a coroutine is closed, Ctrl-C) is raised in the generator like any error. A
+generator that then has something to give back yields `settling`, and raises the interruption again. What it yields is
+done to the end: a coroutine that is cancelled again waits for it, and for a closed coroutine a thread does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..conf import conf
 from ..limits.call import Call
-from ..store import Patience, get_store
+from ..process.tasks import Errand
+from ..store import PATIENCE, Patience, get_store
 
+logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 
 
@@ -31,19 +41,17 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
     together, by default `RATELIMIT_TIMEOUT`."""
     patience = patience or Patience(conf.TIMEOUT)
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         while True:
             wait = waiting.send(value) if error is None else waiting.throw(error)
             value = error = None
             try:
                 value = get_store().decide(wait, patience) if isinstance(wait, Call) else wait.blocking()
-            except Exception as raised:
+            except BaseException as raised:
                 error = raised
     except StopIteration as finished:
         return finished.value  # type: ignore[no-any-return]
-    finally:
-        waiting.close()  # What it holds is given back now, also where this was interrupted.
 
 
 async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
@@ -59,7 +67,97 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
                 value = await (get_store().adecide(wait, patience) if isinstance(wait, Call) else wait.awaitable())
             except Exception as raised:
                 error = raised
+            except BaseException as stopped:
+                await _stop(waiting, stopped)
+                raise
     except StopIteration as finished:
         return finished.value  # type: ignore[no-any-return]
-    finally:
-        waiting.close()
+
+
+async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
+    """Raise in a generator what stops its coroutine, and do what it owes."""
+    # A GeneratorExit would close the generators that it delegates to, and could not be raised in them.
+    thrown = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
+    try:
+        wait = waiting.throw(thrown)
+    except BaseException as raised:
+        if raised is not thrown:
+            raise
+    else:
+        await settled(error, _going_on(waiting, wait, thrown))
+
+
+def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
+    """What is left of a generator from this wait on, until it raises what was thrown."""
+    try:
+        while True:
+            try:
+                value = yield wait
+            except Exception as error:
+                wait = waiting.throw(error)
+            else:
+                wait = waiting.send(value)
+    except BaseException as raised:
+        if raised is not thrown:
+            raise
+
+
+def settling(error: BaseException, waiting: Waiting[Any]) -> Waiting[None]:
+    """Do what a generator owes that is stopped by an error. Nothing is done before the first wait: a closed coroutine
+    may be garbage, which is collected anywhere, also while this thread has a lock."""
+    with unmasked(error):
+        yield Wait(partial(run, waiting), partial(arun, waiting))
+
+
+async def settled(error: BaseException, waiting: Waiting[None]) -> None:
+    """Do what a coroutine owes that is left by an exception, whatever that is."""
+    with unmasked(error):
+        if isinstance(error, GeneratorExit):  # The coroutine is closed, and cannot wait for anything more.
+            in_thread(lambda: run(waiting))
+        else:
+            await to_the_end(arun(waiting))
+
+
+async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await it, also where the one who waits is cancelled meanwhile, however often: that is raised afterwards."""
+    task = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except BaseException:
+            if not task.done():
+                raise  # The one who waits is closed; the task goes on.
+            break
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("What a cancelled request owes could not be settled", exc_info=task.exception())
+    raise cancelled
+
+
+def in_thread(function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE) -> None:
+    """Do it in another thread, and wait for that: this one may have an event loop that cannot be waited in. Raises
+    `TimeoutError` where it takes longer than so many seconds; it goes on all the same. Without `waits`, it is left to
+    that thread.
+
+    Each in a thread of its own: a coroutine may be closed anywhere, also where another one is being settled.
+    """
+    done = Errand("settling").give(function)
+    if done is None:
+        function()  # As well as can be.
+    elif waits:
+        done.result(seconds)
+
+
+@contextmanager
+def unmasked(error: BaseException) -> Iterator[None]:
+    """Log what fails while an interruption is dealt with, which must go on whatever happens; raise it otherwise."""
+    try:
+        yield
+    except Exception:
+        if isinstance(error, Exception):
+            raise
+        logger.exception("What an interrupted request owes could not be settled")

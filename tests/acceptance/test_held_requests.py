@@ -16,17 +16,20 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils import translation
+from django.utils.decorators import async_only_middleware
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.engine.slots import held_slots, holders
 from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.testing.server import Server
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests import clusters
 from tests.clusters import until
 from tests.faults import alias
 from tests.held import SlotsInUse
-from tests.slots_site import CHUNKS, FACES, PREFIX, SLOTS, Throttle
+from tests.interrupts import HOW, How, Interrupted, interrupt_each_wait
+from tests.slots_site import CHUNKS, FACES, PREFIX, SLOTS, Throttle, limit
 
 pytestmark = [
     pytest.mark.usefixtures("site"),
@@ -35,6 +38,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 N = int(SLOTS)
+LATER = 5.0
+"""Seconds within which the background has released what is late; half of what a slot lasts."""
 MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
 PLACES = [*((face, MIDDLEWARE) for face in FACES), *((face, []) for face in FACES if "middleware" not in face)]
 """Faces with our middleware around them, and without."""
@@ -165,20 +170,26 @@ def test_an_exception_that_django_lets_through_releases_the_slot(slots: SlotsInU
 Messages = list[dict[str, Any]]
 
 
-async def asgi(path: str, *, until_sent: int = 10**6, until_true: Callable[[], bool] | None = None) -> Messages:
+async def asgi(
+    path: str,
+    *,
+    until_sent: int = 10**6,
+    until_true: Callable[[], bool] | None = None,
+    gone: asyncio.Event | None = None,
+) -> Messages:
     """What an ASGI server does with a request, whose client goes after so many messages, or when that is true."""
     sent: Messages = []
-    begun, gone = False, asyncio.Event()
+    begun, gone = False, gone or asyncio.Event()
 
     async def receive() -> dict[str, Any]:
         nonlocal begun
         if not begun:
             begun = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        while not gone.is_set():
-            if until_true is not None and await asyncio.to_thread(until_true):
-                gone.set()
+        while until_true is not None and not await asyncio.to_thread(until_true):
             await asyncio.sleep(0.01)
+        if until_true is None:
+            await gone.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: dict[str, Any]) -> None:
@@ -254,6 +265,68 @@ def test_under_asgi_a_body_that_breaks_off_releases_its_slot(
     with pytest.raises(ValueError, match="in the middle"):
         asyncio.run(asgi(f"/{face}/{ending}/?who=ada&breaks"))
     slots.until_free()
+
+
+class HangUp:
+    """The client hangs up when the request waits for the time of that number."""
+
+    number = 0
+    gone: asyncio.Event
+    reached = False
+
+
+@async_only_middleware
+def hang_up(get_response: Any) -> Any:
+    """A middleware in front of all others."""
+
+    async def middleware(request: HttpRequest) -> Any:
+        interrupted = Interrupted(get_response(request), HangUp.number, "cancelled", HangUp.gone.set)
+        try:
+            return await interrupted
+        finally:
+            HangUp.reached = interrupted.reached
+
+    return middleware
+
+
+@pytest.mark.parametrize(("face", "middleware"), PLACES)
+@pytest.mark.parametrize("ending", ["plain", "astream"])
+def test_under_asgi_a_client_that_goes_at_any_moment_leaves_no_slot(
+    slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
+) -> None:
+    """Above all while Redis is asked for the slot: Django cancels coroutines then, and threads run on."""
+    settings.MIDDLEWARE = [f"{__name__}.hang_up", *middleware]
+
+    async def request(number: int) -> None:
+        HangUp.number, HangUp.gone, HangUp.reached = number, asyncio.Event(), False
+        await asgi(f"/{face}/{ending}/?who=ada", gone=HangUp.gone)
+
+    for number in range(1, 100):
+        asyncio.run(request(number))
+        slots.until_free(LATER)
+        if not HangUp.reached:
+            break
+    assert number > 1
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("middleware", [False, True])
+def test_a_request_that_is_stopped_anywhere_leaves_no_slot(slots: SlotsInUse, how: How, middleware: bool) -> None:
+    """By whatever calls an asynchronous view, or the middleware: at each point at which they wait."""
+
+    async def view(request: Any) -> HttpResponse:
+        await asyncio.sleep(0.001)
+        return HttpResponse("done")
+
+    handler: Any = RateLimitMiddleware(view) if middleware else limit(view)
+
+    async def answer() -> None:
+        request = RequestFactory().get("/middleware/", {"who": "ada"})
+        await handler(request)
+        request.close()
+
+    for _ in interrupt_each_wait(answer, how):
+        slots.until_free(LATER)
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.web.headers import add_headers
 from tests.clusters import until
+from tests.interrupts import HOW, How, interrupt_each_wait
+
+LATER = 5.0
+"""Seconds within which the background has released what is late; half of what a slot lasts."""
 
 
 def exports(rate: Any = "2", **options: Any) -> RateLimiter:
@@ -75,6 +80,45 @@ def test_a_slot_is_free_whatever_ends_its_work() -> None:
             await task
 
     asyncio.run(cancelled())
+    assert used(limiter) == 0
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("timeout", [0, 30])
+def test_a_coroutine_that_is_stopped_anywhere_leaves_no_slot(how: How, timeout: float) -> None:
+    """At each point at which it waits: for a connection, an answer of Redis, its turn of a rate beside it, its work, or
+    the release. Whether it asks once or would stand in a queue."""
+    limiter = exports(["20/s", "1"], algorithm="leaky_bucket")
+
+    async def hold() -> None:
+        async with limiter.slot("ada", timeout=timeout):
+            await asyncio.sleep(0.001)
+
+    limiter.charge("ada", 2)
+    for number in interrupt_each_wait(hold, how):
+        assert held_slots.all() == []
+        if how == "closed":  # It is released on another connection, whose commands may arrive first: then once more.
+            until(lambda: used(limiter) == waiting(limiter) == 0, f"wait {number} leaves nothing", LATER)
+        assert (used(limiter), waiting(limiter)) == (0, 0), number
+        limiter.reset("ada")
+        limiter.charge("ada", 2)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_coroutine_that_is_stopped_anywhere_in_a_queue_leaves_it(how: How) -> None:
+    """At each point at which it waits while another one holds the slot, until its time is over."""
+    limiter = exports("1")
+
+    async def wait() -> None:
+        with suppress(Ratelimited):
+            async with limiter.slot("ada", timeout=0.1):
+                pass
+
+    with limiter.slot("ada"):
+        for number in interrupt_each_wait(wait, how):
+            if how == "closed":
+                until(lambda: waiting(limiter) == 0, f"wait {number} leaves nothing", LATER)
+            assert (used(limiter), waiting(limiter)) == (1, 0), number
     assert used(limiter) == 0
 
 
@@ -334,5 +378,5 @@ def test_a_policy_of_slots_has_their_unit(settings: Any) -> None:
 
 def waiting(limiter: RateLimiter) -> int:
     """How many wait for a slot of Ada's."""
-    key = b"%b{%b}:%b:q" % (conf.CACHE_PREFIX, digest("ada"), limiter.limits[0].key_part)
+    key = b"%b{%b}:%b:q" % (conf.CACHE_PREFIX, digest("ada"), limiter.limits[-1].key_part)
     return int(get_store().execute(b"ZCARD", key))

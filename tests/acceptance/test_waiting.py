@@ -23,7 +23,6 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
-from django_ratelimit_lua.engine import waiting
 from django_ratelimit_lua.engine.decide import decide
 from django_ratelimit_lua.engine.waiting import in_thread
 from django_ratelimit_lua.limits.algorithms import BY_RATE
@@ -274,14 +273,12 @@ def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(caplog:
     assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
 
 
-def test_what_closed_coroutines_owe_is_settled_whatever_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_closed_coroutines_owe_is_settled_whatever_else_is() -> None:
     """A coroutine may be closed while another one is being settled, by that same thread; and what hangs is not waited
     for, neither by who closed it nor by others."""
-    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     may_end, done = threading.Event(), []
     with pytest.raises(TimeoutError):
-        in_thread(lambda: may_end.wait(20))
-    monkeypatch.setattr(waiting, "PATIENCE", 20)
+        in_thread(lambda: may_end.wait(20), seconds=0.01)
     in_thread(lambda: in_thread(lambda: done.append("inner")))
     assert done == ["inner"]
     may_end.set()

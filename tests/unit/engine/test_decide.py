@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.engine.decide import FENCED_ATTEMPTS, Outcome, Plan, PlannedCharge, build_call, deciding
-from django_ratelimit_lua.engine.run import Wait, arun, run
+from django_ratelimit_lua.engine.run import Wait, arun, run, settling
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -211,3 +211,49 @@ def test_what_is_interrupted_lets_go_at_once() -> None:
         assert held == []
 
     asyncio.run(cancelled())
+
+
+def test_what_a_generator_owes_is_done_whatever_stops_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, before the interruption goes on: by the driver that blocks, for a task that is cancelled however often, and
+    for a coroutine that is closed. What fails meanwhile is logged, and hides no interruption."""
+    done: list[str] = []
+
+    async def later(name: str) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        done.append(name)
+
+    def owing(name: str) -> Generator[Any, Any, None]:
+        yield Wait(lambda: done.append(name), lambda: later(name))
+        raise ValueError("and then it fails")
+
+    def inner(stop: Any, name: str) -> Generator[Any, Any, None]:
+        try:
+            yield Wait(stop, lambda: asyncio.sleep(60))
+        except BaseException as error:
+            yield from settling(error, owing(name))
+            raise
+
+    def outer(stop: Any, name: str) -> Generator[Any, Any, None]:
+        yield from inner(stop, name)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(outer(interrupt, "interrupted"))
+
+    async def stopped() -> None:
+        task = asyncio.ensure_future(arun(outer(interrupt, "cancelled")))
+        for _ in range(4):
+            await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        coroutine = arun(outer(interrupt, "closed"))
+        coroutine.send(None)
+        coroutine.close()
+
+    asyncio.run(stopped())
+    assert done == ["interrupted", "cancelled", "closed"]
+    assert caplog.text.count("and then it fails") >= 3
