@@ -8,7 +8,7 @@ from functools import cache
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import CIRCUIT, RESET, RULES
+from .exchange import CIRCUIT, RESET, RULES, UNPUBLISHED
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
@@ -22,6 +22,7 @@ __all__ = [
     "FAILURES",
     "RESET",
     "RULES",
+    "UNPUBLISHED",
     "ClusterConnectionFactory",
     "Patience",
     "Store",
