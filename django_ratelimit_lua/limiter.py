@@ -123,7 +123,8 @@ class RateLimiter:
             return known[1:]
         rule, limits = ruleset.by_name.get(self.name), self.limits
         if rule is not None and rule.group == self.name and rule.template is not None:
-            limits = () if rule.mode == "off" else rule.template.limits(self.name)
+            template = rule.template.in_place_of(self.limits)
+            limits = () if rule.mode == "off" else template.limits(self.name)
         self._known = (ref(ruleset), limits, rule)
         return limits, rule
 

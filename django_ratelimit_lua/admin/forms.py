@@ -194,8 +194,8 @@ class RuleForm(AskingForm, ShownForm):
         rate = rule.rate
         given = {**rule.values(), "rates": rate if isinstance(rate, list) else [rate] if rate else []}
         found = surprises(given)
-        if {"name", "mode"} & {*self.changed_data}:
-            found += begun_anew(given)
+        if {"name", "mode", "key", "algorithm", "group", "path", "route"} & {*self.changed_data}:
+            found += begun_anew(rule, RateLimitRule.objects.filter(pk=rule.pk).first() if rule.pk else None)
         if "name" in self.changed_data:
             found += [("name", problem) for problem in look_alikes([rule.name]).values()]
         meant = [str(problem) for _field, problem in found]

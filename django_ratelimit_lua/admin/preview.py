@@ -12,6 +12,7 @@ from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..operations.simulate import Simulation, simulate
+from ..operations.surprises import replaced_call_sites
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm, RuleForm
 
@@ -47,6 +48,8 @@ def previewed(posted: Any) -> dict[str, Any]:
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
+        for site in replaced_call_sites(given)[:1]:
+            template = template.in_place_of(site.limits_at("preview"))
         limits = template.limits("preview")
         if any(limit.holds for limit in limits):
             return {

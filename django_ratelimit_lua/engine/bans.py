@@ -27,7 +27,7 @@ from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
-from ..rules.callsite import known_call_sites
+from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..signals import banned
 from ..stats.keys import MOST_PLACES
@@ -230,8 +230,7 @@ def _in_shadow() -> set[bytes]:
     sites = [site for name in known_call_sites.names() for site in known_call_sites.of(name)]
     limits = [limit for site in sites for limit in site.limits]
     for rule in (current() or load()).rules:  # A rule's go before those of a call site.
-        for template in () if rule.template is None else (rule.template, *(tier for _, tier in rule.template.tiers)):
-            limits += template.limits(rule.name)
+        limits += limits_of(rule)
     modes = {limit.ban.key_part: limit.mode for limit in limits if limit.ban is not None}
     return {part for part, mode in modes.items() if mode == "shadow"}
 

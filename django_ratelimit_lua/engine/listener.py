@@ -22,7 +22,8 @@ from ..exceptions import StoreError
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..store import CIRCUIT, RESET, RULES, Patience, Subscription, get_store
+from ..rules.snapshot import can_publish_over
+from ..store import CIRCUIT, RESET, RULES, UNPUBLISHED, Patience, Subscription, get_store
 from .bans import known_bans
 from .deny_cache import deny_cache
 from .leases import leases
@@ -198,6 +199,9 @@ class Listener:
                 reset.update(digests)
             elif kind == CIRCUIT:
                 circuits.update(digests)
+            elif kind == UNPUBLISHED:
+                if provider.compare is not None and can_publish_over(b"".join(digests)):
+                    provider.compare()
             elif message != current:  # Other rules; or what only another version understands.
                 if not self._is_told:  # Before it is asked, which takes a while where this thread waits for others.
                     provider.doubt()

@@ -39,6 +39,7 @@ from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
 from ..rules import provider
+from ..rules.callsite import limits_of
 from ..signals import slot_lost
 from ..stats.names import Name
 from ..stats.prometheus import Collector
@@ -119,7 +120,7 @@ class HeldSlot:
         """How many there are by now."""
         ruleset, limit = provider.in_force() if self.rule else None, self.charge.limit
         rule = None if ruleset is None else ruleset.by_name.get(self.rule)
-        limits = () if rule is None or rule.template is None else rule.template.limits(rule.name)
+        limits = [] if rule is None else limits_of(rule)
         return next((now.rate.limit for now in limits if now.key_part == limit.key_part), limit.rate.limit)
 
     def record(self) -> bytes:

@@ -220,14 +220,16 @@ def _decision(asked: AskedCharge, states: list[LimitState], granted: int, whole:
 def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     """The limits of a name: of the rule, or of the `RateLimiter` in the code that is imported here."""
     rule = ruleset.by_name.get(name)
+    found = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
     if rule is not None:
         template = rule.template
         if template is None or rule.mode == "off":
             return (), rule
         if all(isinstance(rate, Rate) for rate in template.rates):
+            if found and rule.group == name:
+                template = template.in_place_of(found[0])
             return template.limits(name), rule
         raise ProblemError(422, f"The rates of the rule {name!r} are functions of a request.")
-    found = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
     if not found:
         raise ProblemError(422, f"There is no limit {name!r}.")
     return found[0], None

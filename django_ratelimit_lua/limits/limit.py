@@ -34,10 +34,12 @@ class Limit:
     ...
     django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option 'burst'; it takes ...
 
-    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`. Raises `LimitError`.
+    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`; `counted_as`: the
+    name of the count, if that is another one. Raises `LimitError`.
     """
 
     name: str
+    counted_as: str
     rate: Rate
     algorithm: str
     burst: int | None
@@ -75,11 +77,16 @@ class Limit:
     holds: bool = field(repr=False, compare=False)
     """Whether what a hit takes are slots, which are held until they are released."""
 
-    def __init__(self, name: str, rate: Rate | str | tuple[int, float], **options: Unpack[Options]) -> None:
+    def __init__(
+        self, name: str, rate: Rate | str | tuple[int, float], *, counted_as: str = "", **options: Unpack[Options]
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise LimitError(f"A limit's name must be text, not {name!r}")
         name, key_name = _named(name)
+        if counted_as:
+            counted_as, key_name = _named(counted_as)
         object.__setattr__(self, "name", name)
+        object.__setattr__(self, "counted_as", counted_as or name)
         for option, value in read_options(f"Limit {name!r}", options).items():
             object.__setattr__(self, option, value)
         kind = algorithms.ALGORITHMS[self.algorithm]
@@ -130,7 +137,9 @@ class Limit:
         if burst is not None:
             options["burst"] = burst
         is_advising = self.mode == "advise"
-        limit = Limit(self.name, rate, **({**options, "mode": "enforce"} if is_advising else options))
+        if is_advising:
+            options["mode"] = "enforce"
+        limit = Limit(self.name, rate, counted_as=self.counted_as, **options)
         limit = limit.advising() if is_advising else limit
         return limit if self.ban is not None or limit.ban is None else limit.without_bans()
 
@@ -139,7 +148,7 @@ class Limit:
         name, key_name = _named(name)
         key_part = key_name + b":" + algorithms.find(self.algorithm).suffix
         ban = None if self.ban is None else BanTerms.of(self, key_name)
-        return self._but(name=name, key_part=key_part, ban=ban)
+        return self._but(name=name, counted_as=name, key_part=key_part, ban=ban)
 
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)

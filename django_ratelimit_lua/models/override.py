@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, key_id, secrets_by_id
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT, FIELD_KINDS, field_identity, split_field
+from ..identity.keys import FIELD_KINDS, field_identity, split_field
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
 from ..rules.describe import field_words, together
@@ -44,18 +44,6 @@ from .rule import RateLimitRule
 NO_FIELD = _("Enter one of %(kinds)s, a colon and a name, for example header:X-API-Key.")
 FIRST_YEAR, LAST_YEAR = 1972, 9600
 """Leap years, so that every day can be moved into them."""
-
-
-def about_several() -> models.Q:
-    """Overrides that are about several things together, whatever kind they were saved as."""
-    has_user, has_network = models.Q(user__isnull=False), ~models.Q(network="")
-    with_value = ~models.Q(value_digests="") & (has_user | has_network)
-    return (has_user & has_network) | with_value | models.Q(value_digests__contains=",")
-
-
-def has_exact_field() -> models.Q:
-    """Overrides about a field that counts letter by letter."""
-    return models.Q(field__contains=EXACT)
 
 
 class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):

@@ -13,7 +13,7 @@ from django.urls import get_resolver
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
-from ..rules.callsite import CallSite, known_call_sites
+from ..rules.callsite import CallSite, known_call_sites, limits_of
 from ..rules.describe import reading
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
@@ -57,7 +57,8 @@ def call_sites_of(name: str) -> tuple[CallSite, ...]:
 def _of_settings(name: str) -> Iterator[CallSite]:
     for rule in settings_rules():
         if rule.name == name and rule.template is not None and rule.mode != "off":
-            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, "" if rule.key is None else rule.key.name)
+            key = "" if rule.key is None else rule.key.name
+            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, key, tuple(limits_of(rule)))
 
 
 def rule_words(rule: RateLimitRule) -> str:

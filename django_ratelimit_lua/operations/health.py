@@ -21,7 +21,8 @@ class Health:
     """Whether a decision was made (`ok`), in how many `seconds`, or the `error` that it met.
 
     `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
-    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, and why;
+    the moment, because too much has failed; `problems`: what this process had to leave out of its rules, or
+    could not publish, and why;
     `statistics`: why this process could not write what it has counted (None: it could, or has counted nothing).
     """
 

@@ -14,7 +14,7 @@ from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
-from ..rules.callsite import known_call_sites
+from ..rules.callsite import known_call_sites, limits_of
 from ..rules.describe import reading
 from ..rules.provider import reload
 from ..rules.rule import Rule
@@ -153,9 +153,8 @@ def known_limits() -> Iterator[KnownLimit]:
     """The limits that this site has, as far as they are known here."""
     for rule in reload().rules:
         words = reading(rule.given or {})
-        for template in () if rule.template is None else (rule.template, *(tier for _, tier in rule.template.tiers)):
-            for limit in template.limits(rule.name):
-                yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name)
+        for limit in limits_of(rule):
+            yield KnownLimit(limit.name, rule.source, words, rule, limit, rule.name)
         yield KnownLimit(rule.name, rule.source, words, rule, None, rule.name)  # Its rate may be a function.
     look_for_call_sites()
     for name in known_call_sites.names():

@@ -20,10 +20,10 @@ from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule, RateLimitTier
 from ..models.override import within
 from ..models.rate_fields import JOINERS
-from ..rules.callsite import CallSite, known_call_sites, losses
+from ..rules.callsite import THROTTLE, CallSite, known_call_sites, limits_of, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
-from ..rules.rule import RuleError, lumps_strangers
+from ..rules.rule import Rule, RuleError, lumps_strangers
 from ..rules.ruleset import settings_rules
 from ..stats.reading import shadow_numbers
 from .breakers import in_code
@@ -143,8 +143,11 @@ def changed_surprises(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     alike = look_alikes([change.name for change in changes if change.before is None])
     for change in changes:
         if change.after is not None:
-            known = _all_surprises(None if change.before is None else _built(change.before), exempt_before)
-            new = [problem for problem in _all_surprises(after[change.name], exempt) if problem not in known]
+            before, built = None if change.before is None else _built(change.before), after[change.name]
+            known = _all_surprises(before, exempt_before)
+            new = [problem for problem in _all_surprises(built, exempt) if problem not in known]
+            if built is not None:
+                new += [str(problem) for _field, problem in begun_anew(built[0], None if before is None else before[0])]
             new += [alike[change.name]] if change.name in alike else []
             if new:
                 found[change.label] = new
@@ -179,7 +182,7 @@ def _all_surprises(built: Built | None, exempt: Sequence[str]) -> list[str]:
         return []
     rule, tiers = built
     given = {**rule.values(), "rates": _rates(rule)}
-    found = [str(problem) for _field, problem in (*surprises(given, exempt), *begun_anew(given))]
+    found = [str(problem) for _field, problem in surprises(given, exempt)]
     if any(rate.startswith("0/") for tier in tiers for rate in _rates(tier)):
         found.append(str(NOTHING))
     return list(dict.fromkeys(found))
@@ -314,22 +317,40 @@ def _is_never_paid(given: dict[str, Any]) -> bool:
     return 0 < capacity < int(given["cost"])
 
 
-def begun_anew(given: dict[str, Any]) -> list[tuple[str, Any]]:
-    """That a rule which comes in the place of a call site does not count the slots that are held there."""
-    rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
-    if given.get("exempt") or given.get("mode") == "off" or not any(rate.is_slots for rate in rates):
+def begun_anew(row: RateLimitRule, before: RateLimitRule | None = None) -> list[tuple[str, Any]]:
+    """That a rule in the place of a call site does not go on with the counts of the code, or with those of the same
+    rule as it was `before`."""
+    rule, sites = _limiting(row), replaced_call_sites(row.values())
+    was = None if before is None or before.name != row.name or not replaced_call_sites(before.values()) else _limiting(before)
+    if rule is None or not sites:
         return []
-    problem = _(
-        "Who holds a slot of the code's limit (%(place)s) keeps it, and this rule counts anew: until those have ended, "
-        "more run than it says."
-    )
-    for site in _replaced(given):
-        if site.kind != SETTINGS and any(isinstance(rate, Rate) and rate.is_slots for rate in site.rates):
-            return [("name", problem % {"place": site.place})]
+    own_key = sites[0].key
+    key = own_key if rule.key is None else rule.key.name
+    counted = [(site.key, limit) for site in sites for limit in site.limits_at(row.name)]
+    if was is not None:
+        counted = [(own_key if was.key is None else was.key.name, limit) for limit in limits_of(was)]
+    is_read = any(site.kind == THROTTLE or site.key for site in sites)  # Of a `RateLimiter`, calls say whom it counts.
+    same = [limit for other, limit in counted if other == key or not is_read]
+    if counted and not same:
+        return [("key", _("Another key than before: all counts of this limit start again."))]
+    limits = limits_of(rule)
+    kept, periods = {limit.key_part for limit in limits}, {limit.rate.period_us for limit in limits}
+    if any(limit.rate.period_us in periods and limit.key_part not in kept for limit in same):
+        return [("algorithm", _("Another algorithm than before: all counts of this limit start again."))]
     return []
 
 
-def _replaced(given: dict[str, Any]) -> list[CallSite]:
+def _limiting(row: RateLimitRule) -> Rule | None:
+    """What a row means, if it limits."""
+    try:
+        rule = row.compiled([])
+    except RuleError:
+        return None
+    return None if rule.template is None or rule.mode == "off" else rule
+
+
+def replaced_call_sites(given: Mapping[str, Any]) -> list[CallSite]:
+    """The call sites whose place a rule of that name and group takes."""
     # Beside a call site nothing of it is lost; a rule of the settings is replaced by its name alone.
     name, group = given.get("name", ""), given.get("group", "")
     return [site for site in call_sites_of(name) if group in ("", name) or site.kind == SETTINGS]
@@ -337,7 +358,7 @@ def _replaced(given: dict[str, Any]) -> list[CallSite]:
 
 def lost_of_call_sites(given: dict[str, Any]) -> list[tuple[str, Any]]:
     """What the call sites limit in whose place the rule stands, and the rule does not."""
-    sites = _replaced(given)
+    sites = replaced_call_sites(given)
     rates = [Rate.parse(rate) for rate in given.get("rates") or ()]
     key = "+".join(part.strip() for part in given.get("key", "").split("+"))
     is_off = given.get("exempt") or given.get("mode") == "off"

@@ -39,13 +39,13 @@ from ..models import (
     RateLimitRule,
 )
 from ..models.change import Risen
-from ..models.override import OverrideQuerySet, about_several, has_exact_field, microseconds
+from ..models.override import OverrideQuerySet, microseconds
 from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import TOGETHER, Override, has_field, write_record
+from ..rules.overrides import Override, has_field, write_record
 from ..rules.ruleset import EVERY_RULE
-from ..rules.snapshot import FIRST_FORMAT, FORMAT
+from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
@@ -59,9 +59,6 @@ BATCH = 1000
 STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
-UNDERSTOOD = b"understood"
-"""The field that says which revision was published last by a version that knows overrides about several things
-together: one that does not leaves it as it was, or drops it."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
 BESIDE_SECONDS = 7 * 86_400
 """What is published beside another's goes away after so long without a site that looks after it."""
@@ -70,37 +67,41 @@ BESIDE_SECONDS = 7 * 86_400
 @dataclass(frozen=True, slots=True)
 class Published:
     """What is published under a key: its revision, the id of its database (empty: none is named), the ids of the keys
-    that subjects were digested with, its format, and until when what has ended was taken away (None: not known).
-
-    `is_understood`: whether a version has published it that knows overrides about several things together. One before
-    files each under the user's own digest, or the whole network's."""
+    that subjects were digested with, its format (0: none is named), and until when what has ended was taken away
+    (None: not known)."""
 
     key: bytes
     revision: Revision = NO_RULES
     database: str = ""
     keys: str = ""
-    format: int = FIRST_FORMAT
+    format: int = 0
     swept: datetime | None = None
-    is_understood: bool = False
 
 
 class NewerFormatError(StoreError):
-    """A newer version of this package has published, in a format that this one cannot write; it is left alone."""
+    """A newer version of this package has published, in a `format` that this one cannot write; it is left alone."""
+
+    def __init__(self, form: int) -> None:
+        super().__init__(
+            f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes "
+            f"{FORMAT}. A process of the newer version will publish what was saved; if none runs any more, run "
+            "`manage.py ratelimit_rules publish --take-over`"
+        )
+        self.format = form
 
 
 def published_at(key: bytes) -> Published:
     """What is published under that key. Raises `StoreError`."""
-    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT, UNDERSTOOD)
-    text, database, keys, form, swept, understood = get_store(background=True).execute(b"HMGET", key, *fields)
+    fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
+    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", key, *fields)
     try:
         revision = Revision.read(text or b"0")
     except ValueError:
         revision = Revision(0, text)  # Somebody wrote there by hand: it is replaced.
     return Published(
         key, revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
-        int(form) if form is not None and form.isdigit() else FIRST_FORMAT,
+        int(form) if form is not None and form.isdigit() else 0,
         _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
-        text is not None and understood == text,
     )  # fmt: skip
 
 
@@ -163,15 +164,10 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             row = RateLimitRevision.read(using)
             if row.database != provider.database:
                 continue
-            if published.format > FORMAT and not take_over and row.text != published.revision.text:
-                raise NewerFormatError(
-                    f"a newer version of django_ratelimit_lua has published them, in the format {published.format}; "
-                    f"this one writes {FORMAT}. A process of the newer version will publish what was saved"
-                )
-            is_seen = published.is_understood and row.text == published.revision.text
-            if not is_seen and _mend_misread(using):
-                RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number)
-                continue
+            if published.format > FORMAT and not take_over:
+                if row.text == published.revision.text:
+                    return row.number
+                raise NewerFormatError(published.format)
             if _has_to_rise(using, row, published, rebuild):
                 RateLimitRevision.rise(using, rebuild=True, beyond=published.revision.number, seen=row)
                 continue
@@ -188,7 +184,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             else:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [digest for digest in changed if digest.encode() not in written]
-            written |= {SWEPT: b"%d" % microseconds(moment), UNDERSTOOD: row.text}
+            written[SWEPT] = b"%d" % microseconds(moment)
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             deny_cache.clear()
             freshness.expire()
@@ -208,11 +204,9 @@ def _has_to_rise(using: str, row: Risen, published: Published, rebuild: bool) ->
     """Whether the database has to get a revision that Redis has never had, so that every process sees what is new."""
     if row.text != published.revision.text:
         return row.number <= published.revision.number
-    if row.number and not published.is_understood:
-        may_differ = RateLimitOverride.objects.using(using).lasting().filter(about_several() | has_exact_field())
-        rebuild = rebuild or may_differ.exists()
-    # Whoever has a key that no subject was digested with finds nobody: they are digested anew.
-    return rebuild or (bool(row.number) and next(iter(secrets_by_id())) not in published.keys.split(","))
+    # An older version may have left something out; and by a key that no subject was digested with, none is found.
+    is_lacking = published.format != FORMAT or next(iter(secrets_by_id())) not in published.keys.split(",")
+    return rebuild or (bool(row.number) and is_lacking)
 
 
 def _in_a_thread(using: str, **options: bool) -> int:
@@ -252,7 +246,7 @@ def compare_and_publish(
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
         published.revision.text, row.text, _written(snapshot), row.database.encode(), key_ids().encode(),
-        b"%d" % take_over, b"%d" % lifetime, b"%d" % snapshot["format"], b"%d" % FORMAT,
+        b"%d" % take_over, b"%d" % lifetime, b"%d" % FORMAT,
         get_store().channel(conf.CACHE_PREFIX), b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
     ]  # fmt: skip
     provider.written.add(published.key)
@@ -282,9 +276,8 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
         if has_field(kind):
             field_keys.setdefault(kind, []).append(key)
-    is_plain = not any(kind.startswith(TOGETHER) for of in kinds.values() for kind in of)
     return {
-        "format": FIRST_FORMAT if is_plain else FORMAT,
+        "format": FORMAT,
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
@@ -330,13 +323,13 @@ def _changed_since(using: str, row: Risen, published: Published, moment: datetim
     """The digests of subjects whose overrides have changed since what is published, or have ended by that moment; None
     where that is not known.
 
-    It is known only if what is published is of the history that this database has had, was published by a version that
-    knows every kind of subject, and if whoever noted the changes had the keys that subjects are digested with.
+    It is known only if what is published is of the history that this database has had and of this format, and if
+    whoever noted the changes had the keys that subjects are digested with.
     """
     number, tag = published.revision.number, published.revision.text.partition(b"-")[2].decode()
     if not number or published.database != row.database or published.keys != key_ids() or number < row.rebuilt:
         return None
-    if not published.is_understood:
+    if published.format != FORMAT:
         return None
     changes = RateLimitChange.objects.using(using)
     is_ours = tag == row.rebuilt_tag if number == row.rebuilt else changes.filter(revision=number, tag=tag).exists()
@@ -376,28 +369,16 @@ def _digest_anew(using: str) -> None:
     rows = forgotten.iterator(chunk_size=BATCH)
     while chunk := list(islice(rows, BATCH)):
         for row in chunk:
-            _prepared(row)
+            _prepare(row)
         RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
 
 
-def _mend_misread(using: str) -> bool:
-    """Fill in anew whom overrides about several things are about, where a version before them has saved one as if it
-    were about the user alone, or the network; whether there were any."""
-    stored = RateLimitOverride._base_manager.using(using)
-    rows = stored.filter(about_several()).exclude(kind__startswith=TOGETHER)
-    mended = [row for row in rows if _prepared(row)]
-    if mended:
-        stored.bulk_update(mended, list(mended[0].prepared()), batch_size=BATCH)
-    return bool(mended)
-
-
-def _prepared(row: RateLimitOverride) -> bool:
-    """Whether filling in what follows changed anything of a row; False where it cannot be understood."""
+def _prepare(row: RateLimitOverride) -> None:
+    """Fill in what follows from the rest of a row, unless it cannot be understood."""
     try:
-        return row.prepare()
+        row.prepare()
     except ValueError as error:  # Somebody wrote to a row by hand.
         logger.error("Skipped: the override of row %d cannot be understood: %s", row.pk, error)
-        return False
 
 
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:

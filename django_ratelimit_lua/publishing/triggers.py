@@ -12,15 +12,17 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
+from ..conf import conf
+from ..exceptions import StoreError
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
 from ..process.tasks import Errand, Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
-from ..rules.snapshot import FIRST_FORMAT
+from ..rules.snapshot import FORMAT
 from ..signals import rules_changed
-from ..store import get_store, rules_key
+from ..store import UNPUBLISHED, get_store, rules_key
 from . import hours
 from .publish import (
     BESIDE_SECONDS,
@@ -32,6 +34,7 @@ from .publish import (
     primary,
     publish,
     published_at,
+    published_for_us,
     snapshot_of,
     stage,
 )
@@ -73,7 +76,7 @@ def _heal(rebuild: bool) -> bool:
     try:
         publish(rebuild=rebuild)
     except NewerFormatError as error:
-        _warn("The rules cannot be published: %s", error)
+        _leave_to_newer(error)
         return False
     except Exception as error:
         if _failed("The rules in the database cannot be read or published: %s", error):
@@ -132,7 +135,7 @@ def look() -> None:
 def _look() -> None:
     try:
         # Where it is not known yet which database this is, each process has to find out.
-        if provider.database is None or _is_my_turn():
+        if provider.database is None or problems.unpublished or _is_my_turn():
             publish()
             hours.look()
             if provider.other is not None and provider.database:
@@ -140,6 +143,8 @@ def _look() -> None:
                     b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS
                 )
             _mended()
+    except NewerFormatError as error:
+        _leave_to_newer(error)
     except Exception as error:
         _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
     finally:
@@ -150,10 +155,25 @@ looking = Task("comparison", _look, meanwhile="the rules hold that are published
 reading = Errand("reading")
 
 
+def _turn_key() -> bytes:
+    return provider.beside_key(provider.database or "") + b":looked"
+
+
 def _is_my_turn() -> bool:
-    key = provider.beside_key(provider.database or "") + b":looked"
     milliseconds = b"%d" % round(provider.COMPARE_SECONDS * 1000)
-    return get_store(background=True).execute(b"SET", key, b"1", b"NX", b"PX", milliseconds) is not None
+    return get_store(background=True).execute(b"SET", _turn_key(), b"1", b"NX", b"PX", milliseconds) is not None
+
+
+def _leave_to_newer(error: NewerFormatError) -> None:
+    """Have a process of the newer version publish: one that receives the message looks at once, else the next one does
+    whose turn it is."""
+    global unpublished
+    problems.unpublished = unpublished = str(error)
+    _warn("A change of the rules is saved, but not published by this process: %s", error)
+    store = get_store(background=True)
+    with suppress(StoreError):
+        store.execute(b"DEL", _turn_key())
+        store.execute(b"PUBLISH", store.channel(conf.CACHE_PREFIX), b"%b %d" % (UNPUBLISHED, error.format))
 
 
 def before_migration(using: str) -> None:
@@ -171,7 +191,10 @@ def after_migration(using: str) -> None:
         return
     try:
         if _is_there(using):
-            if RateLimitRevision.read(using).number:
+            row = RateLimitRevision.read(using)
+            provider.note_database(row.database)
+            # Processes of an older version go on publishing until one of this version serves requests.
+            if row.number and published_for_us().format in (0, FORMAT):
                 publish(rebuild=True)
             _mended()
             return
@@ -179,7 +202,7 @@ def after_migration(using: str) -> None:
         if published.revision.number and published.database in ("", provider.database):
             # Of no database: whichever comes next may have the place.
             row = Risen(published.revision.number + 1, tag=new_tag())
-            nothing = {"format": FIRST_FORMAT, "revision": row.text.decode()}
+            nothing = {"format": FORMAT, "revision": row.text.decode()}
             compare_and_publish(
                 published, row, nothing, stage(RateLimitOverride.objects.none(), row), [], {}, take_over=True
             )
@@ -230,7 +253,7 @@ def _failed(message: str, error: Exception) -> bool:
 
 def _mended() -> None:
     global _warned, unpublished
-    problems.database = unpublished = ""
+    problems.database = problems.unpublished = unpublished = ""
     if _warned:
         _warned = False
         logger.info("The rules are published again")
@@ -247,7 +270,7 @@ def _retry() -> float | None:
     try:
         publish(rebuild=True)
     except NewerFormatError as error:
-        _warn("The rules cannot be published: %s", error)
+        _leave_to_newer(error)
     except Exception as error:
         if _failed("The rules cannot be published: %s", error):
             _pause = min(_pause * 2, LONGEST_PAUSE)
@@ -274,14 +297,13 @@ def _publish_committed() -> None:
     try:
         publish()
     except NewerFormatError as error:
-        unpublished = str(error)
-        logger.error("A change of the rules is saved, but not published by this process: %s", error)
+        _leave_to_newer(error)
     except Exception as error:
         unpublished = str(error)
         logger.error("A change of the rules is saved, but not published yet: %s", error)
         retry_in_background()
     else:
-        problems.database = unpublished = ""
+        problems.database = problems.unpublished = unpublished = ""
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:

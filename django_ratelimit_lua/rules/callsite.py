@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
+from ..conf import conf
 from ..identity.keys import KeyLike
+from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
@@ -23,16 +25,21 @@ _ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "re
 """What `@ratelimit` takes beside the options of a limit."""
 
 
+THROTTLE = "throttle"
+
+
 class CallSite(NamedTuple):
     """A place in the code that has limits: its `kind` (what it is written with), its `place` there, its `rates` as far
     as they are constant (else functions, or None for no limit) and its `key` (empty: each call says whom it counts);
-    `limits`: what the constant rates become, as far as that is known there."""
+    `limits`: what the constant rates become, as far as that is known there; `algorithm`: that of a throttle, if it names
+    one."""
 
     kind: str
     place: str
     rates: tuple[Any, ...]
     key: str = ""
     limits: tuple[Limit, ...] = ()
+    algorithm: str = ""
 
     @classmethod
     def of(cls, rule: Rule, group: str) -> CallSite:
@@ -43,6 +50,12 @@ class CallSite(NamedTuple):
         limits = template.limits(rule.name_at(group))
         return cls("@ratelimit", group, template.rates, template.key.name, limits)
 
+    def limits_at(self, name: str) -> tuple[Limit, ...]:
+        """What its constant rates become at a call site of that name."""
+        if self.kind != THROTTLE or self.limits:
+            return self.limits
+        return tuple([_limit_of_throttle(name, rate, self.algorithm) for rate in self.rates])
+
     def words(self) -> str:
         """What it limits, and where it stands."""
         return _("%(rates)s per %(whom)s, in %(place)s") % {
@@ -50,6 +63,19 @@ class CallSite(NamedTuple):
             "whom": whom(self.key.split("+")),
             "place": self.place,
         }
+
+
+def _limit_of_throttle(name: str, rate: Rate, algorithm: str) -> Limit:
+    return Limit(name, rate, algorithm=throttle_algorithm(rate, algorithm))
+
+
+def throttle_algorithm(rate: Rate, named: str | None) -> str:
+    """The algorithm of a throttle, if it is `named`; else `RATELIMIT_THROTTLE_ALGORITHM`, as far as that keeps the
+    rate."""
+    algorithm = named or conf.THROTTLE_ALGORITHM
+    if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and not named:
+        algorithm = "sliding_window"
+    return algorithm
 
 
 def rate_text(rate: Any) -> str:
@@ -102,6 +128,22 @@ class KnownCallSites:
 
 
 known_call_sites = KnownCallSites()
+
+
+def limits_of(rule: Rule) -> list[Limit]:
+    """The limits of a rule with constant rates, and of its tiers; if it takes the place of call sites, as they are
+    counted there."""
+    template = rule.template
+    if template is None:
+        return []
+    templates = [template]
+    sites = known_call_sites.of(rule.name) if rule.group in (None, rule.name) else ()
+    key = "" if template.key is None else template.key.name
+    same = [site for site in sites if key in ("", site.key) or (site.key == "" and site.kind != THROTTLE)]
+    if found := [limits for site in same if (limits := site.limits_at(rule.name))]:
+        templates = [template.in_place_of(limits) for limits in found]
+    templates += [tier for each in templates for _, tier in each.tiers]
+    return [limit for each in templates for limit in each.limits(rule.name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class Problems:
     """What this process had to leave out of its rules.
 
     `database`: why there are no rules in the database, if that is so; `place`: whose rules are published where ours
-    should be, if they are.
+    should be, if they are; `unpublished`: why a saved change is left to processes of a newer version, while it is.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,7 @@ class Problems:
         """Forget all; for tests, whose rules are new."""
         self.database = ""
         self.place = ""
+        self.unpublished = ""
         self._skipped: Sequence[str] = ()
         self._failed: dict[str, tuple[Any, str]] = {}
         self._declared: Mapping[str, Any] = {}
@@ -45,7 +46,7 @@ class Problems:
 
     def found(self) -> list[str]:
         """All of them, in words."""
-        general = [problem for problem in (self.database, self.place) if problem]
+        general = [problem for problem in (self.database, self.place, self.unpublished) if problem]
         return [*general, *self._skipped, *(text for _, text in self._failed.values())]
 
 

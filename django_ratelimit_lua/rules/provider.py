@@ -28,7 +28,7 @@ from .overrides import override_cache
 from .problems import problems
 from .rule import Rule
 from .ruleset import Ruleset, settings_rules
-from .snapshot import UnreadableError, is_misread, parse_snapshot
+from .snapshot import UnreadableError, is_of_older_format, parse_snapshot
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -392,10 +392,10 @@ def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
 
     It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
     histories of one database have come to the same number; or another site's rules are in the place of ours; or an
-    older version has published overrides that it takes for others.
+    older version has published what may lack something.
     """
     revision: Revision = snapshot["revision"]
-    if database is None or other is not None or not revision.number or is_misread(snapshot):
+    if database is None or other is not None or not revision.number or is_of_older_format(snapshot):
         return True
     return ruleset is not None and revision.number <= ruleset.revision.number and revision != ruleset.revision
 

@@ -179,15 +179,19 @@ class Rule:
         return self.name or self.group or group
 
     def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
-        """This rule with what only call sites of its name can know. Where several have that name, the key and the
-        outcome are those of the first."""
+        """This rule with what only call sites of its name can know, and with what they have counted by the same key.
+        Where several have that name, key, algorithm and outcome are those of the first."""
         first, template = call_sites[0], self.template
         methods = self.methods
         if methods is None and all(call_site.methods is not None for call_site in call_sites):
             methods = frozenset(method for call_site in call_sites for method in call_site.methods or ())
         if template is not None and first.template is not None:
             cost = first.template.cost if template.cost is None else template.cost
-            template = replace(template, key=template.key or first.template.key, cost=cost)
+            key = template.key or first.template.key
+            templates = [call_site.template for call_site in call_sites if call_site.template is not None]
+            same = [other for other in templates if key is None or other.key is None or other.key.name == key.name]
+            limits = tuple([limit for other in same for limit in other.limits(self.name)])
+            template = replace(template.in_place_of(limits), key=key, cost=cost)
         return replace(
             self, template=template, methods=methods, block=first.block, count_if=first.count_if,
             reset_if=first.reset_if, cost_after=first.cost_after, replaces=tuple(call_sites),

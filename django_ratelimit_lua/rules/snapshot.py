@@ -10,7 +10,8 @@ hand. No request may fail of that, and no limit may be lifted by it:
   where it applies would do harm beyond what was meant, and one with an unknown key counts nobody. Of these, and of
   rules that are wrong, what was understood last goes on; where this process has understood none, they are left out.
 
-A snapshot of a higher `FORMAT`, or one that is none, is not read at all: see `rules.provider`.
+A snapshot of a higher `FORMAT` is read in the same way. One that has no list of rules, or is none, is not read at all:
+see `rules.provider`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,11 @@ from typing import Any, NamedTuple
 from ..limits.call import NO_RULES, Revision
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
-from .overrides import TOGETHER
 from .rule import FIELDS, Rule, RuleError, compile_rule
 
-FORMAT = 2
-"""The newest shape of what is published that this version reads. Raised only where versions that know the one before
-could not read it."""
-FIRST_FORMAT = 1
-"""What is published wherever that says it all: without overrides about several things together. A version that does not
-know these would publish each as one about the user alone, or about the whole network."""
+FORMAT = 3
+"""The version of what this package publishes. Raise it whenever older versions would leave something out of it: a new
+word of a rule, an override or a breaker, or a new part. A process never publishes over a higher format."""
 CHOICES = ("mode", "audience", *(option for option, row in OPTIONS.items() if row.names))
 """Words whose values a newer version may have more of."""
 WHERE = "Rules of the admin"
@@ -136,11 +133,15 @@ def valid_parts(snapshot: Mapping[str, Any], before: Mapping[str, Any]) -> tuple
     return parts, problems
 
 
-def is_misread(snapshot: Mapping[str, Any]) -> bool:
-    """Whether a version has published overrides about several things together that does not know them."""
-    kinds = snapshot.get("kinds")
-    lists = kinds.values() if isinstance(kinds, dict) and snapshot.get("format", FIRST_FORMAT) == FIRST_FORMAT else ()
-    return any(str(kind).startswith(TOGETHER) for of in lists if isinstance(of, list) for kind in of)
+def is_of_older_format(snapshot: Mapping[str, Any]) -> bool:
+    """Whether an older version has published it, which may have left out what it does not know."""
+    form = snapshot.get("format")
+    return not isinstance(form, int) or form < FORMAT
+
+
+def can_publish_over(form: bytes) -> bool:
+    """Whether this version may publish over a snapshot of that format."""
+    return form.isdigit() and len(form) < 10 and int(form) <= FORMAT
 
 
 def parse_snapshot(text: bytes) -> Mapping[str, Any]:
@@ -151,10 +152,10 @@ def parse_snapshot(text: bytes) -> Mapping[str, Any]:
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
     if not isinstance(snapshot, dict):
         raise UnreadableError(f"not a snapshot of rules: {str(snapshot)[:100]}")
-    form = snapshot.get("format", FIRST_FORMAT)
+    form = snapshot.get("format", 1)
     if isinstance(form, bool) or not isinstance(form, int) or form < 1:
         raise UnreadableError(f"a snapshot of the format {str(form)[:100]}")
-    if form > FORMAT:
+    if form > FORMAT and not isinstance(snapshot.get("rules"), list):
         raise UnreadableError(f"a snapshot of the format {form}; this version reads {FORMAT}", is_newer=True)
     try:
         snapshot["revision"] = Revision.read(str(snapshot.get("revision", 0)).encode())

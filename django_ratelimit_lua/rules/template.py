@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from django.http import HttpRequest
@@ -70,7 +70,8 @@ class LimitTemplate:
     - `label`: what tells its limits from others of the same name, beside the rate. Empty: nothing has to, and a rate is
       told by its period alone, the longest by nothing: so a changed rate keeps its count, and so does one that a
       shorter is put beside (one that is not the longest any more begins anew). What a function says beside other rates
-      is told by the whole rate, so that it is never counted in the place of one that is written down.
+      is told by the whole rate, so that it is never counted in the place of one that is written down;
+    - `counted`: by period and algorithm, the names of the counts of the code that these go on with, see `in_place_of`.
     """
 
     key: Key | None
@@ -79,8 +80,10 @@ class LimitTemplate:
     options: Options = field(default_factory=Options)
     label: str = ""
     tiers: tuple[tuple[str, LimitTemplate], ...] = ()
+    counted: tuple[tuple[tuple[int, str], str], ...] = ()
     ban_key: Key | None = field(init=False, repr=False, compare=False)
     _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
+    _in_place: dict[Any, LimitTemplate] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = self.options.get("ban_key")
@@ -107,13 +110,13 @@ class LimitTemplate:
             own = with_default if len(rates) == 1 else template._options_of(known, with_default["algorithm"])
             limit = Limit(name, known, **own)
             if len(rates) == 1 and limit.rate is each:
-                template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"]] = limit
+                template._limits[name, each.limit, each.period_us, 1, with_default["algorithm"], ()] = limit
         return template
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
         """The limit that keeps one rate; of several that would be named alike in one call, the one of that ordinal."""
         algorithm = self.options.get("algorithm") or conf.ALGORITHM
-        limit_key = (name, rate.limit, rate.period_us, ordinal, algorithm)
+        limit_key = (name, rate.limit, rate.period_us, ordinal, algorithm, self.counted)
         limit = self._limits.get(limit_key)
         if limit is None:
             if len(self._limits) >= 1000:
@@ -125,9 +128,49 @@ class LimitTemplate:
             elif len(self.rates) > 1 and rate.period_us != self._longest:
                 name = f"{name}:{rate.per or 'slots'}"
             options = self._options_of(rate, algorithm)
-            limit = Limit(f"{name}*{ordinal}" if ordinal > 1 else name, rate, **options)
+            if ordinal > 1:
+                name = f"{name}*{ordinal}"
+            limit = Limit(name, rate, counted_as=self._count_of(name, rate, options, ordinal), **options)
             self._limits[limit_key] = limit
         return limit
+
+    def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
+        """The name of the count of a limit of that name: never that of a limit of the code with another period or
+        algorithm."""
+        counted = dict(self.counted)
+        known = counted.get((rate.period_us, options["algorithm"]), "")
+        if known and ordinal == 1:
+            return known
+        return f"{name}:{rate.per or 'slots'}" if name in counted.values() else name
+
+    def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
+        """The same in the place of these limits of the code, which count by the same key: a rate goes on with the count
+        of the one for the same period and by the same algorithm. If no algorithm is named, it is that of the code, as
+        far as the rates and options fit it."""
+        asked = (limits, conf.ALGORITHM)
+        template = self._in_place.get(asked)
+        if template is None:
+            if len(self._in_place) >= 100:
+                self._in_place.clear()
+            counted = {(limit.rate.period_us, limit.algorithm): limit.counted_as for limit in reversed(limits)}
+            tiers = tuple([(group, tier.in_place_of(limits)) for group, tier in self.tiers])
+            template = replace(self._by_algorithm_of(limits), tiers=tiers, counted=tuple(counted.items()))
+            self._in_place[asked] = template
+        return template
+
+    def _by_algorithm_of(self, limits: Sequence[Limit]) -> LimitTemplate:
+        algorithm = next((limit.algorithm for limit in limits if not limit.holds), None)
+        if algorithm is None or self.options.get("algorithm"):
+            return self
+        options: Any = {**self.options, "algorithm": algorithm}
+        template = replace(self, options=options)
+        try:
+            for rate in self.rates:
+                nominal = rate if isinstance(rate, Rate) else Rate(1, SECOND)
+                Limit("rule", nominal, **template._options_of(nominal, algorithm))
+        except LimitError:
+            return self
+        return template
 
     def _options_of(self, rate: Rate, algorithm: str) -> Options:
         """The options of one rate: where slots stand beside rates, each kind has its algorithm, and what that takes."""

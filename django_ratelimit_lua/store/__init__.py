@@ -7,7 +7,7 @@ import hashlib
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import CIRCUIT, RESET, RULES
+from .exchange import CIRCUIT, RESET, RULES, UNPUBLISHED
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
@@ -21,6 +21,7 @@ __all__ = [
     "FAILURES",
     "RESET",
     "RULES",
+    "UNPUBLISHED",
     "ClusterConnectionFactory",
     "Patience",
     "Store",

@@ -267,7 +267,7 @@ class Question(NamedTuple):
         return replies
 
 
-RULES, RESET, CIRCUIT = b"rules", b"reset", b"circuit"
+RULES, RESET, CIRCUIT, UNPUBLISHED = b"rules", b"reset", b"circuit", b"unpublished"
 # Whoever may not publish deletes all the same. The register, if there is one, is of all bans: they only leave it.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
 local count = redis.call('DEL', unpack(KEYS, 1, last))

@@ -24,13 +24,12 @@ from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
 from ..identity.request_state import plain, request_state
-from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import Limit, other_rate
 from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import CallSite, known_call_sites
+from ..rules.callsite import THROTTLE, CallSite, known_call_sites, throttle_algorithm
 from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -90,7 +89,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             )
         if isinstance(cls.scope, str):
             # Where it has no rate of its own, that is in the settings.
-            site = CallSite("throttle", f"{cls.__module__}.{cls.__qualname__}", _constant(cls.rate))
+            place = f"{cls.__module__}.{cls.__qualname__}"
+            site = CallSite(THROTTLE, place, _constant(cls.rate), algorithm=cls.algorithm or "")
             known_call_sites.add(cls.scope, site if cls.rate else None)
 
     def __init__(self) -> None:
@@ -198,7 +198,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         identity = str(self.key)
         key = Key(self.name, lambda group, request, user: identity)
         cost = (lambda *_: self.get_cost(request, view)) if charge is None else charge.cost
-        call_site = Rule(template=LimitTemplate(key, (), cost))
+        limit = None if charge is None else charge.limit
+        template = LimitTemplate(key, (), cost)
+        if limit is not None:
+            counted = (((limit.rate.period_us, limit.algorithm), limit.counted_as),)
+            template = LimitTemplate(key, (limit.rate,), cost, {"algorithm": limit.algorithm}, counted=counted)
+        call_site = Rule(template=template)
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
         rules = [*(replacement or ()), *ruleset.additional_for(self.name, plain(request))]
         return Place(rules, self.name, charges if replacement is None else (), self)
@@ -233,10 +238,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return _limit(name, rate, self._algorithm_of(rate), tuple(self.options.items()))
 
     def _algorithm_of(self, rate: Rate) -> str:
-        algorithm: str = self.algorithm or conf.THROTTLE_ALGORITHM
-        if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and self.algorithm is None:
-            algorithm = "sliding_window"
-        return algorithm
+        return throttle_algorithm(rate, self.algorithm)
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
@@ -422,7 +424,7 @@ def _detail(refusal: Refusal) -> str | None:
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():
-    known_call_sites.add(_scope, CallSite("throttle", "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _constant(_rate)))
+    known_call_sites.add(_scope, CallSite(THROTTLE, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _constant(_rate)))
 
 
 @lru_cache(maxsize=4096)

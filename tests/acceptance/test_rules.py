@@ -424,6 +424,76 @@ def test_a_rule_takes_the_place_of_a_call_site() -> None:
     assert get("/upload") == [429]
 
 
+def take_from_view(algorithm: str, rates: Any, key: Any = "ip") -> Any:
+    """What takes so many units at a decorator, and returns the decision."""
+
+    @ratelimit("exports", key, rates, algorithm=algorithm, block=False, cost=lambda _, request: int(request.GET["n"]))
+    def exports(request: HttpRequest) -> Any:
+        return request.ratelimit
+
+    return lambda units: exports(RequestFactory().get("/", {"n": units}))
+
+
+def take_from_limiter(algorithm: str, rates: Any, key: Any = "ip") -> Any:
+    """The same at a `RateLimiter`."""
+    limiter = RateLimiter("exports", rates, algorithm=algorithm)
+    return lambda units: limiter.hit("ada", units)
+
+
+KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
+
+
+@KEPT
+@pytest.mark.parametrize("algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"])
+def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(algorithm: str, taking: Any) -> None:
+    """A client that has used up a limit is given nothing by lowering it; the code goes on with the count of the rule."""
+    take = taking(algorithm, "500/h")
+    assert take(450).allowed
+    one = rule("exports", path="", key="", limit=300)
+    assert not take(1).allowed
+    one.limit = 600
+    one.save()
+    assert take(40).remaining == 110
+    one.delete()
+    assert [take(units).allowed for units in (11, 10, 1)] == [False, True, False]
+
+
+@KEPT
+def test_a_rule_goes_on_with_each_count_of_the_code_for_the_same_period(taking: Any) -> None:
+    """A rate of another period has a count of its own, and the code's stays as it is until the rule is gone."""
+    take = taking("sliding_window", ["20/m", "500/h"])
+    assert take(15).allowed
+    one = rule("exports", path="", key="", limit=300, more_rates=["18/m", "1000/d"])
+    assert [(state.limit, state.remaining) for state in take(2).limits] == [(300, 283), (18, 1), (1000, 998)]
+    RateLimitRule.objects.update(more_rates=[], limit=12, unit="d")
+    assert take(10).remaining == 0
+    one.delete()
+    assert [(state.limit, state.remaining) for state in take(1).limits] == [(20, 2), (500, 482)]
+
+
+def test_limits_that_count_apart_in_the_code_count_apart_under_a_rule() -> None:
+    """Views of one group with other rates or methods, and stacked keys."""
+    first, second = take_from_view("sliding_window", "10/h"), take_from_view("sliding_window", "100/h")
+    assert first(10).allowed
+    rule("exports", path="", key="", limit=50)
+    assert first(1).limits[0].remaining == 39
+    assert second(1).limits[0].remaining == 49
+    RateLimitRule.objects.all().delete()
+    assert not first(1).allowed
+
+
+def test_a_rule_by_another_algorithm_or_key_counts_for_itself() -> None:
+    """And the code's count stays."""
+    take = take_from_view("token_bucket", "500/h")
+    assert take(450).allowed
+    one = rule("exports", path="", key="", limit=300, algorithm="fixed_window")
+    assert take(1).remaining == 299
+    RateLimitRule.objects.update(algorithm="", key="ip+path")
+    assert take(1).remaining == 299
+    one.delete()
+    assert not take(51).allowed
+
+
 def test_a_rule_stands_beside_a_call_site() -> None:
     """`group`: both are decided in one call."""
     rule("search daily", path="", group="search", limit=9, unit="d")
@@ -630,14 +700,14 @@ def test_ten_thousand_overrides_are_read_by_no_process(direct: redis.Redis, pref
     networks = [f"10.{number >> 8}.{number & 255}.1" for number in range(10_000)]
     RateLimitOverride.objects.bulk_create(RateLimitOverride(network=network, effect="exempt") for network in networks)
     key = f"{prefix}{{rules}}"
-    assert direct.hlen(key) == 10_000 + len(["revision", "rules", "database", "keys", "format", "swept", "understood"])
+    assert direct.hlen(key) == 10_000 + len(["revision", "rules", "database", "keys", "format", "swept"])
     assert len(direct.hget(key, "rules")) < 400
     assert get(times=3, REMOTE_ADDR="10.3.7.1") == [200, 200, 200]
     assert direct.keys(f"{key}:*") == []
     direct.config_resetstat()
     RateLimitOverride.objects.get(network="10.3.7.1").delete()
     assert "cmdstat_rename" not in direct.info("commandstats")
-    assert direct.hlen(key) == 10_006
+    assert direct.hlen(key) == 10_005
     assert get(times=2, REMOTE_ADDR="10.3.7.1") == [200, 429]
     one.delete()
 

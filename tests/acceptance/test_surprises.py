@@ -10,9 +10,11 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.utils import timezone
 
+from django_ratelimit_lua import ALL
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import RuleChange
 from django_ratelimit_lua.operations.surprises import changed_surprises
+from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, OPERATOR, OVERRIDES, RULES, confirmed, errors, given
 
@@ -167,6 +169,32 @@ def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(operator:
     assert "Looser than the code, which has 5 per minute per address (RATELIMIT_RULES)" in problems
     assert "The code also has 50 per day per address (RATELIMIT_RULES)" in problems
     assert operator.post(f"{RULES}add/", {**form, "limit": 2, "more_rates": "50/d"}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [({"algorithm": "fixed_window"}, "Another algorithm than before"), ({"key": "user_or_ip"}, "Another key than before"),
+     ({}, "")],
+)  # fmt: skip
+def test_a_rule_that_does_not_go_on_with_the_counts_of_the_code_is_asked_about(
+    words: dict[str, str], said: str, operator: Client
+) -> None:
+    """When it comes in the place of the code, and when it is changed; in a form and in a file. Not again, once it is
+    confirmed."""
+    site = CallSite.of(call_site("counted", "ip", "500/h", ALL, 1, {"algorithm": "token_bucket"}), "counted")
+    known_call_sites.add("counted", site)
+    form = given(name="counted", key="", limit=300, unit="h")
+    after = {"name": "counted", "group": "counted", "rate": "3/h", **words}
+    assert said in str(changed_surprises([RuleChange("counted", None, after)]))
+    answer = operator.post(f"{RULES}add/", {**form, **words})
+    assert said in (errors(answer) if said else "")
+    if said:
+        assert confirmed(operator, f"{RULES}add/", {**form, **words}).status_code == 302
+    rule = RateLimitRule.objects.get()
+    answer = operator.post(f"{RULES}{rule.pk}/change/", {**form, **words, "limit": 200})
+    assert answer.status_code == 302 or said not in errors(answer)
+    if said:
+        assert said in errors(operator.post(f"{RULES}{rule.pk}/change/", form))
 
 
 def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(operator: Client) -> None:

@@ -8,6 +8,7 @@ import logging
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,17 +27,23 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import SECOND
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from django_ratelimit_lua.models import RateLimitTier as Tier
+from django_ratelimit_lua.models import (
+    RateLimitBreaker,
+    RateLimitClient,
+    RateLimitOverride,
+    RateLimitRule,
+    RateLimitTier,
+)
 from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.publishing.publish import publish, snapshot_of
+from django_ratelimit_lua.rules import provider, snapshot
 from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.test_rules import another_process, rule
 from tests.clusters import until
 from tests.examples import examples
+from tests.worker import Worker, migrated
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ODD = ("country", "host", "weight", "mode", "audience", "algorithm", "windows", "on_store_error", "align")
@@ -195,7 +202,7 @@ def test_what_would_do_harm_in_part_goes_on_as_it_was_understood_last(
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 @pytest.mark.parametrize(
-    "text", ['{"format": 3, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
+    "text", ['{"format": 99, "revision": "x", "rule_tree": {}}', "[]", "5", '{"rules": [', "\x80", "[" * 100_000]
 )
 def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     text: str, published: Published, caplog: Any
@@ -205,7 +212,7 @@ def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     assert get("/good", 1) == [200]
     published.put(text)
     if "format" in text:
-        published.direct.hset(published.key, "format", 3)
+        published.direct.hset(published.key, "format", 99)
     assert get("/good", 2) == [200, 429]
     published.direct.config_resetstat()
     assert get("/good", 10) == [429] * 10
@@ -244,9 +251,9 @@ def test_an_older_version_never_overwrites_what_a_newer_has_published(published:
     """Nor does it try again and again: its edits are saved, and said to be published by the newer version. After going
     back to the older version for good, one publication is told to take over."""
     rule("good", path="/good", limit=2)
-    newer = json.dumps({**published.snapshot(), "format": 3, "rules": {"good": 2}})
+    newer = json.dumps({**published.snapshot(), "format": 99, "rules": {"good": 2}})
     published.put(newer)
-    published.direct.hset(published.key, "format", 3)
+    published.direct.hset(published.key, "format", 99)
     before = published.direct.hgetall(published.key)
     RateLimitRule.objects.update(limit=1)
     another_process()
@@ -255,7 +262,7 @@ def test_an_older_version_never_overwrites_what_a_newer_has_published(published:
     assert published.direct.hgetall(published.key) == before
     assert "newer version" in caplog.text
     publish(rebuild=True, take_over=True)
-    assert published.direct.hget(published.key, "format") == b"1"
+    assert published.direct.hget(published.key, "format") == b"%d" % snapshot.FORMAT
     assert get("/good", 1, "203.0.113.9") == [429]
     assert get("/good", 2, "203.0.113.8") == [200, 429]
 
@@ -272,15 +279,14 @@ def test_an_edit_that_a_newer_version_published_holds_as_soon_as_the_database_ha
     reads = []
 
     def slowly(using: str) -> Any:
-        snapshot = read(using)
-        reads.append(snapshot)
+        reads.append(read(using))
         assert answers.wait(30)
-        return snapshot
+        return reads[-1]
 
     def edit(limit: int) -> None:
         RateLimitRule.objects.update(limit=limit)
-        published.put('{"format": 3}')
-        published.direct.hset(published.key, "format", 3)
+        published.put('{"format": 99}')
+        published.direct.hset(published.key, "format", 99)
 
     monkeypatch.setattr(triggers, "snapshot_of", slowly)
     edit(0)
@@ -308,8 +314,8 @@ def test_a_late_answer_of_the_database_is_gone_by(
     settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", limit=2)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
-    published.put('{"format": 3}')
-    published.direct.hset(published.key, "format", 3)
+    published.put('{"format": 99}')
+    published.direct.hset(published.key, "format", 99)
     answers, read = threading.Event(), triggers.snapshot_of
     monkeypatch.setattr(triggers, "snapshot_of", lambda using: answers.wait(30) and read(using))
     another_process()
@@ -323,82 +329,106 @@ def test_a_late_answer_of_the_database_is_gone_by(
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
 
 
-def combination() -> RateLimitOverride:
-    """A block of who sends a key from an address; and another address has an override, so that each is looked for."""
-    RateLimitOverride.objects.create(network="203.0.113.2", effect="exempt")
-    override = RateLimitOverride(network=FIRST, field="header:X-Key", effect="block")
-    override.set_value("k")
-    override.save()
-    return override
+OLDER = (
+    "original = publishing._rules ;; "
+    "publishing._rules = lambda using: [{**one, 'rate': one['rate'][0]} for one in original(using)]"
+)
+"""A version that does not know several rates, and publishes the first alone."""
+NEWER = "from django_ratelimit_lua.rules import snapshot ;; snapshot.FORMAT = publishing.FORMAT = triggers.FORMAT = 99"
 
 
-def misread(published: Published, override: RateLimitOverride, *, saved: bool) -> None:
-    """Publish a combination as a version does that does not know them: filed under the whole address, in the first
-    format. `saved`: it has saved the row before that, so that this is about the address."""
-    direct, key = published.direct, published.key
-    address = digest(("network", f"{FIRST}/32"))
-    snapshot = {**published.snapshot(), "format": 1}
-    record = direct.hget(key, override.subject)
-    if saved:
-        RateLimitOverride._base_manager.update(kind="ip4/32")
-        RateLimitOverride._base_manager.filter(pk=override.pk).update(subject=address.decode())
-        revision = RateLimitRevision.rise("default").text.decode()
-        snapshot |= {"revision": revision, "kinds": {"": ["ip4/32"]}, "blocks": ["ip4/32"], "field_keys": {}}
-        direct.hset(key, "revision", revision)
-    direct.hdel(key, override.subject)
-    direct.hdel(key, "understood")
-    direct.hset(key, mapping={"rules": json.dumps(snapshot), "format": 1, address: record})
-    freshness.expire()
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
+    """A process of the older version, and one of the newer."""
+    databases = {"default": migrated(tmp_path_factory.mktemp("databases") / "site.sqlite3")}
+    with Worker("older:", databases) as older, Worker("newer:", databases) as newer:
+        older(OLDER)
+        newer(NEWER)
+        yield older, newer
 
 
-def of_combination() -> list[int]:
-    """The answers to whom it is not about, and to whom it is."""
-    return [*get("/good"), Client(REMOTE_ADDR=FIRST, headers={"x-key": "k"}).get("/good").status_code]
+@pytest.fixture
+def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, Worker]:
+    """Both, as they have just started, with a rule that the newer one has published."""
+    older, newer = processes
+    newer(f"begin({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
+    newer("RateLimitRule.objects.all().delete() ;; rule(limit=50, more_rates=['30/m'])")
+    older(f"begin({prefix!r}) ;; said.clear() ;; triggers._mended()")
+    return older, newer
 
 
-@pytest.mark.parametrize("saved", [False, True], ids=["published", "saved and published"])
-def test_a_combination_that_an_older_version_published_is_put_right(saved: bool, published: Published) -> None:
-    """It would refuse the whole address, for ever: what is published is as of the revision that the database has."""
-    override = combination()
-    assert of_combination() == [200, 429]
-    misread(published, override, saved=saved)
-    assert of_combination() == [429, 429]
-    revision = publish()  # As every process does now and then, to compare.
-    assert of_combination() == [200, 429]
-    override.refresh_from_db()
-    assert override.kind == "all:ip4/32 & header:X-Key"
-    assert publish() == revision
-    assert published.snapshot()["format"] == 2
+def test_an_edit_of_an_older_process_is_published_by_a_newer_one(
+    older_newer: tuple[Worker, Worker], published: Published
+) -> None:
+    """At once, without another edit or request, and with everything that the older one does not know."""
+    older, newer = older_newer
+    rates = newer("ask()")
+    assert sorted(rates.values()) == [30, 50]
+    until(lambda: newer("hears()"), "the newer process receives messages")
+    assert older("ask()") == rates
+    older("block(network='203.0.113.9')")
+    revision = older("RateLimitRevision.read('default').text.decode()")
+    until(lambda: published.snapshot()["revision"] == revision, "the newer process has published the edit")
+    assert published.snapshot()["format"] == 99
+    for worker in older_newer:
+        assert worker("[ask(), ask('203.0.113.9')]") == [rates, "refused"]
+    older("look()")
+    assert older("[health().problems, triggers.unpublished]") == [[], ""]
 
 
-def test_a_process_that_has_just_started_puts_it_right_before_it_goes_by_it(published: Published) -> None:
-    """No request of it is refused for a combination that an older version has published for a whole address."""
-    misread(published, combination(), saved=False)
-    another_process()
-    assert of_combination() == [200, 429]
+def test_an_older_process_reports_that_no_newer_one_publishes_its_edit(
+    older_newer: tuple[Worker, Worker], published: Published, prefix: str
+) -> None:
+    """In its health and once in its log, until a process of the newer version looks, as one does every ten seconds."""
+    older, newer = older_newer
+    newer(f"begin({prefix + 'elsewhere:'!r}) ;; ask()")
+    before = published.direct.hgetall(published.key)
+    older("ask() ;; edit(40) ;; edit(20) ;; look()")
+    assert published.direct.hgetall(published.key) == before
+    (problem,) = older("health().problems")
+    assert "newer version" in problem
+    assert "--take-over" in problem
+    assert older("sum('newer version' in line for line in said)") == 1
+    newer(f"begin({prefix!r}) ;; look()")
+    assert sorted(older("look() ;; ask()").values()) == [20, 30]
+    assert older("health().problems") == []
 
 
-def test_nothing_is_left_of_a_combination_that_an_older_version_published(published: Published) -> None:
-    """Nor where it is deleted by who knows only where it should have been."""
-    override = combination()
-    misread(published, override, saved=False)
-    override.delete()
-    assert of_combination() == [200, 200]
-    assert digest(("network", f"{FIRST}/32")) not in published.direct.hgetall(published.key)
+@pytest.mark.parametrize("knows_rules", [False, True])
+def test_what_an_older_version_has_published_is_published_anew_before_it_is_gone_by(
+    knows_rules: bool, older_newer: tuple[Worker, Worker], published: Published
+) -> None:
+    """Where Redis was emptied, nothing tells an older version that there is a newer one."""
+    older, newer = older_newer
+    if knows_rules:
+        newer("ask()")
+    older("empty_redis() ;; publish() ;; edit(40)")
+    assert published.snapshot()["format"] < 99
+    assert sorted(newer("ask()").values()) == [30, 40]
+    assert published.snapshot()["format"] == 99
 
 
-def test_a_combination_that_an_older_version_saved_is_about_all_of_it_again(published: Published) -> None:
-    """Where that could not publish: the next to publish fills in again whom it is about."""
-    override = combination()
-    RateLimitOverride._base_manager.filter(pk=override.pk).update(
-        kind="ip4/32", subject=digest(("network", f"{FIRST}/32")).decode()
-    )
-    RateLimitRevision.rise("default")
-    publish()
-    assert of_combination() == [200, 429]
-    override.refresh_from_db()
-    assert override.kind == "all:ip4/32 & header:X-Key"
-    assert published.snapshot()["format"] == 2
+def test_migrating_leaves_publishing_to_processes_of_the_older_version(
+    older_newer: tuple[Worker, Worker], published: Published
+) -> None:
+    """Until one of the newer version serves requests: an edit is live between the steps of a deployment, too."""
+    older, newer = older_newer
+    older("empty_redis() ;; publish()")
+    newer("call_command('migrate', verbosity=0)")
+    older("edit(40)")
+    assert older("[ask(), triggers.unpublished]") == [{"site": 40}, ""]
+    assert sorted(newer("ask()").values()) == [30, 40]
+    assert published.snapshot()["format"] == 99
+
+
+def test_a_word_that_older_versions_do_not_know_raises_the_format() -> None:
+    """Where this fails, the database or the snapshot has something that an older version would leave out: raise
+    `FORMAT`, so that none publishes without it, and write both down here."""
+    published = (RateLimitRule, RateLimitTier, RateLimitOverride, RateLimitBreaker, RateLimitClient)
+    words = [f"{model.__name__}.{field.name}" for model in published for field in model._meta.concrete_fields]
+    words += snapshot_of("default")
+    digest_of_words = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:16]
+    assert (snapshot.FORMAT, digest_of_words) == (3, "4804fc33a23e73a2")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +446,7 @@ def test_an_older_version_can_still_add_rules_and_overrides(before: str) -> None
     assert get("/good", 2) == [200, 429]
     assert get("/good", ip="203.0.113.2") == [429]
     assert RateLimitRule.objects.get().rate == "1/h"
-    assert (RateLimitRule.objects.get().more_rates, Tier.objects.get().more_rates) == ([], [])
+    assert (RateLimitRule.objects.get().more_rates, RateLimitTier.objects.get().more_rates) == ([], [])
     override = RateLimitOverride.objects.get()
     assert (override.forbids, override.message, RateLimitRule.objects.get().durable) == (False, "", False)
 
@@ -461,7 +491,7 @@ def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
         else:
             inside[way[-1]] = draw(junk())
     rules = value.get("rules") if isinstance(value, dict) else None
-    whole = value.get("format", 1) in (1, 2) if isinstance(value, dict) else False
+    whole = value.get("format", 1) in range(1, snapshot.FORMAT + 1) if isinstance(value, dict) else False
     holds = whole and isinstance(rules, list) and any(json.dumps(one) == good for one in rules)
     names = [one.get("name") for one in rules or () if isinstance(one, dict)] if isinstance(rules, list) else []
     alone = sum(name == "good" for name in names) == 1
@@ -483,7 +513,7 @@ def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: P
     one = rule("good", path="/good", limit=1)
     rule("search", path="", limit=500, algorithm="token_bucket", burst=600)
     rule("other", path="/o*r", order=3, audience="anonymous", algorithm="leaky_bucket", max_wait=0, message="wait")
-    Tier.objects.create(rule=one, group="staff", limit=70, unit="h")
+    RateLimitTier.objects.create(rule=one, group="staff", limit=70, unit="h")
     RateLimitOverride.objects.create(rule=one, network="203.0.113.0/24", effect="limit", limit=1, unit="h")
     RateLimitOverride.objects.create(network="198.51.100.9", effect="block")
     key = RateLimitOverride(field="header:X-Key", limit=1000, unit="h", rule=RateLimitRule.objects.get(name="search"))

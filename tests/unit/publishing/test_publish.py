@@ -12,7 +12,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLi
 from django_ratelimit_lua.publishing.publish import first_records, is_in_transaction, snapshot_of, values_by_key
 from django_ratelimit_lua.rules.overrides import read_record
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.rules.snapshot import FIRST_FORMAT
+from django_ratelimit_lua.rules.snapshot import FORMAT
 
 pytestmark = pytest.mark.django_db
 
@@ -29,7 +29,7 @@ def test_a_snapshot_has_all_that_a_process_goes_by() -> None:
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt", rule=api)
     snapshot = snapshot_of("default")
-    assert snapshot["format"] == FIRST_FORMAT
+    assert snapshot["format"] == FORMAT
     assert snapshot["rules"] == [
         {
             "name": "api",

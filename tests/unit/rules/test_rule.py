@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from django.test import RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
 
-from django_ratelimit_lua import ALL, UNSAFE, LimitError
+from django_ratelimit_lua import ALL, UNSAFE, LimitError, RateLimiter
+from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
 
@@ -108,6 +111,40 @@ def test_a_rule_in_the_place_of_call_sites_asks_them_for_what_only_they_can_know
     assert plain.template is not None
     assert plain.key is not None
     assert (plain.key.name, plain.template.cost, plain.methods) == ("ip", 1, {"PUT"})
+
+
+CODE = st.lists(
+    st.tuples(
+        st.integers(1, 9), st.sampled_from("smh"), st.sampled_from(["sliding_window", "token_bucket"]),
+        st.sampled_from(["ip", "user"]),
+    ), min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(CODE, st.dictionaries(st.sampled_from("smhd"), st.integers(1, 9), min_size=1), st.sampled_from(["", "ip"]))
+def test_a_rule_goes_on_with_the_counts_of_the_code_and_with_no_others(
+    code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
+) -> None:
+    """Those for the same period, by the same key and algorithm; of several, the first. No two limits share a count, nor
+    is one shared with a limit of the code for another period."""
+    sites = [call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind}) for limit, unit, kind, by in code]
+    limiter = RateLimiter("g", list({unit: f"{limit}/{unit}" for limit, unit, _, _ in code}.values()))
+    declared = {"name": "g", "group": "g", "rate": [f"{limit}/{unit}" for unit, limit in rates.items()]}
+    compiled = compile_rule(declared | ({"key": key} if key else {}))
+    replacing = compiled.in_place_of(sites).template
+    assert replacing is not None
+    of_key = [site for site in sites if site.key.name == (key or sites[0].key.name)]
+    for template, known in (
+        (replacing, [limit for site in of_key for limit in site.template.limits("g")]),
+        (compiled.template.in_place_of(limiter.limits), limiter.limits),
+    ):
+        limits = template.limits("g")
+        assert len({limit.key_part for limit in limits}) == len(limits)
+        algorithm = known[0].algorithm if known else conf.ALGORITHM
+        for limit in limits:
+            assert limit.algorithm == algorithm
+            same = [one for one in known if (one.rate.period_us, one.algorithm) == (limit.rate.period_us, algorithm)]
+            assert limit.key_part == same[0].key_part if same else limit.key_part not in {k.key_part for k in known}
 
 
 @pytest.mark.parametrize(
