@@ -78,9 +78,12 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-def ask(port: int, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
-    """One request; headers by their names with underscores for hyphens."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+def ask(
+    port: int, path: str = "/", method: str = "GET", body: bytes | None = None, *, client: str = "127.0.0.1",
+    **headers: str,
+) -> Answer:  # fmt: skip
+    """One request of the client at that address; headers by their names with underscores for hyphens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(client, 0))
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
@@ -160,14 +163,15 @@ class Site:
         return done.stdout
 
     @contextmanager
-    def behind(self, proxy: str, change: Callable[[str], str] = str, **options: str) -> Iterator[int]:
+    def behind(self, proxy: str, change: Callable[[str], str] = str, **options: Any) -> Iterator[int]:
         """The port of a proxy that runs with exactly what the command prints, or with what is made of that."""
         port = free_port()
+        # Longer than the machine stands still, and than RATELIMIT_TIMEOUT.
+        options = {"upstream": f"127.0.0.1:{self.upstream}", "timeout": 10, **options}
         if proxy == "traefik" and options.get("fail") == "open":
             options["beside"] = f"127.0.0.1:{free_port()}"
         text = self.command(
-            "ratelimit_proxy", proxy, listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{self.upstream}",
-            gateway=f"127.0.0.1:{self.port}", **options,
+            "ratelimit_proxy", proxy, listen=f"127.0.0.1:{port}", gateway=f"127.0.0.1:{self.port}", **options,
         )  # fmt: skip
         with started(proxy, change(text), port, self.folder):
             yield port

@@ -316,7 +316,7 @@ class Conf:
         ":doc:`metrics`")
     REFERENCE = Setting(True, bool,
         "whether every 429 carries a reference, by which you find out what refused, see :doc:`refused`")
-    GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy")),
+    GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy", "ingress-nginx")),
         "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
     GATEWAY_SECRET = Setting(None, or_none(_tokens),
         "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)

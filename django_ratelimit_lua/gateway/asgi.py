@@ -1,4 +1,4 @@
-"""The gateway by itself: `uvicorn django_ratelimit_lua.gateway.asgi:application --no-proxy-headers`.
+"""The gateway by itself: `uvicorn django_ratelimit_lua.gateway.asgi:application --no-proxy-headers --no-access-log`.
 
 Django's own handler does more for a request than the gateway does for its answer: signals, middleware, and threads for
 what of that blocks. Nothing of it is needed here. This application serves what `gateway.urls` does and nothing else,
@@ -14,14 +14,16 @@ from typing import Any
 
 import django
 from django.apps import apps
+from django.core.exceptions import RequestDataTooBig
 
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 
 from .answer import Answer
 from .asked import MOST_BYTES
-from .check import answer_check
+from .check import answer_scope
 from .decide import answer_decide
+from .health import answer_health
 from .openapi import answer_openapi
 from .problems import ProblemError
 from .vouched import meta_of
@@ -56,16 +58,20 @@ async def _live(receive: Receive, send: Send) -> None:
 async def _answer(scope: Scope, receive: Receive) -> Answer:
     path = str(scope["path"])
     if path.endswith(("/check", "/check*")) or "/check/" in path:  # First, as Envoy adds the path that it asks about.
-        return await answer_check(meta_of(scope))
+        return await answer_scope(scope)
     if path.endswith("/decide"):
         try:
+            token = meta_of(scope).get("HTTP_AUTHORIZATION", "")
             body = await _body(receive)
         except ProblemError as error:
             return error.answer
-        token = meta_of(scope).get("HTTP_AUTHORIZATION", "")
+        except RequestDataTooBig as error:
+            return ProblemError(431, f"{error}.").answer
         return await answer_decide(scope["method"], token, body, partial(_gone, receive))
     if path.endswith("/openapi.json"):
         return answer_openapi()
+    if path.endswith("/health"):
+        return await answer_health()
     return Answer.text(404, "There is nothing here.")
 
 

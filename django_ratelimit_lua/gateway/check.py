@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
-from django.core.exceptions import BadRequest, SuspiciousOperation
+from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
@@ -27,6 +28,9 @@ from .vouched import DescribedRequest, Meta, described, is_believed, meta_of
 
 BODY_HEADER = "X-RateLimit-Body"
 """The body of a refusal once more, for nginx, which throws away that of a sub-request."""
+STATUS_HEADER = "X-RateLimit-Status"
+"""The status for the client: nginx logs every status of a sub-request as an error but 2xx, 401 and 403."""
+_OF_NGINX = ("nginx", "ingress-nginx")
 _OF_USER = (EVERYONE, "anonymous", "authenticated")
 """Audiences of which nothing but the user's key is asked."""
 
@@ -37,13 +41,23 @@ _OF_USER = (EVERYONE, "anonymous", "authenticated")
 async def check(request: HttpRequest) -> HttpResponse:
     """`answer_check`, for Django."""
     scope = getattr(request, "scope", None)
-    return (await answer_check(request.META if scope is None else meta_of(scope))).response()
+    return (await (answer_check(request.META) if scope is None else answer_scope(scope))).response()
+
+
+async def answer_scope(scope: Mapping[str, Any]) -> Answer:
+    """`answer_check` for an ASGI scope; 431 if its headers are too large."""
+    try:
+        meta = meta_of(scope)
+    except RequestDataTooBig as error:
+        return _refusal(Answer.text(431, str(error)))
+    return await answer_check(meta)
 
 
 async def answer_check(meta: Meta) -> Answer:
     """200 to go on; 429 (or what a block says) with `Retry-After` and a body not to. Both say what is left.
 
-    403 for who is no trusted proxy with the secret, 400 for what is no request.
+    403 for who is no trusted proxy with the secret, 400 for what is no request. For nginx, every refusal is a 403 with
+    the status in `X-RateLimit-Status`.
     """
     if conf.GATEWAY_DIALECT is None or not is_believed(meta):
         return Answer.text(403, "This is for the proxies of the site.")
@@ -51,16 +65,21 @@ async def answer_check(meta: Meta) -> Answer:
         found = described(meta)
         decision = await _decision(found)
     except (BadRequest, SuspiciousOperation) as error:
-        return Answer.text(400, str(error))
+        return _refusal(Answer.text(400, str(error)))
     style = conf.HEADERS or "draft-10"
     if decision:
         return Answer(200, limit_headers(decision, style))
-    response = brief_refusal(found, decision, style)
-    if conf.GATEWAY_DIALECT == "nginx":
-        # A header is one line of bytes, which are written as Latin-1 letters here.
-        body = b" ".join(response.content.splitlines())
-        response.headers[BODY_HEADER] = body.decode("latin-1")
-    return Answer.of(response)
+    return _refusal(Answer.of(brief_refusal(found, decision, style)))
+
+
+def _refusal(answer: Answer) -> Answer:
+    """The answer as the proxy takes it."""
+    if conf.GATEWAY_DIALECT not in _OF_NGINX:
+        return answer
+    # A header is one line of bytes, which are written as Latin-1 letters here.
+    body = b" ".join(answer.body.splitlines()).decode("latin-1")
+    headers = {**answer.headers, STATUS_HEADER: str(answer.status), BODY_HEADER: body}
+    return Answer(403, headers, answer.body)
 
 
 async def _decision(found: DescribedRequest) -> Decision:

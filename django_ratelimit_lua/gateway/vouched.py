@@ -17,7 +17,7 @@ from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
 
-from django.core.exceptions import BadRequest
+from django.core.exceptions import BadRequest, RequestDataTooBig
 from django.core.handlers.wsgi import WSGIRequest, get_path_info
 from django.http import HttpHeaders
 
@@ -35,10 +35,15 @@ Meta = Mapping[str, Any]
 SECRET_HEADER = "X-RateLimit-Secret"
 LONGEST_URI = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
+MAX_HEADERS, MAX_HEADER_BYTES = 256, 64 * 1024
+"""Header lines of a question, and bytes of all of them; common servers take 100 lines and 8 to 64 KiB."""
 LONGEST_KNOWN = 64
 """Bytes of a header's name that is remembered."""
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_URL = re.compile(r"https?://([\w.:\[\]-]*)(/.*)", re.ASCII | re.DOTALL)
+"""The URL that ingress-nginx writes: scheme, `Host` as the client has sent it, and URI. A client that puts a `?` into
+its `Host` must not move the path into the query."""
 _AFTER_HOST = re.compile(r"\.?(:[0-9]*)?\Z")
 _unheard = {"proxy": itertools.count(), "secret": itertools.count()}
 _REFUSED = {
@@ -50,13 +55,14 @@ _REFUSED = {
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """The headers by which a proxy describes a request. `is_chain`: the address is the last of a list to which each
-    proxy adds one, `X-Forwarded-For`; else it is one that stands alone."""
+    proxy adds one, `X-Forwarded-For`; else it is one that stands alone. `is_url`: the URI is a URL, with the host."""
 
     method: str
     uri: str
     host: str
     address: str
     is_chain: bool = False
+    is_url: bool = False
 
     @property
     def headers(self) -> tuple[str, ...]:
@@ -66,7 +72,10 @@ class Dialect:
 
 _ORIGINAL = Dialect("X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address")
 _FORWARDED = Dialect("X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True)
-DIALECTS = {"nginx": _ORIGINAL, "envoy": _ORIGINAL, "traefik": _FORWARDED, "caddy": _FORWARDED}
+_INGRESS = Dialect("X-Original-Method", "X-Original-URL", "X-Original-URL", "X-Real-IP", is_url=True)
+DIALECTS = {
+    "nginx": _ORIGINAL, "envoy": _ORIGINAL, "traefik": _FORWARDED, "caddy": _FORWARDED, "ingress-nginx": _INGRESS,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -78,8 +87,11 @@ def _key(header: str) -> str:
 _SECRET = _key(SECRET_HEADER)
 _HIDDEN = {
     _key(name)
-    for name in (*_ORIGINAL.headers, *_FORWARDED.headers, "Forwarded", SECRET_HEADER, "Host", "Content-Length")
-}
+    for name in (
+        *_ORIGINAL.headers, *_FORWARDED.headers, *_INGRESS.headers,
+        "Forwarded", SECRET_HEADER, "Host", "Content-Length",
+    )
+}  # fmt: skip
 """What the described request has not: what proxies say, and what their own question has."""
 
 
@@ -103,18 +115,27 @@ class DescribedRequest(WSGIRequest):
 
 
 def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of an ASGI scope, and who asks, as `HttpRequest.META` has them."""
+    """The headers of an ASGI scope, and who asks, as `HttpRequest.META` has them.
+
+    Raises `RequestDataTooBig` for more than `MAX_HEADERS` lines or `MAX_HEADER_BYTES`.
+    """
+    headers = scope["headers"]
+    size = sum([len(name) + len(value) for name, value in headers])
+    if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise RequestDataTooBig(f"The request has more than {MAX_HEADERS} header lines or {MAX_HEADER_BYTES} bytes")
     lines: dict[str, list[str]] = {}
     meta: dict[str, Any] = {LINES: lines}
-    for name, value in scope["headers"]:
+    for name, value in headers:
         key = _known_key(name) if len(name) <= LONGEST_KNOWN else _meta_key(name)
         if key is None:
             continue
         text = value.decode("latin-1")
         if key in meta:
             lines.setdefault(key, [meta[key]]).append(text)
-            text = f"{meta[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
-        meta[key] = text
+        else:
+            meta[key] = text
+    for key, values in lines.items():
+        meta[key] = ("; " if key == "HTTP_COOKIE" else ",").join(values)
     if scope.get("client"):
         meta["REMOTE_ADDR"] = scope["client"][0]
     return meta
@@ -162,7 +183,12 @@ def described(asked: Meta) -> DescribedRequest:
     Raises `BadRequest` where the proxy does not say what it is.
     """
     dialect = DIALECTS[conf.GATEWAY_DIALECT or "nginx"]
-    method, uri = _said(asked, dialect.method), _said(asked, dialect.uri)
+    method, uri, host = _said(asked, dialect.method), _said(asked, dialect.uri), asked.get(_key(dialect.host), "")
+    if dialect.is_url:
+        url = _URL.fullmatch(uri)
+        if url is None:
+            raise BadRequest(f"{dialect.uri} is no URL")
+        host, uri = url.groups()
     uri = uri[absolute.end() :] or "/" if (absolute := _ABSOLUTE.match(uri)) else uri
     if not _METHOD.fullmatch(method) or not uri.startswith(("/", "?", "*")) or len(uri) > LONGEST_URI:
         raise BadRequest(f"{dialect.method} or {dialect.uri} is no method or URI")
@@ -179,7 +205,7 @@ def described(asked: Meta) -> DescribedRequest:
         "PATH_INFO": paths[0],
         "QUERY_STRING": query,
         "SCRIPT_NAME": "",
-        "HTTP_HOST": plain_host(asked.get(_key(dialect.host), "")),  # HTTP/1.0 knows none.
+        "HTTP_HOST": plain_host(host),  # HTTP/1.0 knows none.
         "REMOTE_ADDR": _address(asked, dialect),
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",

@@ -84,7 +84,7 @@ def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str) -> Itera
     """The port of an Envoy that asks this gateway, with what the command prints, and more descriptors."""
     port = free_port()
     places = {"listen": port, "upstream": upstream, "gateway": gateway.port}
-    told = [f"--{name}=127.0.0.1:{place}" for name, place in places.items()]
+    told = ["--timeout=10", *(f"--{name}=127.0.0.1:{place}" for name, place in places.items())]
     text = gateway.run("ratelimit_proxy", "envoy-grpc", *told, *options)
     head, mark, tail = text.partition("rate_limits:\n")
     text = head + mark + more() + tail

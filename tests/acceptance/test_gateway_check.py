@@ -32,6 +32,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Check = Callable[..., Answer]
 
 
+def as_client(answer: Answer) -> Answer:
+    """The answer that the client of a proxy gets."""
+    return answer._replace(status=int(answer.headers.get("x-ratelimit-status", answer.status)))
+
+
 @pytest.fixture(autouse=True)
 def gateway(settings: Any) -> None:
     """A proxy at 127.0.0.1 is believed."""
@@ -50,17 +55,17 @@ def check(request: pytest.FixtureRequest, settings: Any) -> Check:
     ) -> Answer:
         dialect = DIALECTS[settings.RATELIMIT_GATEWAY_DIALECT or "nginx"]
         said = {
-            dialect.method: method, dialect.uri: uri, dialect.host: "shop.example", dialect.address: address,
-            "X-RateLimit-Secret": SECRET,
+            dialect.method: method, dialect.host: "shop.example", dialect.address: address,
+            dialect.uri: f"https://shop.example{uri}" if dialect.is_url else uri, "X-RateLimit-Secret": SECRET,
         }  # fmt: skip
         said |= {name.replace("_", "-"): value for name, value in more.items()}
         if request.param == "wsgi":
             response = Client(REMOTE_ADDR=peer).get("/ratelimit/check", headers=said)
             found = {name.lower(): value for name, value in response.items()}
-            return Answer(response.status_code, found, response.content)
+            return as_client(Answer(response.status_code, found, response.content))
         pairs = [(name.lower().encode(), value.encode()) for name, value in said.items()]
         application = alone if request.param == "alone" else ASGIHandler()
-        return ask(application, "/ratelimit/check", pairs, peer=peer)
+        return as_client(ask(application, "/ratelimit/check", pairs, peer=peer))
 
     return asked
 
@@ -129,11 +134,11 @@ def test_a_header_with_underscores_is_none_that_a_proxy_writes(settings: Any, ap
 
     def asked() -> int:
         if application is alone:
-            return ask(alone, "/check", pairs).status
+            return as_client(ask(alone, "/check", pairs)).status
         scope = {"type": "http", "method": "GET", "path": "/check", "query_string": b"", "headers": pairs}
         request = ASGIRequest({**scope, "client": ("127.0.0.1", 50_000)}, io.BytesIO())
         request.META["HTTP_X_ORIGINAL_URI"] = "/one,/other"
-        return int(asyncio.run(application(request)).status_code)
+        return int(asyncio.run(application(request)).headers.get("X-RateLimit-Status", 200))
 
     assert [asked(), asked()] == [200, 429]
 
@@ -151,6 +156,43 @@ def test_a_question_that_is_an_upgrade_is_refused() -> None:
 
     asyncio.run(alone(scope, receive, send))
     assert sent == [{"type": "websocket.close"}], "before it was accepted, which servers answer with 403"
+
+
+@pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_headers_have_a_bound(settings: Any, application: Any, dialect: str) -> None:
+    """Of their number and of their bytes: 431, whichever proxy asks, and no work for what is beyond."""
+    settings.RATELIMIT_GATEWAY_DIALECT = dialect
+    for headers in ([(b"x", b"1")] * 100_000, [(b"x", b"1" * 1000)] * 100, [(b"x" * 1000, b"")] * 100):
+        answer = ask(application, "/ratelimit/check", headers)
+        assert as_client(answer).status == 431
+        assert answer.status == (403 if "nginx" in dialect else 431)
+    if application is alone:
+        assert ask(alone, "/ratelimit/decide", [(b"x", b"1")] * 1000, "POST").status == 431
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [("/login", 400), ("http://a/login?x", 429), ("http:///login", 429), ("http://[::1]:80/login", 429),
+     ("http://a?/login", 400), ("http://a#/login", 400), ("http://a", 400), ("http://a?x=/login", 400), ("*", 400),
+     ("http://a\\/login", 400), ("http://a@b/login", 400), ("ftp://a/login", 400)],
+)  # fmt: skip
+def test_a_host_moves_no_path_out_of_a_url(settings: Any, url: str, status: int) -> None:
+    """ingress-nginx writes what the client has sent as `Host` in front of the path."""
+    settings.RATELIMIT_GATEWAY_DIALECT = "ingress-nginx"
+    settings.RATELIMIT_RULES = [{"name": "login", "path": "/login", "key": "ip", "rate": "0/d"}]
+    said = {"X-Original-Method": "POST", "X-Original-URL": url, "X-Original-URI": "/", "X-Real-IP": "203.0.113.9"}
+    pairs = [(name.lower().encode(), value.encode()) for name, value in {**said, "X-RateLimit-Secret": SECRET}.items()]
+    assert as_client(ask(alone, "/ratelimit/check", pairs)).status == status
+
+
+@pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
+def test_health_is_whether_redis_answers(settings: Any, application: Any) -> None:
+    """For load balancers, which have no secret."""
+    settings.RATELIMIT_TRUSTED_PROXIES = None
+    assert ask(application, "/ratelimit/health", []).status == 200
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    assert ask(application, "/ratelimit/health", []).status == 503
 
 
 def test_what_a_proxy_does_not_say_is_its_mistake(check: Check) -> None:
@@ -208,7 +250,7 @@ def test_what_is_sent_twice_is_no_count_of_its_own(settings: Any, application: A
         said = {"X-Original-Method": "GET", "X-Original-URI": uri, "X-Original-Host": "h", "X-RateLimit-Secret": SECRET}
         pairs = [*said.items(), ("X-Original-Address", "203.0.113.9"), *lines]
         encoded = [(name.lower().encode(), value.encode()) for name, value in pairs]
-        return ask(application, "/ratelimit/check", encoded).status
+        return as_client(ask(application, "/ratelimit/check", encoded)).status
 
     def sent(name: str, *values: str) -> list[tuple[str, str]]:
         return [(name, ",".join(values))] if dialect == "envoy" else [(name, value) for value in values]
@@ -415,4 +457,5 @@ def test_no_header_is_an_error(odd_rules: None, more: list[tuple[str, bytes]]) -
     }  # fmt: skip
     pairs = [*({**said, **dict(more)}).items(), *more[:1]]
     answer = ask(alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs])
-    assert answer.status in (200, 400, 403, 429)
+    assert answer.status in (200, 403)
+    assert as_client(answer).status in (200, 400, 403, 429, 431)

@@ -184,7 +184,7 @@ def test_a_throttle_refuses_as_cheaply(name: str, proxies: int | None, settings:
 @pytest.mark.parametrize("piece", ["a", "%41", ";a", "\\", "%2f..", "//", "/.;/", "#"])
 def test_the_gateway_refuses_as_cheaply(piece: str, tricks: str, settings: Any) -> None:
     """Whatever the path, which servers read in many ways; what has too many is no request."""
-    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "nginx", "a-secret-of-the-tests"
+    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "envoy", "a-secret-of-the-tests"
     settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1"]
     globs = [{"name": f"glob {number}", "key": "ip", "rate": "0/h", "path": f"/**{number}.php"} for number in range(9)]
     settings.RATELIMIT_RULES = [{"name": "rule", "key": "ip", "rate": "0/h", "path": "/"}, *globs]

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
 
 from ...conf import conf
+<<<<<<< HEAD
 from ...gateway.proxies import BESIDE, FILES, GRPC, configuration, grpc_configuration
 from ..arguments import require_urlconf
+=======
+from ...gateway.proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration, grpc_configuration
+from ...limits.rate import SECOND
+from ...models import RateLimitRule
+from ...publishing.publish import primary
+from ...rules.rule import RuleError
+from ...rules.ruleset import settings_rules
+>>>>>>> mend-proxies
 
 
 class Command(BaseCommand):
@@ -28,6 +39,11 @@ class Command(BaseCommand):
             help="what becomes of requests while the gateway does not answer: they go on, or are answered 503",
         )  # fmt: skip
         parser.add_argument(
+            "--timeout", type=float, default=DEFAULT_TIMEOUT,
+            help="seconds that the proxy waits for the gateway; longer than RATELIMIT_TIMEOUT, and than any rule makes "
+            "clients wait. Traefik takes it with --fail open only, and waits 30 s otherwise",
+        )  # fmt: skip
+        parser.add_argument(
             "--beside", default=BESIDE,
             help="where traefik listens for itself, which it has to for --fail open: host:port",
         )  # fmt: skip
@@ -39,7 +55,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print it."""
-        proxy, user = options["proxy"], options["user"]
+        proxy, user, timeout = options["proxy"], options["user"], options["timeout"]
+        wait = _longest_wait()
+        if wait >= timeout:
+            text = "A rule makes clients wait for up to {:g} s, and the proxy gives up after {:g} s: see --timeout."
+            self.stderr.write(text.format(wait, timeout))
         if proxy == GRPC:
             self._print_grpc(**options)
             return
@@ -58,7 +78,7 @@ class Command(BaseCommand):
             text = configuration(
                 proxy, listen=options["listen"], upstream=options["upstream"],
                 gateway=options["gateway"] or "127.0.0.1:8000", path=path, fail=options["fail"], user=user,
-                beside=options["beside"],
+                beside=options["beside"], timeout=timeout,
             )  # fmt: skip
         except ValueError as error:
             raise CommandError(f"{error}.") from None
@@ -70,8 +90,21 @@ class Command(BaseCommand):
         try:
             text = grpc_configuration(
                 listen=options["listen"], upstream=options["upstream"], gateway=options["gateway"] or "127.0.0.1:8081",
-                fail=options["fail"],
+                fail=options["fail"], timeout=options["timeout"],
             )  # fmt: skip
         except ValueError as error:
             raise CommandError(f"{error}.") from None
         self.stdout.write(text)
+
+
+def _longest_wait() -> float:
+    """The seconds that a rule of the settings or the admin makes a client wait at most."""
+    rules = list(settings_rules())
+    with suppress(DatabaseError):
+        for row in RateLimitRule.objects.using(primary()).prefetch_related("tiers"):
+            with suppress(RuleError):
+                rules.append(row.compiled())
+    templates = [rule.template for rule in rules if rule.template is not None]
+    templates += [tier for template in templates for _group, tier in template.tiers]
+    waits = [limit.max_wait_us for template in templates for limit in template.limits("rule")]
+    return max([conf.MAX_WAIT if wait < 0 else wait / SECOND for wait in waits], default=0.0)

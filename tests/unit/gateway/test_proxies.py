@@ -10,16 +10,20 @@ import yaml
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.gateway.proxies import FILES, GRPC
+from django_ratelimit_lua.models import RateLimitRule
 from docs.gateway_files import FOLDER, printed
+
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
 def gateway(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.gateway_site"
     settings.RATELIMIT_GATEWAY_SECRET = "the-secret-of-the-tests"
+    settings.RATELIMIT_TIMEOUT = 0.1
 
 
-def told(proxy: str, **options: str) -> str:
+def told(proxy: str, **options: Any) -> str:
     out = StringIO()
     call_command("ratelimit_proxy", proxy, stdout=out, stderr=out, **options)
     return out.getvalue()
@@ -68,6 +72,48 @@ def test_what_is_chosen_is_written(settings: Any, proxy: str) -> None:
     if proxy in ("traefik", "envoy"):
         assert yaml.safe_load(closed)
         assert yaml.safe_load(opened)
+
+
+@pytest.mark.parametrize("fail", ["open", "closed"])
+@pytest.mark.parametrize("proxy", ["envoy", GRPC, "traefik"])
+def test_an_ipv6_address_is_text_in_yaml(proxy: str, fail: str) -> None:
+    """Which has other ideas of two colons."""
+    text = told(proxy, listen="[::]:8080", upstream="[::1]:3000", gateway="[2001:db8::1]:8001", fail=fail)
+    written = str(yaml.safe_load(text))
+    for address in ("::1", "2001:db8::1", *(["::"] if proxy != "traefik" else [])):
+        assert f"'address': '{address}'" in written or f"'http://[{address}]:" in written
+
+
+@pytest.mark.parametrize("proxy", [*FILES, GRPC])
+def test_the_gateway_is_waited_for_as_long_as_is_chosen(proxy: str) -> None:
+    """A second, or longer; but longer than the gateway waits for Redis."""
+    usual, longer = told(proxy, fail="open"), told(proxy, fail="open", timeout=2.5)
+    words = ("1000ms", "2500ms") if "envoy" not in proxy else ("timeout: 1s", "timeout: 2.5s")
+    assert (words[0] in usual, words[1] in longer) == (True, True)
+    for seconds, problem in ((0.1, "RATELIMIT_TIMEOUT"), (0, "write seconds"), (float("nan"), "write seconds")):
+        with pytest.raises(CommandError, match=problem):
+            told(proxy, timeout=seconds)
+
+
+@pytest.mark.parametrize("proxy", ["nginx", GRPC])
+def test_a_rule_that_waits_for_longer_is_named(settings: Any, proxy: str) -> None:
+    """Whether it stands in the settings or in the admin: the proxy would give up before its turn."""
+    settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
+    assert "gives up" not in told(proxy)
+    RateLimitRule.objects.create(name="slow", path="/", key="ip", limit=1, unit="s", algorithm="leaky_bucket")
+    assert "wait for up to 5 s, and the proxy gives up after 1 s" in told(proxy)
+    assert "gives up" not in told(proxy, timeout=6)
+    settings.RATELIMIT_RULES = [{"name": "slower", "path": "/", "key": "ip", "rate": "1/m", "max_wait": 7}]
+    assert "wait for up to 7 s" in told(proxy, timeout=6)
+
+
+def test_connections_are_kept_for_less_time_than_by_the_gateway() -> None:
+    """uvicorn closes one that has been idle for five seconds; a question on that would be lost."""
+    clusters = yaml.safe_load(told("envoy"))["static_resources"]["clusters"]
+    options = clusters[1]["typed_extension_protocol_options"]
+    (of_http,) = options.values()
+    assert of_http["common_http_protocol_options"] == {"idle_timeout": "4s"}
+    assert "keepalive_timeout 4s;" in told("nginx")
 
 
 @pytest.mark.parametrize("proxy", [*FILES, GRPC])
