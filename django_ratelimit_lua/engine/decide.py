@@ -408,6 +408,16 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
         _release_later(call, charges)
 
 
+def confirming(charges: Sequence[Charge], slot: bytes) -> Waiting[bool]:
+    """Confirm a slot of these limits, which was taken with `Call.confirm_ms`. False: it has ended. True also if Redis
+    is unavailable: the decision that gave the slot stands."""
+    try:
+        decision: Decision = yield build_call(charges, "charge", slot=slot)
+    except StoreError:
+        return True
+    return all(state.counted_at > 0 for state in decision.limits)
+
+
 def _release_later(call: Call, charges: Sequence[Charge]) -> None:
     if charges:
         held_slots.release_later([HeldSlot(call.prefix, charge, call.slot) for charge in charges])

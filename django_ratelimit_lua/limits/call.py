@@ -26,6 +26,7 @@ Operation = Literal["hit", "peek", "charge", "refund", "offend", "ban", "unban"]
 
 _HEAD = Struct("<4d")
 _SPARED = Struct("<2d")
+_CONFIRM = Struct(">I")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
@@ -146,7 +147,8 @@ class Call(NamedTuple):
     - `registers`: whether the bans that there are stand in a register where the call is decided; `why`: of a `ban`;
     - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they take none;
       `waits`: whoever is refused by them comes to stand in their queues, and a limit that counts refused hits counts
-      none of those that ask again.
+      none of those that ask again; `confirm_ms`: for how many milliseconds a slot that is taken lasts unless a `charge`
+      of the same slot confirms it; 0: it needs no confirmation.
     """
 
     charges: Sequence[Charge]
@@ -165,6 +167,7 @@ class Call(NamedTuple):
     why: str = ""
     slot: bytes = b""
     waits: bool = False
+    confirm_ms: int = 0
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
@@ -260,7 +263,11 @@ class Call(NamedTuple):
             record = _HEAD.pack(charge.cost if takes else 0, limit.mode != "enforce", counts_denied, max_wait)
             record += limit.packed or limit.packed_at(now)
             if limit.holds:  # Which slot it is about.
-                record += self.slot + WAITS if self.waits else self.slot
+                record += self.slot
+                if self.waits:
+                    record += WAITS
+                elif self.confirm_ms:
+                    record += _CONFIRM.pack(self.confirm_ms)
             elif limit.wants_more:
                 record += limit.more(now, waits, is_patient=not is_usual)
             args.append(record)

@@ -152,7 +152,7 @@ for i = 1, count do
   if op == 'refund' then
     entry.refund(entry.cost)
   elseif op == 'charge' then
-    entry.charge(entry.cost, now, false)
+    counted = entry.charge(entry.cost, now, false)
     look(entry)
   elseif op == 'hit' and entry.cost > 0 then
     if not denied and allowed then

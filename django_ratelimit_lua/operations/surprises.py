@@ -321,7 +321,11 @@ def begun_anew(row: RateLimitRule, before: RateLimitRule | None = None) -> list[
     """That a rule in the place of a call site does not go on with the counts of the code, or with those of the same
     rule as it was `before`."""
     rule, sites = _limiting(row), replaced_call_sites(row.values())
-    was = None if before is None or before.name != row.name or not replaced_call_sites(before.values()) else _limiting(before)
+    was = (
+        None
+        if before is None or before.name != row.name or not replaced_call_sites(before.values())
+        else _limiting(before)
+    )
     if rule is None or not sites:
         return []
     own_key = sites[0].key

@@ -11,14 +11,15 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import redis
 import yaml
 
 from tests.demo import await_port, free_port
@@ -80,14 +81,17 @@ def serving() -> Iterator[int]:
 
 
 @contextmanager
-def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str) -> Iterator[int]:
-    """The port of an Envoy that asks this gateway, with what the command prints, and more descriptors."""
+def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Sequence[int] = ()) -> Iterator[int]:
+    """The port of an Envoy that asks this gateway, with what the command prints, and more descriptors; or, without
+    these, that asks the ports `ask`."""
     port = free_port()
-    places = {"listen": port, "upstream": upstream, "gateway": gateway.port}
+    places = {"listen": port, "upstream": upstream, "gateway": ask[0] if ask else gateway.port}
     told = ["--timeout=10", *(f"--{name}=127.0.0.1:{place}" for name, place in places.items())]
     text = gateway.run("ratelimit_proxy", "envoy-grpc", *told, *options)
     head, mark, tail = text.partition("rate_limits:\n")
-    text = head + mark + more() + tail
+    text = head + mark + ("" if ask else more()) + tail
+    for place in ask[1:]:  # The cluster of the gateway is the last.
+        text += f"        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {place}}}}}}}\n"
     file = folder / f"envoy-{port}.yaml"
     file.write_text(text)
     flags = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "error"]
@@ -170,6 +174,45 @@ def test_no_header_gets_past_a_limit(site: Site) -> None:
     assert left[1] == left[0] - 1
 
 
+def units_left(site: Site) -> int:
+    """What is left for the client's address."""
+    with site.gateway.client() as client:
+        look = {"entries": [("generic_key", "site"), ("remote_address", "127.0.0.1")], "hits": 0}
+        remaining: int = client.ask(look, domain="site").statuses[0].limit_remaining
+    return remaining
+
+
+def test_a_gateway_that_is_down_is_passed_over(site: Site, tmp_path: Path) -> None:
+    """A question that could not be sent is sent to another one, and counts once."""
+    before = units_left(site)
+    with envoy(tmp_path, site.upstream, site.gateway, ask=[site.gateway.port, free_port()]) as port:
+        assert [site.get(port=port)[0] for _ in range(20)] == [200] * 20
+    assert units_left(site) == before - 20
+
+
+def test_a_question_that_was_sent_is_never_sent_again(site: Site, tmp_path: Path) -> None:
+    """A connection that ends after the gateway has counted: 503, and one hit."""
+    before, sent = units_left(site), []
+
+    def swallow_answers() -> None:
+        while True:
+            with relay.accept()[0] as near, socket.create_connection(("127.0.0.1", site.gateway.port)) as far:
+                sent.append(near)
+                near.settimeout(0.05)
+                while units_left(site) == before + 1 - len(sent):
+                    with suppress(TimeoutError):
+                        far.sendall(near.recv(65536))
+
+    with socket.create_server(("127.0.0.1", 0)) as relay, ThreadPoolExecutor(1) as pool:
+        swallowing = pool.submit(swallow_answers)
+        with envoy(tmp_path, site.upstream, site.gateway, ask=[relay.getsockname()[1]]) as port:
+            assert site.get(port=port)[0] == 503
+        relay.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            swallowing.result(30)
+    assert (len(sent), units_left(site)) == (1, before - 1)
+
+
 def test_exactly_as_many_go_through_as_may(site: Site) -> None:
     """Of 4,000 requests of sixteen clients."""
     before = int(site.get()[1]["x-ratelimit-remaining"])
@@ -222,9 +265,16 @@ def test_redis_may_be_away_and_the_gateway_too(tmp_path: Path) -> None:
         until(lambda: site.get()[0] == 200)
 
 
-def test_a_slot_is_held_while_a_request_runs(tmp_path: Path) -> None:
-    """Also where its client goes away; what is refused, or brings a lease that is none, gives nothing back."""
-    with Site(tmp_path, SLOTS) as site, ThreadPoolExecutor(2) as pool:
+@pytest.fixture(scope="module")
+def slots_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("slots"), SLOTS, RATELIMIT_TIMEOUT=1) as found:
+        yield found
+
+
+def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
+    """Also if its client disconnects; a refused request, or a forged lease, releases nothing."""
+    site = slots_site
+    with ThreadPoolExecutor(2) as pool:
         Service.leases.clear()
         Service.may_end.clear()
         look = {"entries": [("generic_key", "site"), ("remote_address", "127.0.0.1")], "hits": 0}
@@ -234,9 +284,12 @@ def test_a_slot_is_held_while_a_request_runs(tmp_path: Path) -> None:
             return remaining
 
         with site.gateway.client() as client:
+            until(lambda: left() == 2)
             try:
                 running = pool.submit(site.get, "/export", X_RateLimit_Lease="made-up")
-                until(lambda: left() == 1)
+                until(lambda: Service.leases)
+                assert left() == 1
+                assert 50 < seconds_held(site)[0] <= 60, "Envoy has confirmed it"
                 leaving = socket.create_connection(("127.0.0.1", site.port))
                 leaving.sendall(b"GET /export HTTP/1.1\r\nHost: site\r\n\r\n")
                 until(lambda: left() == 0)
@@ -253,6 +306,31 @@ def test_a_slot_is_held_while_a_request_runs(tmp_path: Path) -> None:
             assert running.result()[0] == 200
             until(lambda: left() == 2)
             assert [bool(lease) and lease != "made-up" for lease in Service.leases] == [True, True]
+
+
+def seconds_held(site: Site) -> list[float]:
+    """For how long the slots of the site last."""
+    with redis.Redis.from_url(site.gateway.redis.url) as direct:
+        keys = [key for key in direct.scan_iter("*") if direct.type(key) == b"zset" and b"{rules}" not in key]
+        ends = [end for key in keys for _, end in direct.zrange(key, 0, -1, withscores=True)]
+    return [end / 1e6 - time.time() for end in ends if end / 1e6 > time.time()]
+
+
+def test_a_client_that_disconnects_while_envoy_asks_holds_no_slot(slots_site: Site) -> None:
+    """Whether the answer was never made, was on its way, or was read."""
+
+    def leave(number: int) -> None:
+        with socket.create_connection(("127.0.0.1", slots_site.port)) as leaving:
+            leaving.sendall(b"GET /left HTTP/1.1\r\nHost: site\r\n\r\n")
+            time.sleep(0.001 + 0.001 * (number % 5) / 4)
+
+    until(lambda: not seconds_held(slots_site))
+    for number in range(60):
+        leave(number)
+    end = time.monotonic() + 10
+    while seconds_held(slots_site):
+        assert time.monotonic() < end, seconds_held(slots_site)
+        time.sleep(0.05)
 
 
 def test_the_rules_of_the_documentation_are_rules(tmp_path: Path) -> None:

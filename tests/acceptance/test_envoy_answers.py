@@ -13,9 +13,10 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.gateway.envoy import answer as answers
 from django_ratelimit_lua.gateway.envoy import messages
-from django_ratelimit_lua.gateway.envoy.answer import UNLIMITED, answer
+from django_ratelimit_lua.gateway.envoy.answer import UNLIMITED, SlotEndedError, answer
 from django_ratelimit_lua.gateway.envoy.question import (
     LONGEST_VALUE,
     MOST_DESCRIPTORS,
@@ -367,6 +368,35 @@ def test_a_slot_nobody_gives_back_ends_by_itself(settings: Any) -> None:
     while left() != [2]:
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_a_slot_that_envoy_does_not_confirm_ends_soon(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A confirmed one does not; and no confirmation takes a slot that has ended or was released."""
+    settings.RATELIMIT_RULES = [SLOTS_RULE]
+    monkeypatch.setattr(answers, "SPARE_SECONDS", 0.5 - conf.TIMEOUT)
+    confirmed, other = (lease_of(ask([LOGIN, ADA]))[0][1] for _ in range(2))
+    assert code([("x-ratelimit-confirm", confirmed)]) == OK
+    until = time.monotonic() + 20
+    while left() != [1]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    with pytest.raises(SlotEndedError):
+        ask([("x-ratelimit-confirm", other)])
+    assert (left(), code([("x-ratelimit-lease", confirmed)]), left()) == ([1], OK, [2])
+    with pytest.raises(SlotEndedError):
+        ask([("x-ratelimit-confirm", confirmed)])
+    assert (code([("x-ratelimit-confirm", "made-up")]), left()) == (OK, [2])
+
+
+def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
+    """The decision that gave it stands: while Redis is unavailable, and if it was unavailable then."""
+    settings.RATELIMIT_RULES = [{**SLOTS_RULE, "on_store_error": "local"}]
+    caches, away = settings.CACHES, {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    for before, after in ((caches, {"default": away}), ({"default": away}, caches)):
+        settings.CACHES = before
+        lease = lease_of(ask([LOGIN, ADA]))[0][1]
+        settings.CACHES = after
+        assert code([("x-ratelimit-confirm", lease)]) == OK
 
 
 def test_who_goes_away_while_it_is_decided_holds_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from django.core.management import CommandError, call_command
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from django_ratelimit_lua.gateway.envoy import messages, server
+from django_ratelimit_lua.gateway.envoy.answer import SlotEndedError
 from django_ratelimit_lua.gateway.envoy.processes import reserved
 from django_ratelimit_lua.gateway.envoy.question import MOST_BYTES
 from django_ratelimit_lua.management.commands import ratelimit_grpc
@@ -180,6 +181,9 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
     async def broken(data: bytes) -> bytes:
         raise RuntimeError("a secret of the site")
 
+    async def ended(data: bytes) -> bytes:
+        raise SlotEndedError
+
     async def asked(port: int) -> None:
         ready = asyncio.Event()
         serving = asyncio.ensure_future(server.Server(f"127.0.0.1:{port}", is_healthy).run(ready.set))
@@ -190,6 +194,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
             for answer, data, status in (
                 (server.answer, b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
                 (broken, question(LOGIN), grpc.StatusCode.INTERNAL),
+                (ended, question(LOGIN), grpc.StatusCode.ABORTED),
             ):
                 monkeypatch.setattr(server, "answer", answer)
                 with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -90,12 +90,12 @@ class Model:
     def fits(self, slot: bytes, cost: int) -> bool:
         return cost <= self.limit and self.used + self.ahead(slot, cost) + cost <= self.limit
 
-    def hit(self, slot: bytes, cost: int, now: int, waits: bool) -> tuple[bool, int]:
+    def hit(self, slot: bytes, cost: int, now: int, waits: bool, lasts: int) -> tuple[bool, int]:
         """Whether it goes, and the number that tells what came of it."""
         self.look(now)
         if self.fits(slot, cost):
             self.waiters = [one for one in self.waiters if (one.slot, one.cost) != (slot, cost)]
-            self.held = {**self.live, slot: (now + lasts_us(slot), cost)}
+            self.held = {**self.live, slot: (now + lasts, cost)}
             return True, now
         if not waits or cost > self.limit:
             return False, 0
@@ -113,6 +113,13 @@ class Model:
         self.held.pop(slot, None)
         self.waiters = [one for one in self.waiters if one.slot != slot]
 
+    def confirm(self, slot: bytes, cost: int, now: int) -> int:
+        self.look(now)
+        if slot not in self.live:
+            return 0
+        self.held[slot] = (now + lasts_us(slot), cost)
+        return now
+
     def renew(self, slot: bytes, cost: int, now: int, again: bool) -> int:
         self.now = now
         is_held = slot in self.live
@@ -128,7 +135,10 @@ class Model:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from([*["hit", "wait"] * 4, "peek", "release", "release", "again", "foreign", "renew", "retake"]),
+        st.sampled_from(
+            [*["hit", "wait"] * 4, *["unconfirmed", "confirm", "release"] * 2, "peek", "again", "foreign", "renew",
+             "retake"]
+        ),
         st.sampled_from([0, 0, 0, 1, 999, 300_000, 1_500_000, 2_000_000, 9_999_999, -1, -700_000, -3_600_000_000]),
         st.sampled_from([1, 1, 1, 1, 2, 3]),
         st.integers(0, 100),
@@ -158,8 +168,9 @@ def decide(call: Call, is_general: bool = False) -> Decision:
     script=steps,
 )
 def test_slots_answer_as_their_model(is_general: bool, limit: int, queue: int | None, script: Any) -> None:
-    """Hits, waiting, peeks, releases of one's own, of others' and of what is gone, renewals, time that passes and a
-    clock that is set back: every number is the model's, by the general program and by those in a straight line."""
+    """Hits, also of slots to be confirmed, waiting, peeks, releases of one's own, of others' and of what is gone,
+    renewals, confirmations, time that passes and a clock that is set back: every number is the model's, by the general
+    program and by those in a straight line."""
     given_limit = Limit("slots", str(limit), algorithm="concurrency", queue=queue)
     model = Model(limit, limit * 10 if queue is None else queue)
     who, now = f"{next(serial):032d}".encode(), START
@@ -168,7 +179,7 @@ def test_slots_answer_as_their_model(is_general: bool, limit: int, queue: int | 
         now += later
         performed[action] += 1
         slot = new_slot([1.0, 10.0][which % 2])
-        if known and (action in ("release", "again", "renew", "retake") or (action == "wait" and which % 3)):
+        if known and (action in ("release", "again", "renew", "retake", "confirm") or (action == "wait" and which % 3)):
             slot, cost = known[which % len(known)]
         call = Call([Charge(given_limit, who, cost)], "hit", b"s:", now, slot=slot)
         if action in ("renew", "retake"):
@@ -179,12 +190,20 @@ def test_slots_answer_as_their_model(is_general: bool, limit: int, queue: int | 
                 _PROGRAM, (b"%d" % now, action.encode()), [(held.redis_key, held.record())], Patience(5)
             )
             assert answer == [model.renew(slot, cost, now, action == "retake")]
-        elif action in ("hit", "wait"):
+        elif action == "confirm":
+            if any(waiter.slot == slot for waiter in model.waiters):
+                continue
+            assert get_store().decide(call._replace(operation="charge")).limits[0].counted_at == model.confirm(
+                slot, cost, now
+            )
+        elif action in ("hit", "wait", "unconfirmed"):
             if slot in model.held:
                 continue  # Each is asked for once, and by who waits until it is there.
             known.append((slot, cost))
-            allowed, counted = model.hit(slot, cost, now, action == "wait")
-            decision = decide(call._replace(waits=action == "wait"), is_general)
+            lasts = 700_000 if action == "unconfirmed" else lasts_us(slot)
+            allowed, counted = model.hit(slot, cost, now, action == "wait", lasts)
+            confirm_ms = 700 if action == "unconfirmed" else 0
+            decision = decide(call._replace(waits=action == "wait", confirm_ms=confirm_ms), is_general)
             assert (decision.allowed, decision.limits[0].counted_at) == (allowed, counted)
             performed["refused"] += not allowed
             performed["queued"] += counted < 0

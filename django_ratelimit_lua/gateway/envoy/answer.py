@@ -11,7 +11,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from ...conf import conf
-from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
+from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, confirming, releasing
 from ...engine.run import Wait, arun
 from ...engine.waiting import ahold, to_the_end, unmasked
 from ...identity import digest
@@ -34,11 +34,19 @@ from ...web.refusal import refusal_of
 from ...web.responses import REFERENCE_HEADER
 from ..users import STRANGER
 from . import messages
-from .lease import LEASE, read_leases, write_lease
-from .question import PERIODS, Asked, DescribedRequest, read_question
+from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
+from .question import PERIODS, Asked, DescribedRequest, Purpose, read_question
 
 UNLIMITED = 2**32 - 1
 _UNITS = {period: unit for unit, period in PERIODS.items()}
+
+
+SPARE_SECONDS = 2
+"""How long Envoy may take to confirm a slot once it is answered."""
+
+
+class SlotEndedError(Exception):
+    """A slot ended before Envoy confirmed it."""
 
 
 class UnreadableKeyError(LimitError):
@@ -111,6 +119,10 @@ class _Planner:
             counted, "peek" if is_refused and self.is_hit else self._purpose, slot=self._slot if self._held else b"",
             longest_hold_us=round(conf.MAX_WAIT * SECOND), ruleset=ruleset, subjects=subjects,
         )  # fmt: skip
+        if self._held:
+            wait_us = max(call.max_wait_us_of(charge.limit) for charge in counted)
+            seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
+            call = call._replace(confirm_ms=round(1000 * min(seconds, conf.GATEWAY_SLOT_SECONDS)))
         state, subject = block or (None, b"")
         return Plan(call, charges, state, subject, exempt)
 
@@ -249,13 +261,16 @@ def _one_of_each(planned: Sequence[PlannedCharge]) -> list[PlannedCharge]:
 
 
 async def answer(data: bytes) -> bytes:
-    """The answer to a `RateLimitRequest`, each as it is on the wire. Raises `QuestionError`."""
+    """The answer to a `RateLimitRequest`, each as it is on the wire. Raises `QuestionError` and `SlotEndedError`."""
     met = [Met(asked) for asked in read_question(data)]
     decision = Decision(True)
     # What was used or is given back is settled first, and refuses nothing.
     lease = ""
-    for slot, charges in (slot for each in met if each.asked.purpose == "release" for slot in _leased(each.asked)):
-        await arun(releasing(charges, slot))
+    for leased in _leases(met, "release", LEASE):
+        await arun(releasing(leased.charges, leased.slot))
+    for leased in _leases(met, "confirm", CONFIRM):
+        if leased.needs_confirmation and not await arun(confirming(leased.charges, leased.slot)):
+            raise SlotEndedError("the slot ended before it was confirmed")
     purposes: Sequence[Operation] = ("refund", "charge", "hit")
     for purpose in purposes:
         of_purpose = [each for each in met if each.asked.purpose == purpose]
@@ -269,15 +284,17 @@ async def answer(data: bytes) -> bytes:
                 raise
             if purpose == "hit":
                 decision = outcome.decision
-                lease = write_lease(outcome.held) if outcome.held else ""
+                if outcome.held:
+                    lease = write_lease(outcome.held, needs_confirmation=decision.source == "redis")
                 if decision and decision.wait > 0:
                     await ahold(outcome)
     return _written(met, decision, lease)
 
 
-def _leased(asked: Asked) -> list[tuple[bytes, list[Charge]]]:
-    """The slots that a descriptor gives back."""
-    return [slot for key, value in asked.entries if key == LEASE for slot in read_leases(value)]
+def _leases(met: Sequence[Met], purpose: Purpose, name: str) -> list[Lease]:
+    """The leases in the entries of that name, of the descriptors for one purpose."""
+    entries = [entry for each in met if each.asked.purpose == purpose for entry in each.asked.entries]
+    return [lease for key, value in entries if key == name for lease in read_leases(value)]
 
 
 def _written(met: Sequence[Met], decision: Decision, lease: str) -> bytes:

@@ -20,7 +20,7 @@ from ...limits.rate import SECOND, LimitError, Rate
 from ...rules.descriptors import ADDRESS, CHARGE, Entries
 from ..users import VouchedUser, log_in
 from . import messages
-from .lease import LEASE
+from .lease import CONFIRM, LEASE
 
 MOST_BYTES = 4 * 1024 * 1024
 """Of a question; gRPC refuses more. Envoy takes 60 KiB of headers from a client where it is not told to take more."""
@@ -36,7 +36,7 @@ PERIODS = {
 
 _ADDRESS_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
 
-Purpose = Literal["hit", "charge", "refund", "release"]
+Purpose = Literal["hit", "charge", "refund", "confirm", "release"]
 
 
 class QuestionError(ValueError):
@@ -45,8 +45,8 @@ class QuestionError(ValueError):
 
 class Asked(NamedTuple):
     """A descriptor that is asked about: its `domain` and `entries`; how many `hits`, and for what: to be allowed, or
-    as units that were used already, or are given back, or to release a slot; and the rate that Envoy's configuration
-    gives it (None: that of the rules)."""
+    as units that were used already, or are given back, or to confirm or release a slot; and the rate that Envoy's
+    configuration gives it (None: that of the rules)."""
 
     domain: str
     entries: Entries
@@ -92,6 +92,8 @@ def _asked(domain: str, descriptor: Any, hits: int) -> Asked:
         purpose = "refund"
     if any(key == LEASE for key, _ in entries):
         purpose = "release"
+    elif any(key == CONFIRM for key, _ in entries):
+        purpose = "confirm"
     return Asked(domain, entries, hits, purpose, _rate(descriptor.limit) if descriptor.HasField("limit") else None)
 
 

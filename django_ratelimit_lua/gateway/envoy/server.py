@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from . import messages
-from .answer import answer
+from .answer import SlotEndedError, answer
 from .question import MOST_BYTES, QuestionError
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -45,6 +45,8 @@ async def _should_rate_limit(data: bytes, context: Any) -> bytes:
         return await answer(data)
     except QuestionError as error:
         code, words = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+    except SlotEndedError as error:
+        code, words = grpc.StatusCode.ABORTED, str(error)
     except Exception:
         logger.exception("A question of Envoy's could not be answered")
         code, words = grpc.StatusCode.INTERNAL, "this could not be decided"

@@ -9,14 +9,16 @@ asking again, within two seconds of the last time; else the place in the queue i
 
 record          limit, period, queue
                 queue: how many may wait; period: 0, as slots are for no time
-                more: the slot that is taken, waited for or released; of who waits, one byte behind it
+                more: the slot that is taken, waited for, released or confirmed; of who waits, one byte behind it; of a
+                slot that has to be confirmed, in 4 bytes for how many milliseconds it lasts until then
 state           a sorted set: member, a slot; score, when it ends. In `<key>:q` those who wait, by their order, and in
                 `<key>:w` the same, by when they are taken for gone: a slot, and in 4 bytes how many are waited for
 promise         never more than `limit` slots are held, and nobody goes before who came earlier and still waits
 ]]
 local queue = a
 local queue_key, alive_key = key .. ':q', key .. ':w'
-local slot, waits = string.sub(more, 1, 20), #more > 20
+local slot, waits = string.sub(more, 1, 20), #more == 21
+local unconfirmed = #more == 24 and unpack('>I4', more, 21)
 local used, last, waiting = 0, 0, 0
 
 -- Deadlines further away than a slot lasts were given by a clock that was set back since.
@@ -143,22 +145,36 @@ local function wait(cost)
   return -1 - place
 end
 
-local function charge(cost, moment, refused)
-  if op == 'charge' or #slot < 20 then return 0 end -- Nobody could release it.
-  if refused then
-    local departs = when_allowed(cost)
-    return waits and departs and departs > now and wait(cost) or 0
-  end
-  local deadline = now + unpack('>I4', slot, 17) * 1000
-  if last > 0 then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
+local function hold(cost, deadline)
   each_member(cost, function(members)
     local scored = {}
     for i, member in ipairs(members) do scored[2 * i - 1], scored[2 * i] = deadline, member end
     rcall('ZADD', key, unpack_args(scored))
   end)
-  if waiting > 0 then leave(cost) end
-  used, last = used + cost, deadline > last and deadline or last
+  if deadline > last then last = deadline end
   expire(key, last)
+end
+
+-- A slot that is held lasts from now on for as long as it says. One that has ended is not taken again: it may have been
+-- released in the same moment.
+local function confirm(cost)
+  local ends = rcall('ZSCORE', key, slot)
+  if not ends or tonumber(ends) <= now then return 0 end
+  hold(cost, now + unpack('>I4', slot, 17) * 1000)
+  return now
+end
+
+local function charge(cost, moment, refused)
+  if #slot < 20 then return 0 end -- Nobody could release it.
+  if op == 'charge' then return confirm(cost) end
+  if refused then
+    local departs = when_allowed(cost)
+    return waits and departs and departs > now and wait(cost) or 0
+  end
+  if last > 0 then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
+  hold(cost, now + (unconfirmed or unpack('>I4', slot, 17)) * 1000)
+  if waiting > 0 then leave(cost) end
+  used = used + cost
   return now
 end
 
@@ -178,10 +194,11 @@ end
 return when_allowed, charge, refund, report
 
 --[==[ hit
-local slot = string.sub(ARGV[$record], 97)
+local more = string.sub(ARGV[$record], 97)
+local slot, unconfirmed = string.sub(more, 1, 20), #more == 24 and unpack('>I4', more, 21)
 local used, last = 0, 0
 local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
-if newest.err or #slot ~= 20 or cost ~= 1 then return again end
+if newest.err or (#more ~= 20 and #more ~= 24) or cost ~= 1 then return again end
 if newest[1] then
   local size = #newest[1]
   last = tonumber(newest[2])
@@ -203,7 +220,7 @@ local function when_allowed(cost)
 end
 
 local function charge(cost, moment, refused)
-  local deadline = now + unpack('>I4', slot, 17) * 1000
+  local deadline = now + (unconfirmed or unpack('>I4', slot, 17)) * 1000
   if last > 0 then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
   rcall('ZADD', key, deadline, slot)
   used = used + 1

@@ -10,17 +10,13 @@ from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
 
 from ...conf import conf
-<<<<<<< HEAD
-from ...gateway.proxies import BESIDE, FILES, GRPC, configuration, grpc_configuration
-from ..arguments import require_urlconf
-=======
 from ...gateway.proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration, grpc_configuration
 from ...limits.rate import SECOND
 from ...models import RateLimitRule
 from ...publishing.publish import primary
 from ...rules.rule import RuleError
 from ...rules.ruleset import settings_rules
->>>>>>> mend-proxies
+from ..arguments import require_urlconf
 
 
 class Command(BaseCommand):
