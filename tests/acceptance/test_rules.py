@@ -446,7 +446,7 @@ KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
 @KEPT
 @pytest.mark.parametrize("algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"])
 def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(algorithm: str, taking: Any) -> None:
-    """A client that has used up a limit is given nothing by lowering it; the code goes on with the count of the rule."""
+    """A client that used up a limit is given nothing by lowering it; the code goes on with the count of the rule."""
     take = taking(algorithm, "500/h")
     assert take(450).allowed
     one = rule("exports", path="", key="", limit=300)
