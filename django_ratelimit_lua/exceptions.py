@@ -27,8 +27,9 @@ class Ratelimited(PermissionDenied):
 
     - `message`: the message of the rule; without one, the text of the exception. GraphQL servers send it to clients. In
       what `RATELIMIT_VIEW` is called with, it is empty without one;
-    - `when`: when to try again, or why not, in the client's language; `reference`: by which support finds the limit that
-      refused. Both are set for `RATELIMIT_VIEW` and on what is raised of `RATELIMIT_EXCEPTION_CLASS`, and may be empty;
+    - `when`: when to try again, or why not, in the client's language; `reference`: by which support finds the limit
+      that refused. Both are set for `RATELIMIT_VIEW` and on an exception of `RATELIMIT_EXCEPTION_CLASS`, and may be
+      empty;
     - `status`: 429, or 403 if a block asks for it;
     - `remedy`: for staff that a rule in the admin refuses, what switches the rule off.
     """

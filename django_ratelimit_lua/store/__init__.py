@@ -8,7 +8,7 @@ from functools import cache
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import CIRCUIT, RESET, RULES
+from .exchange import CIRCUIT, FOREVER, RESET, RULES, read_reset
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
@@ -20,6 +20,7 @@ from .subscription import Subscription
 __all__ = [
     "CIRCUIT",
     "FAILURES",
+    "FOREVER",
     "RESET",
     "RULES",
     "ClusterConnectionFactory",
@@ -31,6 +32,7 @@ __all__ = [
     "failures",
     "get_store",
     "last_patience",
+    "read_reset",
     "rules_key",
     "store_at",
     "why_unusable",

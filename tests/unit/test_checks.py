@@ -185,7 +185,7 @@ def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
 
 
 def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
-    """So that an id can be silenced, and looked up: W019 would be mistaken for E019. The documentation names no other."""
+    """So that an id can be silenced, and looked up: W019 would be taken for E019. The documentation names no other."""
     from django_ratelimit_lua import checks
 
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
