@@ -31,7 +31,7 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..stats.recorder import recorder
 from ..stats.telemetry import telemetry
-from ..store import Patience, get_store
+from ..store import FOREVER, Patience, get_store
 from .bans import known_bans, telling
 from .counters import counters
 from .deny_cache import deny_cache
@@ -467,14 +467,15 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
 
     Raises `StoreError` then if `strict`.
     """
+    moment = FOREVER
     try:
-        yield Wait(partial(get_store().delete, call), partial(get_store().adelete, call))
+        moment = yield Wait(partial(get_store().delete, call), partial(get_store().adelete, call))
     except StoreError:
         if strict:
             raise
     finally:
         digests = {digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)}
-        leases.drop(digests)
+        leases.drop(dict.fromkeys(digests, moment))
         counters.forget(call)
         known_bans.forget(digests)
         deny_cache.forget(digests)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ from ..limits.decision import Decision, LimitState, Source
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
-from ..store import Patience, get_store, last_patience
+from ..store import FOREVER, Patience, get_store, last_patience
 from .counters import counters
 from .deny_cache import deny_cache
 from .fallback import Steps
@@ -55,11 +55,13 @@ ATTEMPTS = 3
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """So many units: may be spent until then (monotonic), count since `moment` (microseconds since 1970, Redis's)."""
+    """So many units: may be spent until then (monotonic), count since `moment`, were taken at `taken_at` (microseconds
+    since 1970, Redis's; a state whose clock is ahead counts later)."""
 
     units: int
     until: float
     moment: int
+    taken_at: int
 
 
 class Lease:
@@ -73,7 +75,8 @@ class Lease:
         self._batches: deque[Batch] = deque()
         self._expired: list[Batch] = []
         self._units = self._low = 0
-        self._is_asking = self._is_closed = False
+        self._is_asking = False
+        self._closed_until = -1
         self._said: LimitState | None = None
         self._said_at = self._hit_at = self._since = time.monotonic()
         self._speed, self._spent = 0.0, 0
@@ -117,11 +120,11 @@ class Lease:
     def put_back(self, units: int, moment: int) -> None:
         """Units that were just taken, and count since that moment, were not needed."""
         with self._lock:
-            if self._is_closed:
+            if moment <= self._closed_until:
                 return
             batch = next((batch for batch in self._batches if batch.moment == moment), None)
             if batch is None:  # It has expired, or these were its last ones.
-                self._expired.append(Batch(units, 0.0, moment))
+                self._expired.append(Batch(units, 0.0, moment, moment))
             else:
                 batch.units += units
                 self._units += units
@@ -131,7 +134,7 @@ class Lease:
         came of it by `add_batch` or `ask_failed`."""
         now = time.monotonic()
         with self._lock:
-            if self._is_asking or self._is_closed or now < self._dry_until or self._units > self._low:
+            if self._is_asking or self._closed_until >= 0 or now < self._dry_until or self._units > self._low:
                 return 0
             elapsed = now - self._since
             if elapsed >= SHORTEST:
@@ -149,7 +152,7 @@ class Lease:
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
-            if self._is_closed:  # The limit was reset meanwhile: these units are counted nowhere any more.
+            if decision.moment <= self._closed_until:  # A reset came later: these units are counted nowhere any more.
                 return
             self._said, self._said_at = decision.limits[0], now
             if not decision.allowed or not decision.granted:
@@ -159,7 +162,7 @@ class Lease:
             if self.limit.algorithm == "fixed_window":
                 until = min(until, asked_at + self._said.reset_after)
             moment = self._said.counted_at or decision.counted_at(self.digest)
-            self._batches.append(Batch(decision.granted, until, moment))
+            self._batches.append(Batch(decision.granted, until, moment, decision.moment))
             self._units += decision.granted
             self._low = int(decision.granted * LOW)
 
@@ -207,17 +210,20 @@ class Lease:
         """Whether there is nothing to spend or to give back."""
         return not self._batches and not self._expired
 
-    def close(self) -> None:
-        """Spend nothing more, and give nothing back: it is not counted any more."""
+    def close(self, moment: int = FOREVER) -> None:
+        """Ask for no more batches. Units that were taken up to that moment are not counted any more, and are neither
+        spent nor given back. Later ones go back."""
         with self._lock:
-            self._is_closed, self._units = True, 0
+            self._closed_until = max(self._closed_until, moment)
+            batches = [*self._batches, *self._expired]
+            self._expired = [batch for batch in batches if batch.taken_at > self._closed_until]
             self._batches.clear()
-            self._expired.clear()
+            self._units = 0
 
     def leave_to_parent(self) -> None:
         """Spend nothing more, in a child process, where whoever held the lock is gone."""
         self._lock = threading.Lock()
-        self._is_closed, self._units = True, 0
+        self._closed_until, self._units = FOREVER, 0
 
 
 class Leases:
@@ -267,13 +273,12 @@ class Leases:
         lease.put_back(units, moment)
         self.hold(lease)
 
-    def drop(self, digests: Iterable[bytes]) -> None:
-        """Spend and give back nothing more of what these identities had: it was reset."""
-        digests = set(digests)
+    def drop(self, moments: Mapping[bytes, int]) -> None:
+        """Spend and give back nothing more of what these identities had taken up to a moment: it was reset then."""
         with self._lock:
-            held = [lease for lease in self._holding if lease.digest in digests]
-        for lease in held + [lease for digest in digests for lease in self._leases.pop_labelled(digest)]:
-            lease.close()
+            held = [lease for lease in self._holding if lease.digest in moments]
+        for lease in held + [lease for digest in moments for lease in self._leases.pop_labelled(digest)]:
+            lease.close(moments[lease.digest])
 
     def clear(self) -> None:
         """Spend and give back nothing more at all."""

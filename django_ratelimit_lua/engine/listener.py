@@ -23,7 +23,7 @@ from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
 from ..rules.snapshot import can_publish_over
-from ..store import CIRCUIT, RESET, RULES, UNPUBLISHED, Patience, Subscription, get_store
+from ..store import CIRCUIT, RESET, RULES, UNPUBLISHED, Patience, Subscription, get_store, read_reset
 from .bans import known_bans
 from .deny_cache import deny_cache
 from .leases import leases
@@ -189,18 +189,19 @@ class Listener:
         self._ask_at = min(self._ask_at, self._load_at)
 
     def _hear(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
-        reset: set[bytes] = set()
+        reset: dict[bytes, int] = {}
         circuits: set[bytes] = set()
         ruleset = provider.in_force()
         current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
-            kind, *digests = message.split(b" ")
+            kind, *words = message.split(b" ")
             if kind == RESET:
-                reset.update(digests)
+                digests, moment = read_reset(words)
+                reset |= {digest: max(moment, reset.get(digest, 0)) for digest in digests}
             elif kind == CIRCUIT:
-                circuits.update(digests)
+                circuits.update(words)
             elif kind == UNPUBLISHED:
-                if provider.compare is not None and can_publish_over(b"".join(digests)):
+                if provider.compare is not None and can_publish_over(b"".join(words)):
                     provider.compare()
             elif message != current:  # Other rules; or what only another version understands.
                 if not self._is_told:  # Before it is asked, which takes a while where this thread waits for others.

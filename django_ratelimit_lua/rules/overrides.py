@@ -5,7 +5,8 @@ one digest as every other has.
 
 There may be a hundred thousand of them, so no process reads them all. Each subject's are one field of the rules' hash
 in Redis. A call names the subjects it is about with the tag of what this process knows of each (mostly: nothing); where
-that is not what is written, the call decides nothing and answers what is, which is remembered. See `program.lua`.
+that is not what is written, the call decides nothing and answers what is, which is remembered. See
+`limits/program.lua`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ BEFORE_METHODS = ("", "dispatch")
 
 
 def url_patterns() -> Iterator[tuple[URLPattern, str]]:
-    """All URL patterns of the site, if it has a `ROOT_URLCONF`, each with its namespaces, as in "shop:"."""
+    """All URL patterns of the site, each with the namespaces that it is in, as in "shop:"; none without a
+    `ROOT_URLCONF`."""
 
     def within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
         for pattern in patterns:

@@ -7,7 +7,7 @@ import hashlib
 from ..conf import conf
 from ..conf.changes import on_change
 from .connection_params import ConnectionParams, why_unusable
-from .exchange import CIRCUIT, RESET, RULES, UNPUBLISHED
+from .exchange import CIRCUIT, FOREVER, RESET, RULES, UNPUBLISHED, read_reset
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
@@ -19,6 +19,7 @@ from .subscription import Subscription
 __all__ = [
     "CIRCUIT",
     "FAILURES",
+    "FOREVER",
     "RESET",
     "RULES",
     "UNPUBLISHED",
@@ -31,6 +32,7 @@ __all__ = [
     "failures",
     "get_store",
     "last_patience",
+    "read_reset",
     "rules_key",
     "store_at",
     "why_unusable",

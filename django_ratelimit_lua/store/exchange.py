@@ -269,11 +269,20 @@ class Question(NamedTuple):
 
 RULES, RESET, CIRCUIT, UNPUBLISHED = b"rules", b"reset", b"circuit", b"unpublished"
 # Whoever may not publish deletes all the same. The register, if there is one, is of all bans: they only leave it.
+# If a server forbids TIME in scripts, the message has no moment.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
-local count = redis.call('DEL', unpack(KEYS, 1, last))
+redis.call('DEL', unpack(KEYS, 1, last))
 if last < #KEYS then redis.pcall('ZREM', KEYS[#KEYS], unpack(KEYS, 1, last)) end
-redis.pcall('PUBLISH', ARGV[1], ARGV[2])
-return count"""
+local time, moment, message = redis.pcall('TIME'), 0, ARGV[2]
+if not time.err then
+  moment = time[1] * 1000000 + time[2]
+  message = message .. string.format(' @%.0f', moment)
+end
+redis.pcall('PUBLISH', ARGV[1], message)
+return moment"""
+FOREVER = 2**63
+"""Later than any moment."""
+MAX_MOMENT_DIGITS = 18
 
 
 def to_decide(call: Call) -> Question:
@@ -371,23 +380,39 @@ class Pipeline(NamedTuple):
 
 
 def to_delete(call: Call, channel: bytes) -> Question:
-    """Delete what a call's limits have counted, and their bans, and tell all processes whose that was."""
+    """Delete what a call's limits have counted, and their bans, and tell all processes whose that was. The answer is
+    the moment of it (microseconds since 1970, Redis's)."""
     keys, registers = call.state_keys(), call.registers and bool(call.banning)
     if registers:
         keys.append(call.prefix + REGISTER)
     digests = dict.fromkeys(digest for charge in call.charges for digest in (charge.digest, charge.ban_digest))
     told = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
     parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *told)
-    return Question(command(*parts), _number_of_keys)
+    return Question(command(*parts), lambda reply: _whole_number(reply) or FOREVER)
+
+
+def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
+    """Read what follows `RESET` in a message.
+
+    Returns:
+        The digests, and the moment up to which their units are not counted any more; `FOREVER` if there is none, as in
+        a message of an earlier version.
+    """
+    digests = set(words)
+    moments = {word for word in digests if word.startswith(b"@")}
+    number = b"".join(moments)[1:]
+    is_known = number.isdigit() and len(number) <= MAX_MOMENT_DIGITS
+    return digests - moments, int(number) if is_known else FOREVER
 
 
 _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 1"
 
 
 def to_tell_reset(call: Call, channel: bytes) -> Question:
-    """Tell all processes that what they remember of those whom a call is about does not hold any more."""
-    message = b" ".join([RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges)])
-    return Question(command(b"EVAL", _TELL, b"0", channel, message), _number_of_keys)
+    """Tell all processes that what they remember of those whom a call is about does not hold any more. What is counted
+    holds: it was counted after the moment 0."""
+    message = b" ".join([RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"])
+    return Question(command(b"EVAL", _TELL, b"0", channel, message), _whole_number)
 
 
 def to_execute(*parts: bytes) -> Question:
@@ -448,9 +473,9 @@ def _pong(reply: Any) -> bool:
     return True
 
 
-def _number_of_keys(reply: Any) -> int:
+def _whole_number(reply: Any) -> int:
     if not isinstance(reply, int) or reply < 0:
-        raise InvalidResponse(f"no number of keys: {reply!r:.80}")
+        raise InvalidResponse(f"no whole number: {reply!r:.80}")
     return reply
 
 

@@ -178,18 +178,20 @@ class Store:
 
     def channel(self, prefix: bytes) -> bytes:
         """The channel on which processes that share a database and a prefix tell each other of changes: of the rules,
-        by publishing (`RULES <revision>`), of what was reset (`RESET <digest> <digest> ...`), of a breaker whose
-        state has changed (`CIRCUIT <name>`), and of rules that were saved by a process whose format is too old to
-        publish them (`UNPUBLISHED <format>`)."""
+        by publishing (`RULES <revision>`), of what was reset (`RESET <digest> <digest> ... @<moment>`), of a breaker
+        whose state has changed (`CIRCUIT <name>`), and of rules that were saved by a process whose format is too old
+        to publish them (`UNPUBLISHED <format>`)."""
         return b"%bchanges:%d" % (prefix, self._params.database)  # A channel is the same in all databases.
 
-    def delete(self, call: Call) -> None:
-        """Delete the state of every limit of a call. Raises `StoreError`."""
-        self._exchange(to_delete(call, self.channel(call.prefix)))
+    def delete(self, call: Call) -> int:
+        """Delete the state of every limit of a call; returns the moment, see `to_delete`. Raises `StoreError`."""
+        moment: int = self._exchange(to_delete(call, self.channel(call.prefix)))
+        return moment
 
-    async def adelete(self, call: Call) -> None:
+    async def adelete(self, call: Call) -> int:
         """`delete`, without blocking the event loop."""
-        await self._aexchange(to_delete(call, self.channel(call.prefix)))
+        moment: int = await self._aexchange(to_delete(call, self.channel(call.prefix)))
+        return moment
 
     def tell_reset(self, call: Call) -> None:
         """Tell all processes that refusals of those whom a call is about have ended. Raises `StoreError`."""

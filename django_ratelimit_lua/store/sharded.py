@@ -62,11 +62,13 @@ class ShardedStore(Store):
         decision: Decision = await self._adrive(self._decide(call, self._patience(patience)))
         return decision
 
-    def delete(self, call: Call) -> None:
-        self._drive(self._delete(call, self._patience()))
+    def delete(self, call: Call) -> int:
+        moment: int = self._drive(self._delete(call, self._patience()))
+        return moment
 
-    async def adelete(self, call: Call) -> None:
-        await self._adrive(self._delete(call, self._patience()))
+    async def adelete(self, call: Call) -> int:
+        moment: int = await self._adrive(self._delete(call, self._patience()))
+        return moment
 
     def tell_reset(self, call: Call) -> None:
         self._drive(self._tell_reset(call, self._patience()))
@@ -302,11 +304,14 @@ class ShardedStore(Store):
         charges = [charge._replace(banned=b"") for charge in call.charges]
         wide = [charge for _, charge in call.banning if charge.ban_digest != charge.digest]
         charges += [Charge(charge.limit, charge.banned) for charge in wide]
+        latest = 0
         for part in _parts_of(call._replace(charges=charges, registers=False)):
             question = to_delete(part.call, self.channel(call.prefix))
-            yield from self._ask(_slot_of(part.call.charges[0]), question, patience)
+            moment = yield from self._ask(_slot_of(part.call.charges[0]), question, patience)
+            latest = max(latest, moment)
         if bans:
             yield from self._ask(slot_of(register), to_execute(b"ZREM", register, *bans), patience)
+        return latest
 
     def _tell_reset(self, call: Call, patience: Patience) -> Steps:
         question = to_tell_reset(call, self.channel(call.prefix))

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from django.test import RequestFactory
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.leases import Lease, leases
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
@@ -206,6 +208,28 @@ def test_refund_reset_and_acquire() -> None:
     leases.give_back(Patience(5))
     # The task may be giving back some of it just now.
     until(lambda: limiter.peek("x").limits[0].used == 2502, "what was not spent is back")
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("change", ["reset", "unban"])
+def test_a_late_message_takes_no_units_that_still_count(change: str, direct: redis.Redis, prefix: str) -> None:
+    """Units that were taken after a reset, before the process received the message about it, are not lost; an unban
+    resets no count."""
+    limiter = window("100000/h")
+    changed = limiter if change == "reset" else RateLimiter("banning", "5/h", ban_after=1, ban_for="1m")
+    with direct.pubsub(ignore_subscribe_messages=True) as channel:
+        channel.subscribe(f"{prefix}changes:0")
+        sources(limiter, 3000)
+        getattr(changed, change)("x")
+        messages: list[Any] = []
+        until(lambda: bool(messages.append(channel.get_message()) or messages[-1]), "the message is there")
+    found = sources(limiter, 3000)
+    assert found["lease"] > 2000
+    assert leases._holding
+    listener._hear(SimpleNamespace(heard_at=0.0), [messages[-1]["data"]])
+    leases.give_back(Patience(5))
+    used = 3000 if change == "reset" else 6000
+    until(lambda: limiter.peek("x").limits[0].used == used, "what was not spent is back", 5)
 
 
 def test_units_go_back_to_the_moment_that_they_count_from() -> None:

@@ -28,6 +28,7 @@ from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.stats.reading import refusal_counts, shadow_numbers
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing.server import Server
+from tests.clusters import until
 from tests.server import server as session_server
 
 GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
@@ -182,6 +183,21 @@ def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
         sources = [limiter.hit("someone").source for _ in range(4)] + [limiter.refund("someone").source]
         assert set(sources) <= {"redis", "fallback", "deny-cache"}
+
+
+@pytest.mark.engine
+def test_a_server_without_time_in_scripts_resets_all_the_same(least: redis.Redis, settings: Any) -> None:
+    """With the clock of the client, as for hits; the message about it then has no moment."""
+    settings.RATELIMIT_CLOCK = "client"
+    least.execute_command("ACL", "SETUSER", "limiter", "-time")
+    limiter = RateLimiter("where", "1/h")
+    with least.pubsub(ignore_subscribe_messages=True) as channel:
+        channel.subscribe(f"{settings.RATELIMIT_CACHE_PREFIX}changes:0")
+        assert [limiter.hit("someone").allowed for _ in range(2)] == [True, False]
+        limiter.reset("someone")
+        until(lambda: (message := channel.get_message()) and b"@" not in message["data"], "a message comes")
+    decision = limiter.hit("someone")
+    assert (decision.allowed, decision.source) == (True, "redis")
 
 
 def asked_for() -> set[str]:

@@ -16,6 +16,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import FOREVER, read_reset
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
 PLAIN = Limit("plain", "10/h")
@@ -200,10 +201,50 @@ def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
     """The others go on."""
     calls = [Call([Charge(WINDOW, who * 32)]) for who in (b"x", b"y")]
     mine, others = (hold(call, 10) for call in calls)
-    leases.drop([b"x" * 32])
+    leases.drop({b"x" * 32: FOREVER})
     assert (mine.take(1), others.take(1) is None) == (None, False)
     assert leases.of(calls[0], calls[0].charges[0]) is not mine
     assert leases.of(calls[1], calls[1].charges[0]) is others
+
+
+def test_a_reset_ends_what_was_taken_before_it_alone(clock: Clock) -> None:
+    """Units of before it are neither spent nor given back, wherever they are; later ones go back."""
+    call = Call([Charge(WINDOW, WHO)])
+    lease = hold(call, 10)
+    taken = lease.take(3)
+    assert taken is not None
+    later = Decision(True, (state(WINDOW, 5, moment=9_000_000),), 5, moment=9_000_000)
+    lease.add_batch(later, clock.now)
+    leases.drop({WHO: 8_000_000})
+    assert leases.of(call, call.charges[0]) is not lease
+    assert lease.take(1) is None
+    lease.put_back(3, taken[1])
+    lease.put_back(2, 9_000_000)
+    lease.add_batch(Decision(True, (state(WINDOW, 7),), 7, moment=7_999_999), clock.now)
+    lease.add_batch(Decision(True, (state(WINDOW, 4, moment=9_500_000),), 4, moment=9_500_000), clock.now)
+    assert lease.next_batch_size(1) == 0
+    assert sorted(back(lease, EVERYTHING)) == [(2, 9_000_000), (4, 9_500_000), (5, 9_000_000)]
+    lease.close()
+    lease.add_batch(later, clock.now)
+    lease.put_back(1, 9_000_000)
+    assert back(lease, EVERYTHING) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "moment"),
+    [
+        (b"x y @1700000000123456", 1_700_000_000_123_456),
+        (b"x y @0", 0),
+        (b"x y", FOREVER),
+        (b"x y @", FOREVER),
+        (b"x y @-5", FOREVER),
+        (b"x y @1 @2", FOREVER),
+        (b"x y @" + b"9" * 5000, FOREVER),
+    ],
+)
+def test_a_message_about_a_reset_without_a_moment_ends_all(message: bytes, moment: int) -> None:
+    """That of an earlier version has none; and what makes no sense is none."""
+    assert read_reset(message.split(b" ")) == ({b"x", b"y"}, moment)
 
 
 def test_who_comes_in_the_same_moment_shares_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
