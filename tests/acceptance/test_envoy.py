@@ -42,11 +42,13 @@ class Service(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[Counter[str]] = Counter()
+    headers_of: ClassVar[dict[str, list[str]]] = {}
     leases: ClassVar[list[str | None]] = []
     may_end: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         self.asked[self.path] += 1
+        self.headers_of[self.path] = list(self.headers)
         body = b"x" * 100
         if self.path == "/export":
             self.leases.append(self.headers["X-RateLimit-Lease"])
@@ -165,11 +167,16 @@ def test_who_is_over_a_limit_is_refused(site: Site) -> None:
 
 
 def test_no_header_gets_past_a_limit(site: Site) -> None:
-    """Neither one that says where the client is, nor one that is no text, nor a very long one, nor an upgrade."""
+    """Neither one that says where the client is, nor one that is no text, nor a very long one, nor an upgrade.
+    Old clients are served, and headers with underscores are dropped."""
     for value in (b"\xff\xfe", b"k" * 20_000):
         assert [site.get(X_Api_Key=value)[0] for _ in range(3)] == [200, 200, 429]
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "X_Api_Key": "socket"}
     assert [site.get(**upgrade)[0] for _ in range(3)] == [200, 200, 429]
+    with socket.create_connection(("127.0.0.1", site.port), timeout=30) as old:
+        old.sendall(b"GET /underscores HTTP/1.0\r\nX_Api_Key: gold\r\nX_Ratelimit-Lease: made-up\r\n\r\n")
+        assert old.recv(65536).split(b" ")[1] == b"200"
+    assert not [name for name in Service.headers_of["/underscores"] if "_" in name]
     left = [int(site.get(X_Forwarded_For=f"203.0.113.{end}")[1]["x-ratelimit-remaining"]) for end in (1, 2)]
     assert left[1] == left[0] - 1
 
