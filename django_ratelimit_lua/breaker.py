@@ -53,8 +53,9 @@ class CircuitBreaker:
     ('paid 5', 'closed')
 
     Closed, all calls are made. It opens when, of at least `minimum` calls in the last `window`, `failure_ratio` failed,
-    or `slow_ratio` took `slow` or longer; or when `failures` of them failed, however many there were. Open, none is
-    made for `open_for`; then `probes` at a time are, each in a slot that ends by itself. Where all of them succeed, a
+    or `slow_ratio` took `slow` or longer; or when `failures` of them failed, however many there were. A call counts as
+    slow once it has lasted `slow`, whether it has ended or not. Open, none is made for `open_for`; then `probes` at a
+    time are, each in a slot that it keeps until it ends, for `open_max` at most. Where all of them succeed, a
     tenth of the calls is let through, then a quarter, half, and all; where one fails, or is slow, it opens for twice as
     long as before, at most `open_max`. A tenth more or less of each pause is left to chance.
 
@@ -62,7 +63,7 @@ class CircuitBreaker:
     - `failure`: what is a failure: classes of exceptions, statuses (`503`, `range(500, 600)`), a callable
       (answer or exception), or a tuple of these. By default any exception but those that answer a client (Http404,
       PermissionDenied, and others with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
-      call that is cancelled is neither a failure nor a success;
+      call that is cancelled is neither a failure nor a success, but slow if it had lasted `slow`;
     - `fallback`: what a call returns that is not made: a value, or a callable with the same arguments; else
       `CircuitOpen` is raised;
     - `key`: a callable with the call's arguments that says who is served, for brown-outs: the same people throughout.
@@ -227,7 +228,7 @@ class CircuitBreaker:
         @functools.wraps(function)
         def guard(*args: Any, **kwargs: Any) -> Any:
             began = monotonic()
-            if began < circuit.calm_until:
+            if began < circuit.calm_until and began < circuit.due_at:
                 ticket = circuit.calm
             else:
                 try:
@@ -235,15 +236,15 @@ class CircuitBreaker:
                 except CircuitOpen as error:
                     return instead(error, *args, **kwargs)
                 began = monotonic()
+            number = circuit.begin(ticket, began) if circuit.slow_seconds is not None or ticket.probe else 0
             try:
                 answer = function(*args, **kwargs)
             except BaseException as error:
-                _failed(circuit, ticket, is_failure(error), monotonic() - began)
+                _settle(circuit, ticket, number, began, is_failure(error))
                 raise
-            failed, slow_seconds = is_failure(answer), circuit.slow_seconds
-            slow = slow_seconds is not None and monotonic() - began >= slow_seconds
-            if failed or slow or ticket.probe:
-                run(circuit.settling(ticket, failed=bool(failed), slow=slow))
+            failed = is_failure(answer)
+            if failed or number:
+                _settle(circuit, ticket, number, began, bool(failed))
             else:
                 ticket.passed(None)
             return answer
@@ -262,7 +263,7 @@ class CircuitBreaker:
         @functools.wraps(function)
         async def guard(*args: Any, **kwargs: Any) -> Any:
             began = monotonic()
-            if began < circuit.calm_until:
+            if began < circuit.calm_until and began < circuit.due_at:
                 ticket = circuit.calm
             else:
                 try:
@@ -270,15 +271,15 @@ class CircuitBreaker:
                 except CircuitOpen as error:
                     return await instead(error, *args, **kwargs)
                 began = monotonic()
+            number = circuit.begin(ticket, began) if circuit.slow_seconds is not None or ticket.probe else 0
             try:
                 answer = await function(*args, **kwargs)
             except BaseException as error:
-                await _afailed(circuit, ticket, is_failure(error), monotonic() - began)
+                await _asettle(circuit, ticket, number, began, is_failure(error))
                 raise
-            failed, slow_seconds = is_failure(answer), circuit.slow_seconds
-            slow = slow_seconds is not None and monotonic() - began >= slow_seconds
-            if failed or slow or ticket.probe:
-                await to_the_end(arun(circuit.settling(ticket, failed=bool(failed), slow=slow)))
+            failed = is_failure(answer)
+            if failed or number:
+                await _asettle(circuit, ticket, number, began, bool(failed))
             else:
                 ticket.passed(None)
             return answer
@@ -293,7 +294,7 @@ class Call:
         self._breaker, self._circuit, self._identity = breaker, breaker._circuit, identity
         self._ticket: Ticket | None = None
         self._failed: bool | None = False
-        self._began = 0.0
+        self._number, self._began = 0, 0.0
         self.block: Block | None = None
         """Where it began, until it ends, of `with` and a breaker."""
 
@@ -322,34 +323,36 @@ class Call:
         return self._identity
 
     def _begin(self, ticket: Ticket) -> Call:
-        self._ticket, self._began = ticket, time.monotonic()
+        circuit, self._ticket, self._began = self._circuit, ticket, time.monotonic()
+        is_noted = circuit.slow_seconds is not None or ticket.probe
+        self._number = circuit.begin(ticket, self._began) if is_noted else 0
         return self
 
     def __enter__(self) -> Call:
-        circuit = self._circuit
-        is_calm = time.monotonic() < circuit.calm_until
+        circuit, now = self._circuit, time.monotonic()
+        is_calm = now < circuit.calm_until and now < circuit.due_at
         return self._begin(circuit.calm if is_calm else run(circuit.admitting(self._identify)))
 
     async def __aenter__(self) -> Call:
-        circuit = self._circuit
-        is_calm = time.monotonic() < circuit.calm_until
+        circuit, now = self._circuit, time.monotonic()
+        is_calm = now < circuit.calm_until and now < circuit.due_at
         return self._begin(circuit.calm if is_calm else await arun(circuit.admitting(self._identify)))
 
-    def _verdict(self, error: BaseException | None) -> tuple[Ticket, bool | None, float]:
+    def _verdict(self, error: BaseException | None) -> tuple[Ticket, int, float, bool | None]:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None, "this call has ended"
         failed = self._failed if error is None or self._failed else self._breaker.is_failure(error)
-        return ticket, failed, time.monotonic() - self._began
+        return ticket, self._number, self._began, failed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _failed(self._circuit, *self._verdict(error))
+        _settle(self._circuit, *self._verdict(error))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await _afailed(self._circuit, *self._verdict(error))
+        await _asettle(self._circuit, *self._verdict(error))
 
 
 def _block(frame: FrameType) -> Block:
@@ -357,25 +360,23 @@ def _block(frame: FrameType) -> Block:
     return id(frame), frame.f_code
 
 
-def _failed(circuit: Circuit, ticket: Ticket, failed: bool | None, seconds: float) -> None:
+def _settle(circuit: Circuit, ticket: Ticket, number: int, began: float, failed: bool | None) -> None:
     """Count what came of a call; None: nothing that says something of the resource."""
+    has_more = number != 0 and circuit.end(ticket, number, began)
     if failed is None:
-        circuit.drop(ticket)
-        return
-    slow = circuit.slow_seconds is not None and seconds >= circuit.slow_seconds
-    if failed or slow or ticket.probe:
-        run(circuit.settling(ticket, failed=failed, slow=slow))
+        circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
+    elif failed or has_more:
+        run(circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began)))
     else:
         ticket.passed(None)
 
 
-async def _afailed(circuit: Circuit, ticket: Ticket, failed: bool | None, seconds: float) -> None:
+async def _asettle(circuit: Circuit, ticket: Ticket, number: int, began: float, failed: bool | None) -> None:
+    has_more = number != 0 and circuit.end(ticket, number, began)
     if failed is None:
-        circuit.drop(ticket)
-        return
-    slow = circuit.slow_seconds is not None and seconds >= circuit.slow_seconds
-    if failed or slow or ticket.probe:
-        await to_the_end(arun(circuit.settling(ticket, failed=failed, slow=slow)))
+        circuit.drop(ticket, number=number, slow=circuit.is_slow(began))
+    elif failed or has_more:
+        await to_the_end(arun(circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began))))
     else:
         ticket.passed(None)
 

@@ -6,13 +6,15 @@ KEYS[1]         the state, a hash (below)
 KEYS[2]         probes that are on their way, a sorted set: unguessable id, by the moment at which it ends by itself
 KEYS[3]         what this very call has changed, for a process that has not heard the answer and sends it again
 ARGV[1]         the moment, in microseconds; empty: by the server's clock
-ARGV[2]         what to do: `tell` (count, and answer), `ask` (for a probe), `done` (a probe has ended)
+ARGV[2]         what to do: `tell` (count, and answer), `ask` (for a probe), `done` (a probe has ended), `hung` (a probe is
+                slow and has not ended: it is judged, and keeps its slot)
 ARGV[3..11]     the thresholds: window, width of a bucket, pause, longest pause, life of a probe, step of the ramp (all in
                 microseconds), probes, least number of calls, failures (0: not by their number)
 ARGV[12..13]    ratio of failures and of slow calls, in parts of a million (0: not by that)
 ARGV[14]        a random number from 0 to 999, so that not all pauses end at once: up to a tenth longer
 ARGV[15..16]    the channel on which changes are told, and what is told there
-ARGV[17..18]    of `ask`: the id of the probe; of `done`: that id, and what came of it: `ok`, `failed` or `none`
+ARGV[17..18]    of `ask`: the id of the probe; of `done` and `hung`: that id, and the result: `ok`, `failed` or `none`; of
+                `tell`: the ids of the probes that run in this process, with spaces between them: their slots are renewed
 ARGV[19]        how often the breaker had opened when these calls were let through; what was before does not count
 ARGV[20..]      outcomes, four numbers each: how long ago, calls, failures, slow ones
 keeps           `state` (closed, open, half, ramp), `era` (how often it has opened), `version` (changes), `since`, `until`,
@@ -107,7 +109,6 @@ local function open(reason, calls, failures, slow)
   end
   state, era, since, ends, step, successes = 'open', era + 1, now, later(pause), 0, 0
   why, opened = reason, whole(calls) .. ' ' .. whole(failures) .. ' ' .. whole(slow)
-  redis.call('DEL', KEYS[2])
   forget()
   event('opened', calls, failures, slow, reason)
 end
@@ -156,8 +157,9 @@ if not told and tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ra
 end
 
 local granted = 0
-if ARGV[2] == 'done' and not told then
-  redis.call('ZREM', KEYS[2], ARGV[17])
+-- Also if this has been done before: a question with the same token may have been answered in between.
+if ARGV[2] == 'done' then redis.call('ZREM', KEYS[2], ARGV[17]) end
+if (ARGV[2] == 'done' or ARGV[2] == 'hung') and not told then
   if state == 'half' and tonumber(ARGV[19]) == era then
     if ARGV[18] == 'failed' then
       open('probe', successes + 1, 1, 0)
@@ -165,7 +167,6 @@ if ARGV[2] == 'done' and not told then
       successes = successes + 1
       if successes >= probes then
         state, step, since, ends = 'ramp', 1, now, later(step_time)
-        redis.call('DEL', KEYS[2])
         forget()
         event('ramp', successes, 0, 0, '')
       end
@@ -184,6 +185,11 @@ elseif ARGV[2] == 'ask' and not told then
       granted = 1
     end
   end
+elseif ARGV[2] == 'tell' and ARGV[17] ~= '' then
+  for probe in string.gmatch(ARGV[17], '%S+') do
+    redis.call('ZADD', KEYS[2], 'XX', whole(now + probe_life), probe)
+  end
+  redis.call('PEXPIRE', KEYS[2], math.ceil(probe_life / 500))
 end
 
 local wait, share = 0, 100

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from ..rules.breakers import Thresholds
 
 State = Literal["closed", "open", "half", "ramp"]
-Operation = Literal["tell", "ask", "done"]
+Operation = Literal["tell", "ask", "done", "hung"]
 Result = Literal["ok", "failed", "none", ""]
 SHARES = (10, 25, 50)
 """Percent of the calls that are let through, step by step, before all are."""
@@ -115,9 +115,13 @@ class LoneCircuit:
                 self._open(now, by, chance, reason, *sums)
         granted = False
         if operation == "done":
-            self._finish(now, by, chance, probe, result, era)
+            self.probes.pop(probe, None)
+        if operation in ("done", "hung"):
+            self._judge_probe(now, by, chance, result, era)
         elif operation == "ask":
             granted = self._grant(now, by, probe)
+        else:
+            self.probes |= {running: now + by.probe_us for running in probe.split() if running in self.probes}
         wait = {"open": self.ends - now, "ramp": self.ends - now, "half": min(self.probes.values(), default=now) - now}
         shares = {"closed": 100, "open": 0, "half": 0, "ramp": SHARES[self.step - 1]}
         return Answer(
@@ -156,7 +160,7 @@ class LoneCircuit:
         longer = by.open_us if self.state == "closed" else max(by.open_us, min(self.pause * 2, by.open_max_us))
         self.state, self.era, self.since, self.pause = "open", self.era + 1, now, longer
         self.ends, self.step, self.successes = now + _longer(longer, chance), 0, 0
-        self.buckets, self.probes = {}, {}
+        self.buckets = {}
         self._event("opened", calls, failures, slow, reason)
 
     def _grant(self, now: int, by: Thresholds, probe: str) -> bool:
@@ -171,8 +175,7 @@ class LoneCircuit:
         self.probes[probe] = now + by.probe_us
         return True
 
-    def _finish(self, now: int, by: Thresholds, chance: int, probe: str, result: Result, era: int | None) -> None:
-        self.probes.pop(probe, None)
+    def _judge_probe(self, now: int, by: Thresholds, chance: int, result: Result, era: int | None) -> None:
         if self.state != "half" or era not in (None, self.era):
             return
         if result == "failed":
@@ -182,7 +185,7 @@ class LoneCircuit:
             if self.successes >= by.probes:
                 self.state, self.step, self.since = "ramp", 1, now
                 self.ends = now + _longer(by.step_us, chance)
-                self.buckets, self.probes = {}, {}
+                self.buckets = {}
                 self._event("ramp", self.successes, 0, 0)
 
 

@@ -8,6 +8,7 @@ away, each process judges by what it sees itself (`circuit.py`), and then goes b
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import secrets
@@ -52,7 +53,7 @@ second."""
 USED_SECONDS = 10.0
 """For so long after the last call the background asks what the state is."""
 AGAIN_SECONDS = 0.005
-"""Between two calls of one process that tell at once."""
+"""Between two calls of one process that tell at once, and between two that look for calls that hang."""
 PROBE_PAUSE = 0.05
 """Seconds until a process asks again for a probe, where all are on their way."""
 RESENT_SECONDS = 10.0
@@ -73,8 +74,9 @@ HELD_SECONDS = 3600.0
 """For how long after the last call it does."""
 MOST_PASSED = 10_000_000
 """Calls between two flushes."""
-NEVER = float("-inf")
+NEVER, ENDLESS = float("-inf"), float("inf")
 SIGNALS = {"opened": circuit_opened, "half_open": circuit_half_open, "closed": circuit_closed}
+_numbers = itertools.count(1)
 WORDS: Mapping[State, str] = {"closed": "closed", "open": "open", "half": "half-open", "ramp": "ramp"}
 
 
@@ -109,7 +111,7 @@ class _Owed:
 class Circuit:
     """One breaker of this process. `declared`: what the code says, `by`: what holds; `calm_until`: until when
     (monotonic) calls are let through without another look, with the ticket `calm`; `slow_seconds`: from which on a call
-    is slow."""
+    is slow; `due_at`: when the oldest call that runs is, at the earliest."""
 
     def __init__(self, name: str, declared: Thresholds) -> None:
         self.name, self.declared, self.by = name, declared, declared
@@ -140,6 +142,13 @@ class Circuit:
         self._on_the_way: tuple[_Owed, ...] = ()
         """What was told and is not answered yet."""
         self._has_more = False
+        self.running: dict[int, tuple[float, Ticket]] = {}
+        """Calls that are not slow yet, by their numbers, the oldest first: when they began (monotonic)."""
+        self._counted: dict[int, float] = {}
+        """When calls that have not ended were counted as slow (monotonic)."""
+        self._probes: dict[str, float] = {}
+        """When probes that have not ended began, slow or not (monotonic)."""
+        self.due_at = ENDLESS
         self.lone: LoneCircuit | None = None
         self.slow_seconds = None if self.by.slow_us is None else self.by.slow_us / SECOND
 
@@ -182,6 +191,8 @@ class Circuit:
         if not self._is_known(now):
             yield from self._learning()
         elif is_alone and now >= self._sent_at + 1.0:
+            yield from self.telling()
+        if now >= self.due_at and self.count_hanging():
             yield from self.telling()
         if circuits.has_doubts:
             circuits.has_doubts = False  # One asks, and the others go on for a moment.
@@ -266,24 +277,115 @@ class Circuit:
             yield from _comparing()
         yield from self._exchanging(self._asked("tell"))
 
+    # While calls run
+
+    def begin(self, ticket: Ticket, began: float) -> int:
+        """Note that a call runs that may become slow, or is a probe. Returns its number, which is not 0."""
+        number = next(_numbers)
+        if ticket.probe:
+            self._probes[ticket.probe] = began
+        slow_seconds = self.slow_seconds
+        if slow_seconds is not None:
+            if not self.running:
+                self.due_at = began + slow_seconds
+                if began >= self.used_at + 1.0:
+                    self.used_at = began
+                    recorder.ride(circuits)  # Its thread counts the call if it hangs.
+            self.running[number] = began, ticket
+        return number
+
+    def is_slow(self, began: float) -> bool:
+        """Whether a call that began then (monotonic) is slow by now."""
+        return self.slow_seconds is not None and time.monotonic() - began >= self.slow_seconds
+
+    def end(self, ticket: Ticket, number: int, began: float) -> bool:
+        """Note that a call has ended; whether there is more to count than that it passed."""
+        is_noted = self.running.pop(number, None) is not None
+        if ticket.probe:
+            self._probes.pop(ticket.probe, None)
+            return True
+        return not is_noted or self.is_slow(began)
+
+    def count_hanging(self) -> bool:
+        """Count the calls that have lasted `slow` and have not ended; whether that may open the breaker, so that it has
+        to be told at once. Probes are judged by the background."""
+        with self._lock:
+            now, hanging = time.monotonic(), 0
+            for number, ticket in self._take_hanging(now):
+                if ticket.probe:
+                    self._owe_probe(ticket, "hung", "failed")
+                elif ticket.era == self.answer.era >= 0:
+                    self._counted[number] = now
+                    hanging += 1
+            if not hanging:
+                return False
+            self._count(now, hanging, 0, hanging)
+            return self._is_to_be_told(now)
+
+    def _take_hanging(self, now: float) -> list[tuple[int, Ticket]]:
+        found: list[tuple[int, Ticket]] = []
+        slow_seconds, self.due_at = self.slow_seconds, ENDLESS
+        if slow_seconds is None:  # Not any more: those that run are judged when they end.
+            self.running.clear()
+            return found
+        for number, (began, ticket) in self._oldest_first():
+            if began + slow_seconds > now:
+                self.due_at = max(began + slow_seconds, now + AGAIN_SECONDS)
+                break
+            if self.running.pop(number, None) is not None:  # Else it has ended meanwhile.
+                found.append((number, ticket))
+        return found
+
+    def _oldest_first(self) -> list[tuple[int, tuple[float, Ticket]]]:
+        while True:
+            with suppress(RuntimeError):  # Another thread has begun or ended a call meanwhile.
+                return list(self.running.items())
+
+    def _probes_that_run(self) -> str:
+        """The ids of those whose slots are renewed, with spaces between them."""
+        longest, now = self.by.longest_probe_us / SECOND, time.monotonic()
+        with self._lock:
+            for probe, began in list(self._probes.items()):
+                if now - began >= longest:
+                    self._probes.pop(probe, None)
+            return " ".join(self._probes)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call runs that may become slow, or a probe that keeps its slot."""
+        return bool(self.running or self._probes)
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the slot of a probe has to be renewed."""
+        return bool(self._probes)
+
     # After a call
 
-    def note(self, ticket: Ticket, *, failed: bool, slow: bool) -> bool:
-        """Count a call; whether that may open the breaker, so that it has to be told at once."""
+    def note(self, ticket: Ticket, number: int, *, failed: bool, slow: bool) -> bool:
+        """Count a call that has ended; whether that may open the breaker, so that it has to be told at once."""
         now = time.monotonic()
         with self._lock:
-            if ticket.era != self.answer.era:
+            counted_at = self._counted.pop(number, NEVER)
+            if ticket.era != self.answer.era or ticket.era < 0:
                 return False  # It was let through before the breaker opened last.
             self.used_at = now
-            self._count(now, 1, failed, slow)
+            if now - counted_at < self.by.window_us / SECOND:
+                self._count(now, 0, failed, 0)  # The window has it, as a slow one.
+            else:
+                self._count(now, 1, failed, slow)
             is_left_alone = not recorder.is_riding and self._is_left_alone(now)
-            if not (failed or slow) or now < self._told_at + AGAIN_SECONDS or not self._may_open(now):
-                return is_left_alone
-            if any(now - asked.at < conf.TIMEOUT for asked in self._on_the_way):
-                self._has_more = True  # What was counted before has to be there first; whoever told that goes on.
-                return is_left_alone
-            self._told_at = now
-            return True
+            return ((failed or slow) and self._is_to_be_told(now)) or is_left_alone
+
+    def _is_to_be_told(self, now: float) -> bool:
+        """Whether what was counted may open the breaker, so that it is told now."""
+        if now < self._told_at + AGAIN_SECONDS or not self._may_open(now):
+            return False
+        if any(now - asked.at < conf.TIMEOUT for asked in self._on_the_way):
+            self._has_more = True  # What was counted before has to be there first; whoever told that goes on.
+            return False
+        self._told_at = now
+        return True
 
     def _may_open(self, now: float) -> bool:
         """Whether it opens by what this process knows: the window as it was heard last, and what was counted since."""
@@ -318,22 +420,31 @@ class Circuit:
         """Whether there is no thread that tells, so that this call has to."""
         return not recorder.ride(circuits) and now >= self._sent_at + 1.0
 
-    def settling(self, ticket: Ticket, *, failed: bool, slow: bool) -> Waiting[None]:
+    def settling(self, ticket: Ticket, number: int, *, failed: bool, slow: bool) -> Waiting[None]:
         """Count what came of a call that was let through, and tell it at once where that changes something."""
-        if ticket.era < 0:
-            return
         if ticket.probe:
             result: Result = "failed" if failed or slow else "ok"
             yield from self._exchanging(self._asked("done", probe=ticket.probe, result=result, era=ticket.era))
-        elif self.note(ticket, failed=failed, slow=slow):
+        elif self.note(ticket, number, failed=failed, slow=slow):
             yield from self.telling()
 
-    def drop(self, ticket: Ticket) -> None:
-        """A call was cancelled: it says nothing of the resource. Its slot is free again at once, or soon."""
+    def drop(self, ticket: Ticket, *, number: int = 0, slow: bool = False) -> None:
+        """A call was cancelled: it says nothing of the resource, unless it was slow by then. Its slot is free again at
+        once, or soon."""
         if ticket.probe:
             with self._lock:
-                self._owed.append(self._asked("done", probe=ticket.probe, result="none", era=ticket.era))
+                if slow:
+                    self._owe_probe(ticket, "hung", "failed")
+                self._owe_probe(ticket, "done", "none")
+                if self.lone is not None:
+                    self.lone.probes.pop(ticket.probe, None)
+        elif slow:
+            self.note(ticket, number, failed=False, slow=True)
+        if ticket.probe or slow:
             circuits.hurry()
+
+    def _owe_probe(self, ticket: Ticket, operation: Operation, result: Result) -> None:
+        self._owed.append(self._asked(operation, probe=ticket.probe, result=result, era=ticket.era))
 
     def telling(self) -> Waiting[None]:
         """Tell what was counted, and hear what the state is."""
@@ -382,9 +493,14 @@ class Circuit:
         finally:
             self._receive(asked)
         self._adopt(answer, asked.at)
-        yield from _signalled(self.name, answer.events, answer, shared=True)
-        if self._has_to_go_on():
-            yield from self.telling()
+        try:
+            yield from _signalled(self.name, answer.events, answer, shared=True)
+            if self._has_to_go_on():
+                yield from self.telling()
+        except BaseException:
+            if answer.granted:
+                self.drop(Ticket(answer.era, asked.probe))
+            raise
         return answer
 
     def exchange(self, asked: _Owed, patience: Patience | None = None) -> None:
@@ -434,8 +550,10 @@ class Circuit:
         asked = self._taken()
         if asked.outcomes:
             self._owe(asked)
-        for wait in self._alone(asked):
-            wait.blocking()  # type: ignore[union-attr]
+        hanging = [other for other in self._owed if other.operation == "hung"]
+        for waiting in map(self._alone, (asked, *hanging)):
+            for wait in waiting:
+                wait.blocking()  # type: ignore[union-attr]
 
     @property
     def is_owing(self) -> bool:
@@ -451,8 +569,10 @@ class Circuit:
             self._on_the_way = tuple([other for other in self._on_the_way if other is not asked])
 
     def _owe(self, asked: _Owed) -> None:
-        if asked.operation == "ask":  # Nobody waits for the probe any more, but its change of state is to be signalled.
-            asked = _Owed(asked.at, asked.token, "tell")
+        if asked.operation == "ask":
+            # No call waits for the probe any more, but its change of state is to be signalled. With the same token: if
+            # Redis reads the question later, it is not granted.
+            asked = _Owed(asked.at, asked.token, "done", asked.probe, "none")
         with self._lock:
             self._owed = [*self._owed, asked][-MOST_OWED:]
 
@@ -467,10 +587,11 @@ class Circuit:
             part for last, *counts in asked.outcomes for part in (max(0, round((now - last) * SECOND)), *counts)
         ]
         moment = b"%d" % now_us() if conf.CLOCK == "client" else b""
+        probe = self._probes_that_run() if asked.operation == "tell" else asked.probe
         arguments = [
             moment, asked.operation.encode(), *(b"%d" % number for number in numbers),
             get_store().channel(conf.CACHE_PREFIX), CIRCUIT + b" " + tag_of(self.name),
-            asked.probe.encode(), asked.result.encode(), b"%d" % asked.era, *(b"%d" % number for number in outcomes),
+            probe.encode(), asked.result.encode(), b"%d" % asked.era, *(b"%d" % number for number in outcomes),
         ]  # fmt: skip
         return [key, key + b":probes", b"%b:told:%b" % (key, asked.token.encode())], arguments
 
@@ -507,13 +628,16 @@ class Circuit:
                 self.lone = LoneCircuit(known.state, max(0, known.era), known.version, _us(now) + left, known.share)
                 self.lone.pause = self.by.open_us if known.state != "closed" else 0
                 self.lone.since = _us(now)
+                running = self._probes_that_run().split()
+                self.lone.probes = dict.fromkeys(running, _us(now) + self.by.probe_us)
                 if known.era < 0:
                     asked.era = 0
                 outcomes = [Outcomes(_us(now) - _us(bucket[1]), *map(int, bucket[2:])) for bucket in self._own]
             else:
                 outcomes = [Outcomes(_us(now) - _us(last), *counts) for last, *counts in asked.outcomes]
+            probe = self._probes_that_run() if asked.operation == "tell" else asked.probe
             answer = self.lone.call(
-                _us(now), self.by, asked.operation, chance=chance.randrange(MOST_JITTER), probe=asked.probe,
+                _us(now), self.by, asked.operation, chance=chance.randrange(MOST_JITTER), probe=probe,
                 result=asked.result, era=None if asked.era < 0 else asked.era, outcomes=outcomes,
             )  # fmt: skip
             if answer.era != self.answer.era:
@@ -521,7 +645,12 @@ class Circuit:
             if any(event.name == "closed" for event in answer.events):
                 self._owed = []  # What made it open is over.
             self._hold(answer, now)
-        yield from _signalled(self.name, answer.events, answer, shared=False)
+        try:
+            yield from _signalled(self.name, answer.events, answer, shared=False)
+        except BaseException:
+            if answer.granted:
+                self.drop(Ticket(answer.era, asked.probe))
+            raise
         return answer
 
 
@@ -627,9 +756,11 @@ class Circuits:
                     del self._held[circuit.name]
 
     def in_use(self) -> bool:
-        """Whether there was a call lately."""
+        """Whether there was a call lately, or one runs that has to be looked after."""
         now = time.monotonic()
-        return any(now - circuit.used_at < USED_SECONDS for circuit in list(self.by_name.values()))
+        return any(
+            circuit.is_running or now - circuit.used_at < USED_SECONDS for circuit in list(self.by_name.values())
+        )
 
     def retune(self) -> None:
         """Go by the rows that are in force; there are new ones, or may be."""
@@ -682,7 +813,8 @@ class Circuits:
         now, failed = time.monotonic(), None
         self._let_go()
         for circuit in list(self.by_name.values()):
-            if now - circuit.used_at >= USED_SECONDS and not circuit.is_owing:
+            circuit.count_hanging()  # It is told below.
+            if now - circuit.used_at >= USED_SECONDS and not (circuit.is_owing or circuit.is_probing):
                 continue
             try:
                 circuit.tell(patience or Patience(ASK_SECONDS))

@@ -70,8 +70,13 @@ class Thresholds:
 
     @property
     def probe_us(self) -> int:
-        """For how long a probe holds its slot at most: one whose process was killed ends by itself."""
+        """For how long a probe holds its slot without news of its process: one that was killed renews none."""
         return min(max(2 * (self.slow_us or 0), self.open_us, SHORTEST_PROBE_US), LONGEST_PROBE_US)
+
+    @property
+    def longest_probe_us(self) -> int:
+        """For how long a process renews the slot of a probe that does not end."""
+        return max(self.open_max_us, self.probe_us)
 
     @property
     def step_us(self) -> int:

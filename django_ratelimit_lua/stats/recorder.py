@@ -176,7 +176,7 @@ class Recorder:
         """Have that done with each flush, too, also where no decision is counted; whether a thread does."""
         if companion not in self._companions:
             self._companions.append(companion)
-        return self._task.is_running or self._task.start()
+        return self._task.start()  # Also if it runs: it may be about to end.
 
     def add(
         self,

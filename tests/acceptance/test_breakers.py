@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -140,6 +141,221 @@ def test_slow_calls_open_it_too(service: Service, told: list[Any]) -> None:
     pay = CircuitBreaker("reports", slow="15ms", slow_ratio=0.8, minimum=5, open_for="30s")(service)
     assert [outcome(pay) for _ in range(6)] == [None] * 5 + ["open"]
     assert (told[0][1]["slow"], told[0][1]["reason"]) == (5, "slow_ratio")
+
+
+class Hanging:
+    """A service that does not answer until it is released. `running` and `most`: how many calls run now, and ran at
+    the same time at most."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.lock = threading.Lock()
+        self.called = self.running = self.most = 0
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self) -> str:
+        with self.lock:
+            self.called += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.released.wait(30)
+        with self.lock:
+            self.running -= 1
+        return "paid"
+
+    def start(self, function: Callable[[], Any]) -> None:
+        """Call it through a breaker, in a thread."""
+        self.threads.append(threading.Thread(target=outcome, args=(function,)))
+        self.threads[-1].start()
+
+    def release(self) -> None:
+        """Let all calls end."""
+        self.released.set()
+        for thread in self.threads:
+            thread.join()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    found = Hanging()
+    yield found
+    found.release()
+
+
+def numbers_of(name: str) -> tuple[int, int, int]:
+    """Calls, failures and slow calls of the window, after all of them are reported."""
+    known = circuits.by_name[name]
+    known.tell()
+    return known.answer.calls, known.answer.failures, known.answer.slow
+
+
+def test_calls_that_hang_open_it_before_they_end(hanging: Hanging, told: list[Any]) -> None:
+    """The next call is refused as soon as enough calls have lasted `slow`; none of them counts a second time."""
+    pay = CircuitBreaker("payments", slow="0.2s", minimum=5, open_for="30s")(hanging)
+    for _ in range(5):
+        hanging.start(pay)
+    until(lambda: hanging.called == 5)
+    time.sleep(0.2)  # So long is `slow`.
+    hanging.start(pay)
+    until(lambda: bool(told))
+    assert hanging.called == 5
+    ((name, numbers),) = told
+    assert (name, numbers["calls"], numbers["slow"], numbers["reason"]) == ("opened", 5, 5, "slow_ratio")
+    hanging.release()
+    assert numbers_of("payments") == (0, 0, 0)
+    assert hanging.called == 5
+
+
+def test_calls_that_hang_open_it_without_another_call(hanging: Hanging) -> None:
+    """The background counts them within a second, also long after the last call began."""
+    breaker = CircuitBreaker("payments", slow="50ms", minimum=3, open_for="30s")
+    pay = breaker(hanging)
+    for _ in range(3):
+        hanging.start(pay)
+    until(lambda: breaker.state == "open", 3)
+    assert hanging.called == 3
+
+
+def test_coroutines_that_hang_open_it() -> None:
+    """Of forty calls at intervals, those are made that begin before enough of them have lasted `slow`. As a decorator,
+    and as a block."""
+    called = 0
+
+    async def hang() -> None:
+        nonlocal called
+        called += 1
+        await asyncio.sleep(30)
+
+    async def forty(call: Callable[[], Any]) -> list[str]:
+        tasks = []
+        for _ in range(40):
+            tasks.append(asyncio.ensure_future(call()))
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        return [type(one).__name__ for one in await asyncio.gather(*tasks, return_exceptions=True)]
+
+    def breaker(name: str) -> CircuitBreaker:
+        return CircuitBreaker(name, slow="50ms", minimum=5, open_for="30s")
+
+    block = breaker("block")
+
+    async def in_a_block() -> None:
+        async with block:
+            await hang()
+
+    for call in (breaker("decorator")(hang), in_a_block):
+        called = 0
+        came = async_to_sync(forty)(call)
+        assert called == came.count("CancelledError")
+        assert 5 <= called < 30, called
+        assert came.count("CircuitOpen") == 40 - called
+
+
+def test_a_call_that_is_cancelled_after_it_was_slow_counts_as_slow() -> None:
+    """As `asyncio.wait_for` cancels calls; one that is cancelled earlier is not counted."""
+
+    @CircuitBreaker("payments", slow="30ms", minimum=1000)
+    async def pay() -> None:
+        await asyncio.sleep(30)
+
+    async def cancelled(after: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(pay(), after)
+
+    async_to_sync(cancelled)(1)  # The state of the breaker is read first.
+    for after in (0.001, 0.05, 0.001, 0.05):
+        async_to_sync(cancelled)(after)
+    assert numbers_of("payments") == (3, 0, 3)
+
+
+def test_a_call_that_hung_and_then_fails_counts_once(hanging: Hanging) -> None:
+    """As one call, slow from when it had lasted so long, and failed from its end; one that succeeds adds nothing."""
+    breaker = CircuitBreaker("payments", slow="50ms", minimum=1000)
+
+    def late() -> None:
+        hanging()
+        raise TimeoutError
+
+    for call in (breaker(late), breaker(hanging)):
+        hanging.start(call)
+    until(lambda: hanging.called == 2)
+    until(lambda: numbers_of("payments") == (2, 0, 2), 3)
+    hanging.release()
+    assert numbers_of("payments") == (2, 1, 2)
+
+
+def test_calls_that_run_are_forgotten_when_they_end(hanging: Hanging) -> None:
+    """Nothing is kept of them, nor of those that hang, once they are counted; without `slow` nothing is noted."""
+    timed, plain = CircuitBreaker("timed", slow="50ms"), CircuitBreaker("plain")
+    hanging.start(plain(hanging))
+    hanging.start(timed(hanging))
+    until(lambda: hanging.called == 2)
+    assert len(circuits.by_name["plain"].running) == 0
+    until(lambda: len(circuits.by_name["timed"].running) == 0, 3)
+    assert numbers_of("timed") == (1, 0, 1)
+    for _ in range(100):
+        timed(lambda: "paid")()
+    assert len(circuits.by_name["timed"].running) == 0
+
+
+@pytest.mark.parametrize("slow", [None, "50ms"])
+def test_probes_that_hang_keep_their_places(
+    slow: str | None, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, told: list[Any]
+) -> None:
+    """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts without its process,
+    and after it was counted as slow. When it ends, another is made at once."""
+    monkeypatch.setattr("django_ratelimit_lua.rules.breakers.SHORTEST_PROBE_US", 1_500_000)
+    breaker = CircuitBreaker("payments", failures=1, slow=slow, open_for="0.1s", probes=1)
+    pay = breaker(hanging)
+    with pytest.raises(ConnectionError), breaker:
+        raise ConnectionError
+    end = time.monotonic() + 4.0
+    while time.monotonic() < end:
+        hanging.start(pay)
+        time.sleep(0.05)
+    assert (hanging.called, hanging.most) == (1, 1)
+    reasons = [numbers["reason"] for name, numbers in told if name == "opened"]
+    assert reasons == (["failures"] if slow is None else ["failures", "probe"])
+    hanging.release()
+    until(lambda: outcome(pay) == "paid")
+    until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
+
+
+def test_a_probe_that_never_ends_loses_its_place(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it has lasted `open_max`; so the breaker cannot stick."""
+    monkeypatch.setattr("django_ratelimit_lua.rules.breakers.SHORTEST_PROBE_US", 300_000)
+    breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", open_max="0.2s", probes=1)
+    with pytest.raises(ConnectionError), breaker:
+        raise ConnectionError
+    pay = breaker(hanging)
+    until(lambda: hanging.start(pay) or hanging.called == 2, 10)  # type: ignore[func-returns-value]
+
+
+def test_a_coroutine_that_is_cancelled_while_it_asks_gives_its_probe_back(direct: redis.Redis) -> None:
+    """Whether Redis has answered by then or not: soon another is granted, long before the slot would end."""
+    breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", probes=1)
+
+    @breaker
+    async def pay() -> str:
+        return "paid"
+
+    async def cancel_one(after: float) -> None:
+        task = asyncio.ensure_future(pay())
+        await asyncio.sleep(after)
+        task.cancel()
+        await asyncio.wait([task])
+
+    for after in (0.0, 0.0005, 0.05):
+        with breaker.call() as call:
+            call.fail()
+        until(lambda: breaker.state == "open")
+        time.sleep(0.15)  # So long is the pause at most.
+        if after == 0.05:
+            direct.execute_command("CLIENT", "PAUSE", 100, "ALL")
+        async_to_sync(cancel_one)(after)
+        until(lambda: outcome(async_to_sync(pay)) == "paid", 3)
+        until(lambda: outcome(async_to_sync(pay)) == "paid" and breaker.state == "closed", 3)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ STEPS = st.lists(
         st.tuples(st.just("tell"), PAUSES, st.lists(st.tuples(PAUSES, COUNTS), max_size=3)),
         st.tuples(st.just("ask"), PAUSES, st.none()),
         st.tuples(st.just("done"), PAUSES, st.tuples(st.integers(0, 5), st.sampled_from(["ok", "failed", "none"]))),
+        st.tuples(st.just("hung"), PAUSES, st.integers(0, 5)),
         st.tuples(st.just("until it changes"), st.just(0), st.none()),
         st.tuples(st.just("retune"), st.just(0), BY),
     ),
@@ -110,12 +111,16 @@ def test_the_program_and_the_model_for_outages_say_the_same(by: Thresholds, step
                 now += answer.wait
             elif what == "tell":
                 options["outcomes"] = [Outcomes(age, *counts) for age, counts in detail]
+                options["probe"] = " ".join(probe for probe, _ in probes)
             elif what == "ask":
                 options["probe"] = secrets.token_hex(4)
-            elif probes:
+            elif what == "hung" and probes:
+                options["probe"], options["era"] = probes[detail % len(probes)]
+                options["result"] = "failed"
+            elif what == "done" and probes:
                 options["probe"], options["era"] = probes.pop(detail[0] % len(probes))
                 options["result"] = detail[1]
-            operation = what if what in ("ask", "done") and "probe" in options else "tell"
+            operation = what if what in ("ask", "done", "hung") and "probe" in options else "tell"
             answer = model.call(now, by, operation, chance=chance, **options)
             assert script.call(now, by, operation, chance=chance, **options) == answer
             if answer.granted:
@@ -173,6 +178,44 @@ def test_half_open_has_so_many_slots_and_never_sticks(script: Script) -> None:
     assert (waiting.state, waiting.wait) == ("half", by.probe_us - 1)
     now += by.probe_us
     assert [script.call(now, by, "ask", probe=f"c{n}").granted for n in range(4)] == [True] * 3 + [False]
+
+
+def test_a_probe_that_hangs_keeps_its_place(script: Script) -> None:
+    """It counts as failed while it goes on, and the next opening leaves it its place. The place lasts for as long as
+    its process reports that it runs; what was given back is not taken again by such a report."""
+    by = Thresholds(probes=1, open_us=SECOND)
+    now = BEGIN + opened(script, by).wait
+    assert script.call(now, by, "ask", probe="a").granted
+    answer = script.call(now, by, "hung", probe="a", result="failed", era=1)
+    assert (answer.state, answer.era, answer.events[0].reason) == ("open", 2, "probe")
+    again = script.call(now, by, "hung", probe="a", result="failed", era=1)
+    assert (again.state, again.era, again.events) == ("open", 2, ())
+    for _ in range(5):
+        now += by.probe_us - 1
+        script.call(now, by, "tell", probe="a")
+        assert not script.call(now, by, "ask", probe="b").granted
+    assert script.call(now, by, "done", probe="a", result="ok", era=1).state == "half"
+    script.call(now, by, "tell", probe="a")
+    assert script.call(now, by, "ask", probe="b").granted
+    assert not script.call(now, by, "ask", probe="c").granted
+    assert script.call(now + by.probe_us, by, "ask", probe="c").granted
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_probe_that_is_given_back_is_free_in_whatever_order_that_comes(is_late: bool, script: Script) -> None:
+    """By the token of the question: where that comes later, it is not granted any more. Whoever gives it back is
+    answered which change the question has made."""
+    by = Thresholds(probes=1)
+    now = BEGIN + opened(script, by).wait
+    came = []
+    for operation in ("done", "ask") if is_late else ("ask", "done"):
+        answer = script.call(now, by, operation, probe="a", result="none", token="t")
+        came.append((operation, answer.granted, [event.name for event in answer.events]))
+    if is_late:
+        assert came == [("done", False, []), ("ask", False, [])]
+    else:
+        assert came == [("ask", True, ["half_open"]), ("done", False, ["half_open"])]
+    assert script.call(now, by, "ask", probe="b").granted
 
 
 def test_recovery_is_a_ramp(script: Script) -> None:
