@@ -5,5 +5,7 @@ import os
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 
+from django_ratelimit_lua.asgi import finish_at_shutdown
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
-application = ASGIStaticFilesHandler(get_asgi_application())
+application = finish_at_shutdown(ASGIStaticFilesHandler(get_asgi_application()))

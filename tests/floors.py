@@ -13,7 +13,7 @@ FLOORS = [
     ["store", "identity"],
     ["rules", "stats"],
     ["engine", "models", "migrations"],
-    ["limiter", "breaker", "web", "publishing"],
+    ["limiter", "breaker", "web", "publishing", "asgi"],
     ["decorators", "middleware", "core", "throttling", "gateway", "testing", "checks", "operations"],
     ["admin", "management", "apps", "pytest_plugin", "__init__"],
 ]

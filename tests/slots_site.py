@@ -169,4 +169,6 @@ if os.environ.get("SLOTS_PREFIX"):
     from django.core.asgi import get_asgi_application
     from django.core.wsgi import get_wsgi_application
 
-    asgi, wsgi = get_asgi_application(), get_wsgi_application()
+    from django_ratelimit_lua.asgi import finish_at_shutdown
+
+    asgi, wsgi = finish_at_shutdown(get_asgi_application()), get_wsgi_application()

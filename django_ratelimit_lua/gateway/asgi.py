@@ -19,6 +19,7 @@ from django.core.exceptions import RequestDataTooBig
 if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 
+from ..asgi import finish_at_shutdown
 from .answer import Answer
 from .asked import MOST_BYTES
 from .check import answer_scope
@@ -34,25 +35,16 @@ Send = Callable[[Any], Awaitable[None]]
 BODY_SECONDS = 10
 
 
+@finish_at_shutdown
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """An ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
-    if scope["type"] == "lifespan":
-        await _live(receive, send)
-    elif scope["type"] == "http":
+    if scope["type"] == "http":
         await _send(await _answer(scope, receive), send)
     elif scope["type"] == "websocket":
         # A proxy has passed on the upgrade of the request it asks about. Left alone, this would be a 500, by which
         # proxies that fail open let everything past; it is a 403.
         await receive()
         await send({"type": "websocket.close"})
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        event = (await receive())["type"]
-        await send({"type": f"{event}.complete"})
-        if event == "lifespan.shutdown":
-            return
 
 
 async def _answer(scope: Scope, receive: Receive) -> Answer:

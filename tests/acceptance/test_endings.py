@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -13,20 +14,26 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import redis
+from django.core.asgi import get_asgi_application
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.asgi import finish_at_shutdown
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.background import background_tasks
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.gateway.asgi import application as gateway
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
+from tests.demo import await_port, free_port
+from tests.held import SlotsInUse
 
 ENDS = """
 import os, signal, sys, django
@@ -136,6 +143,110 @@ def test_children_of_multiprocessing_end_as_processes_do(
     found = {name: reading.total(name, day).allowed for name in ("plain", "leased", "pooled")}
     assert found == {"plain": 30 if known == "known" else 20, "leased": 10, "pooled": 10}
     assert RateLimiter("leased", "1000/h", algorithm="fixed_window").peek("ada").remaining == 990
+
+
+async def supports_lifespan(scope: Any, receive: Any, send: Any) -> None:
+    for _ in range(2):
+        await send({"type": f"{(await receive())['type']}.complete", "is": "its own"})
+
+
+async def raises_at_once(scope: Any, receive: Any, send: Any) -> None:
+    raise ValueError(scope["type"])
+
+
+async def raises_later(scope: Any, receive: Any, send: Any) -> None:
+    raise ValueError((await receive())["type"])
+
+
+async def returns_at_once(scope: Any, receive: Any, send: Any) -> None:
+    pass
+
+
+async def fails_to_start(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "lifespan.startup.failed"})
+    raise ValueError("as Starlette does")
+
+
+@pytest.mark.parametrize(
+    "application",
+    [supports_lifespan, raises_at_once, raises_later, returns_at_once, fails_to_start, get_asgi_application(), gateway],
+    ids=lambda application: getattr(application, "__name__", "django"),
+)
+def test_a_lifespan_is_that_of_the_application_and_ends_with_a_clean_end(application: Any) -> None:
+    """Each event is answered once: by an application that supports them, also if it fails, or for one that does not.
+    The last answer is sent when nothing runs any more beside requests."""
+    limiter, sent = RateLimiter("plain", "100/h"), []
+    events = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> dict[str, str]:
+        return {"type": next(events)}
+
+    async def send(message: dict[str, str]) -> None:
+        is_idle = not any(task.is_running for task in background_tasks())
+        sent.append((message["type"].removeprefix("lifespan."), message.get("is"), is_idle))
+
+    async def live() -> None:
+        finishing = application if application is gateway else finish_at_shutdown(application)
+        await finishing({"type": "lifespan"}, receive, send)
+
+    limiter.hit("ada")
+    assert listener.task.is_running
+    if application is fails_to_start:
+        with pytest.raises(ValueError, match="Starlette"):
+            asyncio.run(live())
+        assert sent == [("startup.failed", None, False)]
+        return
+    asyncio.run(live())
+    own = "its own" if application is supports_lifespan else None
+    assert sent == [("startup.complete", own, False), ("shutdown.complete", own, True)]
+
+
+ASGI_SERVERS = {
+    "uvicorn": ["uvicorn", "--workers=2", "--limit-max-requests=12", "--timeout-graceful-shutdown=1"],
+    "gunicorn": ["gunicorn", "--worker-class=uvicorn.workers.UvicornWorker", "--workers=2", "--max-requests=12"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(ASGI_SERVERS))
+def test_workers_of_an_asgi_server_end_as_processes_do(
+    kind: str, direct: redis.Redis, prefix: str, settings: Any
+) -> None:
+    """With `finish_at_shutdown`: workers that have served enough, that are replaced (HUP) and that are terminated have
+    written what they counted, and released the slot of a view that runs on in a thread."""
+    settings.RATELIMIT_CACHE_PREFIX = prefix
+    slots, port = SlotsInUse(direct, prefix, prefix), free_port()
+    environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": "60"}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    where = [f"--bind=127.0.0.1:{port}"] if kind == "gunicorn" else [f"--port={port}"]
+    command = [sys.executable, "-m", *ASGI_SERVERS[kind], *where, "--log-level=critical", "tests.slots_site:asgi"]
+    answered = failed = 0
+
+    def visit() -> None:
+        nonlocal answered, failed
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/async/plain/?who=ada", timeout=60) as response:
+                response.read()
+            answered += 1
+        except OSError:  # The worker has just ended.
+            failed += 1
+
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment) as process:
+        await_port(port)
+        for number in range(24):
+            visit()
+            if number == 6 and kind == "gunicorn":
+                process.send_signal(signal.SIGHUP)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            # gunicorn kills a worker whose view runs on.
+            seconds = 60 if kind == "uvicorn" else 1
+            client.sendall(f"GET /sync/plain/?who=bob&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            until(lambda: slots.held == 1, "a view holds a slot")
+            process.terminate()
+            process.wait(60)
+    assert slots.held == 0
+    assert answered >= 16
+    assert answered < reading.total("view", reading.Span.last(86_400, 3600)).allowed <= answered + failed + 1
 
 
 def test_without_threads_nothing_fails_and_redis_is_found_again(

@@ -11,6 +11,7 @@ import pytest
 PUBLIC = {
     "": "ALL CircuitBreaker CircuitOpen Decision Limit LimitError LimitState Rate RateLimiter Ratelimited "
     "UNSAFE circuit ratelimit ratelimit_exempt",
+    "asgi": "finish_at_shutdown",
     "core": "ALL UNSAFE Usage get_usage is_ratelimited",
     "decorators": "ALL UNSAFE circuit ratelimit",
     "exceptions": "CircuitOpen LimitError Ratelimited StoreError",
