@@ -278,7 +278,7 @@ def test_who_names_nobody_has_no_overrides(decide: Decide, orders: RateLimitRule
     code any, in Django or here."""
     override(user=ada, effect="block")
     override(field="get:q", value="7", effect="block")
-    for identity in (7, "7", None, ["user", 7], ["user", "7"], {"session": "7"}, {"path": "7"}):
+    for identity in (7, "7", None, ["user", 7], ["user", "7"], {"session": "7"}, {"path": "/7"}):
         assert verdicts(decide({"rule": "orders", "identity": identity}))[0], identity
     limiter = RateLimiter("in the code", "1/h")
     assert verdicts(decide({"limit": "in the code", "identity": ADA}))[0]
