@@ -62,8 +62,7 @@ async def _answer(scope: Scope, receive: Receive) -> Answer:
             body = await _body(receive)
         except ProblemError as error:
             return error.answer
-        token = meta_of(scope).get("HTTP_AUTHORIZATION", "")
-        return await answer_decide(scope["method"], token, body, partial(_gone, receive))
+        return await answer_decide(scope["method"], meta_of(scope), body, partial(_gone, receive))
     if path.endswith("/openapi.json"):
         return answer_openapi()
     return Answer.text(404, "There is nothing here.")

@@ -25,6 +25,7 @@ _PROBLEMS = {
     "408": "The body did not come in time.",
     "413": "The body is too large.",
     "422": "A part of the body is wrong, or names a limit that there is not.",
+    "429": "Too many wrong tokens came from this address.",
 }
 IDENTITY = {
     "description": "Who is counted: text, a whole number, null for everybody together, or a list of these; or an "
