@@ -141,6 +141,8 @@ class AskedPlanner:
         client = ruleset.clients.get(self._caller.client)
         if client is None:
             raise unauthorised()
+        if self._asked.operation == "refund" and not client.may_refund:
+            raise ProblemError(403, f"{client.name} may not give units back.")
         found: list[tuple[list[PlannedCharge], Rule | None, Named | None]] = []
         for asked, subject, identity in self._charges:
             if not client.may_ask(asked.limit):

@@ -68,7 +68,7 @@ def rate_of(group: str, request: Any) -> str:
 @pytest.fixture
 def token() -> str:
     """That of a service which may ask everything."""
-    client = RateLimitClient(name="mailer", limits="*")
+    client = RateLimitClient(name="mailer", limits="*", may_refund=True)
     made = client.new_token()
     client.save()
     return made
@@ -309,6 +309,21 @@ def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
     assert not [change for change in RateLimitChange.objects.all() if another in str((change.before, change.after))]
 
 
+def test_units_are_given_back_by_clients_that_may(decide: Decide) -> None:
+    """A refund can lift any limit: so a client needs the permission for it, which holds from the next question on."""
+    client = RateLimitClient(name="asking", limits="mail")
+    token = client.new_token()
+    client.save()
+    assert decide({**MAIL, "cost": 3}, token=token).json()["allowed"]
+    refused = decide(MAIL, operation="refund", token=token)
+    assert (refused.status, refused.json()["detail"]) == (403, "asking may not give units back.")
+    assert not decide(MAIL, operation="peek", token=token).json()["allowed"]
+    client.may_refund = True
+    client.save()
+    assert decide(MAIL, operation="refund", token=token).json()["allowed"]
+    assert decide(MAIL, token=token).json()["allowed"]
+
+
 def test_wrong_tokens_are_limited_and_logged(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
     """By address, and never in the way of a right one, also of one that was made just now."""
     refusal_log.clear()
@@ -493,13 +508,14 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
     (other,) = re.findall(r"rl_[\w-]{43}", again.content.decode())
     assert other != token
     assert browser.get(f"{pages}{shop.pk}/token/").status_code == 403
-    saved = {"name": "shop", "limits": "sms", "is_active": "on"}
+    saved = {"name": "shop", "limits": "sms", "may_refund": "on", "is_active": "on"}
     assert browser.post(f"{pages}{shop.pk}/change/", saved).status_code == 302
     browser.post(pages, {"action": "revoke", "_selected_action": shop.pk})
     shop.refresh_from_db()
     assert not shop.is_active
     history = browser.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
     assert "May ask" in history
+    assert "May give units back" in history
     assert RateLimitChange.objects.filter(kind="client", by="root").count() == 4
     browser.force_login(User.objects.create_user("nobody", is_staff=True))
     assert browser.get(pages).status_code == 403
