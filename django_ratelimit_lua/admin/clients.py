@@ -34,10 +34,10 @@ def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
 class ClientAdmin(ActingAdmin):
     """Who may ask the gateway, about what, and when it last did."""
 
-    list_display = ("name", "may_ask", "is_active", "used")
-    list_filter = ("is_active",)
+    list_display = ("name", "may_ask", "may_refund", "is_active", "used")
+    list_filter = ("is_active", "may_refund")
     search_fields = ("name", "limits")
-    fields = ("name", "limits", "is_active", "used")
+    fields = ("name", "limits", "may_refund", "is_active", "used")
     readonly_fields = ("used",)
     actions = (revoke,)
     change_form_template = "admin/django_ratelimit_lua/ratelimitclient/change_form.html"

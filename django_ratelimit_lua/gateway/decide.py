@@ -32,8 +32,9 @@ from ..rules.exempt import ratelimit_exempt
 from ..rules.provider import current
 from .answer import Answer
 from .asked import MOST_BYTES, Asked, read_asked
-from .planned import AskedPlanner, unauthorised
+from .planned import AskedPlanner, Caller, unauthorised
 from .problems import ProblemError
+from .vouched import Meta
 
 NOTE_SECONDS = 60
 """How often it is written down, by each process, that a token was used."""
@@ -53,38 +54,39 @@ async def decide(request: HttpRequest) -> HttpResponse:
         body = request.read(MOST_BYTES + 1)  # Not `request.body`: what is sent in chunks may have any size.
     except UnreadablePostError:
         body = b""  # The client has gone.
-    answer = await answer_decide(str(request.method), request.META.get("HTTP_AUTHORIZATION", ""), body)
+    answer = await answer_decide(str(request.method), request.META, body)
     return answer.response()
 
 
-async def answer_decide(method: str, authorization: str, body: bytes, gone: Gone | None = None) -> Answer:
-    """The decisions that a service asks for, as JSON, or a problem document. `gone`: waits until the client is."""
+async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None = None) -> Answer:
+    """The decisions that a service asks for, as JSON, or a problem document. `meta`: the `META` of its request; `gone`:
+    waits until the client is."""
     try:
         if method != "POST":
             raise ProblemError(405, "Ask by POST.", Allow="POST")
-        scheme, _, token = authorization.partition(" ")
+        scheme, _, token = str(meta.get("HTTP_AUTHORIZATION", "")).partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthorised()
-        client = token_digest(token.strip())
+        caller = Caller(token_digest(token.strip()), meta)
         # Who may not ask at all is told nothing about the body; that this is still so, the decision finds out itself.
         ruleset = current()
-        if ruleset is None or client not in ruleset.clients:
-            await AskedPlanner(client, Asked("peek", ())).decided()
+        if ruleset is None or caller.client not in ruleset.clients:
+            await AskedPlanner(caller, Asked("peek", ())).decided()
         asked = read_asked(body)
         if asked.operation == "release":
-            answer = await _released(client, asked)
+            answer = await _released(caller, asked)
         elif asked.together:
-            answer = await _together(client, asked, gone)
+            answer = await _together(caller, asked, gone)
         else:
-            answer = await _apart(client, asked, gone)
-        _note(client)
+            answer = await _apart(caller, asked, gone)
+        _note(caller.client)
     except ProblemError as error:
         return error.answer
     return Answer(200, _HEADERS, json.dumps(answer).encode())
 
 
-async def _together(client: str, asked: Asked, gone: Gone | None) -> dict[str, Any]:
-    planner = AskedPlanner(client, asked)
+async def _together(caller: Caller, asked: Asked, gone: Gone | None) -> dict[str, Any]:
+    planner = AskedPlanner(caller, asked)
     try:
         outcome = await planner.decided()
     except BaseException as error:
@@ -96,12 +98,12 @@ async def _together(client: str, asked: Asked, gone: Gone | None) -> dict[str, A
     return planner.answer(outcome)
 
 
-async def _apart(client: str, asked: Asked, gone: Gone | None) -> dict[str, Any]:
+async def _apart(caller: Caller, asked: Asked, gone: Gone | None) -> dict[str, Any]:
     """Each charge for itself; but what may not be asked at all is found out before any of them is made."""
     alone = [asked._replace(charges=(charge,)) for charge in asked.charges]
     for each in alone:
-        await AskedPlanner(client, each).check()
-    answers = await asyncio.gather(*[_together(client, each, gone) for each in alone])
+        await AskedPlanner(caller, each).check()
+    answers = await asyncio.gather(*[_together(caller, each, gone) for each in alone])
     decisions = [
         {**decision, "slot": each["slot"]} if "slot" in each else decision
         for each in answers for decision in each["decisions"]
@@ -124,8 +126,8 @@ async def _turn(outcome: Outcome, gone: Gone | None) -> None:
             await turn
 
 
-async def _released(client: str, asked: Asked) -> dict[str, Any]:
-    outcome = await AskedPlanner(client, asked).decided()  # Who may not ask, may not release either.
+async def _released(caller: Caller, asked: Asked) -> dict[str, Any]:
+    outcome = await AskedPlanner(caller, asked).decided()  # Who may not ask, may not release either.
     charges = [planned.charge for planned in outcome.planned if planned.charge.limit.holds]
     if not charges and conf.ENABLE:
         raise ProblemError(422, "None of these limits has slots.")

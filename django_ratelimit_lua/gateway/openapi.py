@@ -20,11 +20,12 @@ _SECONDS = {"type": ["number", "null"], "minimum": 0}
 _PROBLEMS = {
     "400": "The body is no JSON.",
     "401": "The token is missing, or is none.",
-    "403": "The client may not ask about a limit.",
+    "403": "The client may not ask about a limit, or not give units back.",
     "405": "Only POST is answered.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
     "422": "A part of the body is wrong, or names a limit that there is not.",
+    "429": "Too many wrong tokens came from this address.",
 }
 IDENTITY = {
     "description": "Who is counted: text, a whole number, null for everybody together, or a list of these; or an "
@@ -63,9 +64,9 @@ QUESTION = {
         "operation": {
             "enum": list(OPERATIONS),
             "default": "hit",
-            "description": "hit: take units; peek: only look; refund: give units back; reserve: take a turn that is at "
-            "most `timeout` seconds away, and wait for it yourself; acquire: the same, and the answer comes when it is "
-            "your turn; slot: hold a slot for `seconds`; release: give a `slot` back.",
+            "description": "hit: take units; peek: only look; refund: give units back, if the client may; "
+            "reserve: take a turn that is at most `timeout` seconds away, and wait for it yourself; acquire: the same, "
+            "and the answer comes when it is your turn; slot: hold a slot for `seconds`; release: give a `slot` back.",
         },
         "charges": {
             "type": "array", "minItems": 1, "maxItems": MOST_CHARGES, "items": {"$ref": "#/components/schemas/Charge"},

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from django.http import HttpRequest
 
 from ..engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
 from ..engine.run import Wait, arun
 from ..engine.waiting import to_the_end
 from ..identity import digest
+from ..identity.address import UNKNOWN, client_address
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Charge, Operation
 from ..limits.decision import Decision, LimitState
@@ -22,6 +26,7 @@ from ..rules.ruleset import Ruleset
 from ..stats.names import own
 from ..web.overrides import BLOCK, apply_overrides, override_kinds, override_subjects
 from ..web.plan import is_spared
+from ..web.refusal_log import refusal_log
 from .asked import Asked, AskedCharge, write_slot
 from .named import Named
 from .problems import ProblemError
@@ -29,7 +34,23 @@ from .problems import ProblemError
 LIMITER = "RateLimiter"
 PROBE = Limit("gateway", "1/s")
 """Of which nothing is ever taken."""
+WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
+"""Wrong tokens of one address."""
 _CALLS: Mapping[str, Operation] = {"peek": "peek", "refund": "refund", "release": "peek"}
+
+
+class Caller(NamedTuple):
+    """The service that asks: the digest of its token, and the `META` of its request."""
+
+    client: str
+    meta: Mapping[str, Any]
+
+    @property
+    def request(self) -> HttpRequest:
+        """A request with that `META`."""
+        request = HttpRequest()
+        request.META = dict(self.meta)
+        return request
 
 
 def unauthorised() -> ProblemError:
@@ -38,14 +59,19 @@ def unauthorised() -> ProblemError:
     return ProblemError(401, detail, WWW_Authenticate="Bearer")
 
 
+def _too_many_tokens(decision: Decision) -> ProblemError:
+    seconds = max(1, math.ceil(decision.retry_after or 1))
+    return ProblemError(429, "Too many wrong tokens from this address.", Retry_After=str(seconds))
+
+
 class AskedPlanner:
     """Plans what a service asks, if its token is one that may ask that by the rules in force."""
 
     gathers = False
     count = None
 
-    def __init__(self, client: str, asked: Asked) -> None:
-        self._client, self._asked = client, asked
+    def __init__(self, caller: Caller, asked: Asked) -> None:
+        self._caller, self._asked = caller, asked
         self._problem: ProblemError | None = None
         self._operation: Operation = _CALLS.get(asked.operation, "hit")
         self.is_hit = self._takes = self._operation == "hit"
@@ -78,8 +104,18 @@ class AskedPlanner:
         except ProblemError as error:
             self._problem = error
         self.is_hit = False
-        probe = Charge(PROBE, digest(("client", self._client)), 0)
+        if self._problem is not None and self._problem.status == 401:
+            wrong = Charge(WRONG_TOKENS, digest(("gateway token", self._network())))
+            return Plan(build_call([wrong], ruleset=ruleset), [PlannedCharge(wrong, WRONG_TOKENS.name)])
+        probe = Charge(PROBE, digest(("client", self._caller.client)), 0)
         return Plan(build_call([probe], "peek", ruleset=ruleset), ())
+
+    def _network(self) -> str | None:
+        """The network of the caller's address, as `client_address` counts it."""
+        try:
+            return client_address(self._caller.request).network
+        except Exception:  # A function of the project's for RATELIMIT_IP_META_KEY; it expects requests of Django's.
+            return UNKNOWN
 
     async def check(self) -> None:
         """Raises the `ProblemError` that `decided` would, and decides nothing."""
@@ -94,14 +130,20 @@ class AskedPlanner:
     async def decided(self) -> Outcome:
         """The decision. Raises `ProblemError`."""
         outcome = await adecide(self)
-        if self._problem is not None:
-            raise self._problem
-        return outcome
+        if self._problem is None:
+            return outcome
+        if self._problem.status == 401 and outcome.planned:
+            refusal_log.write_wrong_token(self._caller.request, self._caller.client, outcome.planned[0].charge)
+            if not outcome.decision:
+                raise _too_many_tokens(outcome.decision)
+        raise self._problem
 
     def _planned(self, ruleset: Ruleset) -> Plan:
-        client = ruleset.clients.get(self._client)
+        client = ruleset.clients.get(self._caller.client)
         if client is None:
             raise unauthorised()
+        if self._asked.operation == "refund" and not client.may_refund:
+            raise ProblemError(403, f"{client.name} may not give units back.")
         found: list[tuple[list[PlannedCharge], Rule | None, Named | None]] = []
         for asked, subject, identity in self._charges:
             if not client.may_ask(asked.limit):

@@ -16,6 +16,12 @@ logger = logging.getLogger("django_ratelimit_lua")
 _unheard = itertools.count()
 
 
+def primary_key(text: str) -> Any:
+    """A primary key of a user as the database has it. Raises `ValidationError` or `ValueError` if it cannot be one, and
+    `ImproperlyConfigured` if the site has no users."""
+    return get_user_model()._meta.pk.to_python(text)
+
+
 class VouchedUser:
     """Who a proxy says is logged in, of whom nothing else is known. `pk`: a primary key as the database has it, so that
     a user counts as one with Django's views; what is none stays text."""
@@ -25,7 +31,7 @@ class VouchedUser:
     def __init__(self, said: str) -> None:
         self.pk: Any = said[:LONGEST_USER]
         with suppress(ValidationError, ValueError, ImproperlyConfigured):
-            self.pk = get_user_model()._meta.pk.to_python(self.pk)
+            self.pk = primary_key(self.pk)
 
     def __str__(self) -> str:
         return str(self.pk)

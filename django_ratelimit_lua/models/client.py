@@ -40,6 +40,12 @@ class RateLimitClient(AuditedModel):
         _("may ask"),
         help_text=_("Names of rules and limits, one per line. A star at the end is any rest: mail* or a single *."),
     )
+    may_refund = models.BooleanField(
+        _("may give units back"),
+        default=False,
+        db_default=False,
+        help_text=_("By the operation refund. It can lift every limit that the service may ask about."),
+    )
     is_active = models.BooleanField(
         _("active"), default=True, help_text=_("Not active: its token is refused, from the next request on.")
     )
@@ -70,7 +76,8 @@ class RateLimitClient(AuditedModel):
     def declared(self) -> Declared:
         """The row in words; of its token, as much as tells it from another."""
         return {
-            "name": self.name, "limits": self.names(), "is_active": self.is_active, "digest": self.digest[:SHOWN],
+            "name": self.name, "limits": self.names(), "may_refund": self.may_refund, "is_active": self.is_active,
+            "digest": self.digest[:SHOWN],
         }  # fmt: skip
 
     def clean(self) -> None:

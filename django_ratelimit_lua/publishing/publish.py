@@ -287,7 +287,7 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
         "keys": list(secrets_by_id()),
         "field_keys": {kind: sorted(of) for kind, of in sorted(field_keys.items())},
         "clients": [
-            {"name": client.name, "digest": client.digest, "limits": client.names()}
+            {"name": client.name, "digest": client.digest, "limits": client.names(), "may_refund": client.may_refund}
             for client in RateLimitClient.objects.using(using).filter(is_active=True)
         ],
     }

@@ -58,11 +58,13 @@ def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
 
 
 class Client(NamedTuple):
-    """A service that may ask the gateway about limits of these names, of which a star at the end is any rest."""
+    """A service that may ask the gateway about limits of these names, of which a star at the end is any rest.
+    `may_refund`: whether it may give units back."""
 
     name: str
     digest: str
     limits: tuple[str, ...]
+    may_refund: bool = False
 
     @classmethod
     def read(cls, given: Any) -> Client | None:
@@ -75,7 +77,7 @@ class Client(NamedTuple):
         is_text = isinstance(name, str) and isinstance(digest, str) and isinstance(limits, list)
         if not is_text or not all(isinstance(limit, str) for limit in limits):
             return None
-        return cls(name, digest, tuple(limits))
+        return cls(name, digest, tuple(limits), given.get("may_refund") is True)
 
     def may_ask(self, name: str) -> bool:
         """Whether it may ask about the limit of that name.

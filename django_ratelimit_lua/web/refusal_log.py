@@ -17,6 +17,7 @@ from django.http import HttpRequest
 from ..engine.counter import Bucket
 from ..engine.heartbeat import ProcessShare
 from ..identity.address import client_address
+from ..limits.call import Charge
 from ..limits.decision import Decision
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
@@ -70,6 +71,20 @@ class RefusalLog:
         logger.warning(
             "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity %(identity)s, "
             "reference %(reference)s; left out before: %(left_out)s",
+            told,
+            extra=told,
+        )
+
+    def write_wrong_token(self, request: HttpRequest, token_digest: str, charge: Charge) -> None:
+        """Write one record about a token of no client of the gateway, if there were not too many."""
+        if not logger.isEnabledFor(logging.WARNING):
+            return
+        left_out = self.left_out(charge.limit.name, charge.digest, time.monotonic())
+        if left_out is None:
+            return
+        told = {"client": _masked_address(request), "token": token_digest[:8], "left_out": left_out}
+        logger.warning(
+            "Wrong token for the gateway from %(client)s, digest %(token)s; left out before: %(left_out)s",
             told,
             extra=told,
         )

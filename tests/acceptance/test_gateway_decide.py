@@ -27,6 +27,8 @@ from django_ratelimit_lua.gateway.decide import noting
 from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
+from django_ratelimit_lua.models.client import token_digest
+from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.asgi import aask, ask
 from tests.examples import examples
 from tests.proxies import Answer
@@ -66,7 +68,7 @@ def rate_of(group: str, request: Any) -> str:
 @pytest.fixture
 def token() -> str:
     """That of a service which may ask everything."""
-    client = RateLimitClient(name="mailer", limits="*")
+    client = RateLimitClient(name="mailer", limits="*", may_refund=True)
     made = client.new_token()
     client.save()
     return made
@@ -77,14 +79,19 @@ def decide(request: pytest.FixtureRequest, token: str) -> Decide:
     """Asks as a service does."""
 
     def asks(
-        *charges: Any, token: str | None = token, body: bytes | None = None, method: str = "POST", **more: Any
+        *charges: Any,
+        token: str | None = token,
+        body: bytes | None = None,
+        method: str = "POST",
+        peer: str = "127.0.0.1",
+        **more: Any,
     ) -> Answer:
         if body is None:
             body = json.dumps({"charges": charges, **more}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
         application = alone if request.param == "alone" else ASGIHandler()
-        answer = ask(application, "/ratelimit/decide", headers, method, body=(body,))
+        answer = ask(application, "/ratelimit/decide", headers, method, body=(body,), peer=peer)
         assert noting.wait(30)  # SQLite takes one writer at a time.
         if answer.status == 200:
             schema("Answer").validate(answer.json())
@@ -205,7 +212,7 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
 
     async def cancelled() -> None:
         nonlocal task
-        task = asyncio.ensure_future(deciding.answer_decide("POST", f"Bearer {token}", body))
+        task = asyncio.ensure_future(deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body))
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -213,7 +220,7 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
     monkeypatch.setattr(planned, "adecide", slowly)
     asyncio.run(cancelled())
     monkeypatch.undo()
-    answer = asyncio.run(deciding.answer_decide("POST", f"Bearer {token}", body))
+    answer = asyncio.run(deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body))
     assert json.loads(answer.body)["allowed"]
 
 
@@ -302,6 +309,42 @@ def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
     assert not [change for change in RateLimitChange.objects.all() if another in str((change.before, change.after))]
 
 
+def test_units_are_given_back_by_clients_that_may(decide: Decide) -> None:
+    """A refund can lift any limit: so a client needs the permission for it, which holds from the next question on."""
+    client = RateLimitClient(name="asking", limits="mail")
+    token = client.new_token()
+    client.save()
+    assert decide({**MAIL, "cost": 3}, token=token).json()["allowed"]
+    refused = decide(MAIL, operation="refund", token=token)
+    assert (refused.status, refused.json()["detail"]) == (403, "asking may not give units back.")
+    assert not decide(MAIL, operation="peek", token=token).json()["allowed"]
+    client.may_refund = True
+    client.save()
+    assert decide(MAIL, operation="refund", token=token).json()["allowed"]
+    assert decide(MAIL, token=token).json()["allowed"]
+
+
+def test_wrong_tokens_are_limited_and_logged(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
+    """By address, and never in the way of a right one, also of one that was made just now."""
+    refusal_log.clear()
+    answers = [decide(MAIL, token=f"rl_{number}") for number in range(13)]
+    assert [answer.status for answer in answers] == [401] * 10 + [429] * 3
+    assert 0 < int(answers[-1].headers["retry-after"]) <= 70
+    assert decide(MAIL).status == 200
+    client = RateLimitClient(name="new", limits="*")
+    made = client.new_token()
+    client.save()
+    assert decide(MAIL, token=made).status == 200
+    assert decide(MAIL, token="rl_0").status == 429
+    assert decide(MAIL, token="rl_0", peer="198.51.100.7").status == 401
+    records = [record.getMessage() for record in caplog.records if record.name == "django_ratelimit_lua.refused"]
+    assert [record.partition(", digest ")[0] for record in records] == [
+        "Wrong token for the gateway from 127.0.0.0/24", "Wrong token for the gateway from 198.51.100.0/24",
+    ]  # fmt: skip
+    assert token_digest("rl_0")[:8] in records[0]
+    assert "rl_" not in caplog.text
+
+
 def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
     """With the numbers that they have now; and so are the limiters in the code, where it is imported."""
     rule = RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=1, unit="h")
@@ -334,6 +377,13 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "identity must be text"),
         (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "'id' is no key"),
         (b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}', 422, "'ip' must be text"),
+        (b'{"charges": [{"identity": {"ip": "no address"}, "limit": "mail"}]}', 422, "charges[0]: identity: 'ip'"),
+        (b'{"charges": [{"identity": {"user": 7, "ip": ""}, "limit": "mail"}]}', 422, "'ip' must be an address"),
+        (b'{"charges": [{"identity": {"ip": 3232235777}, "limit": "mail"}]}', 422, "'ip' must be an address"),
+        (b'{"charges": [{"identity": {"user": "ada"}, "limit": "mail"}]}', 422, "'user' must be a primary key"),
+        (b'{"charges": [{"identity": {"user": ""}, "limit": "mail"}]}', 422, "'user' must be a primary key"),
+        (b'{"charges": [{"identity": {"session": ""}, "limit": "mail"}]}', 422, "'session' must not be empty"),
+        (b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}', 422, "'path' must begin with /"),
         (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "a whole number from 0"),
         (b'{"charges": [{"identity": 1, "limit": "nowhere"}]}', 422, "There is no limit 'nowhere'."),
         (b'{"charges": [{"identity": 1, "limit": "function"}]}', 422, "are functions of a request"),
@@ -458,13 +508,14 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
     (other,) = re.findall(r"rl_[\w-]{43}", again.content.decode())
     assert other != token
     assert browser.get(f"{pages}{shop.pk}/token/").status_code == 403
-    saved = {"name": "shop", "limits": "sms", "is_active": "on"}
+    saved = {"name": "shop", "limits": "sms", "may_refund": "on", "is_active": "on"}
     assert browser.post(f"{pages}{shop.pk}/change/", saved).status_code == 302
     browser.post(pages, {"action": "revoke", "_selected_action": shop.pk})
     shop.refresh_from_db()
     assert not shop.is_active
     history = browser.get("/admin/django_ratelimit_lua/ratelimitchange/").content.decode()
     assert "May ask" in history
+    assert "May give units back" in history
     assert RateLimitChange.objects.filter(kind="client", by="root").count() == 4
     browser.force_login(User.objects.create_user("nobody", is_staff=True))
     assert browser.get(pages).status_code == 403

@@ -278,7 +278,7 @@ def test_who_names_nobody_has_no_overrides(decide: Decide, orders: RateLimitRule
     code any, in Django or here."""
     override(user=ada, effect="block")
     override(field="get:q", value="7", effect="block")
-    for identity in (7, "7", None, ["user", 7], ["user", "7"], {"session": "7"}, {"path": "7"}):
+    for identity in (7, "7", None, ["user", 7], ["user", "7"], {"session": "7"}, {"path": "/7"}):
         assert verdicts(decide({"rule": "orders", "identity": identity}))[0], identity
     limiter = RateLimiter("in the code", "1/h")
     assert verdicts(decide({"limit": "in the code", "identity": ADA}))[0]
@@ -382,7 +382,9 @@ def test_an_edit_in_one_process_holds_for_the_next_question_in_another(applicati
     rules = [{"name": "orders", "path": "/orders/", "key": "ip", "rate": "1000/h", "on_store_error": "open"}]
     addresses = ("203.0.113.9", "198.51.100.9", "2001:db8:1:2::3")
     with proxies.Site(tmp_path, rules, application) as site:
-        token = shell(site, 'one = RateLimitClient(name="shop", limits="*")\nprint(one.new_token())\none.save()')
+        token = shell(
+            site, 'one = RateLimitClient(name="shop", limits="*", may_refund=True)\nprint(one.new_token())\none.save()'
+        )
 
         def allowed() -> list[bool]:
             charges = [{"rule": "orders", "identity": {"ip": address}} for address in addresses]
