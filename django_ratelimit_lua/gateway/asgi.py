@@ -53,17 +53,13 @@ async def _answer(scope: Scope, receive: Receive) -> Answer:
         return await answer_scope(scope)
     if path.endswith("/decide"):
         try:
-            token = meta_of(scope).get("HTTP_AUTHORIZATION", "")
+            meta = meta_of(scope)
             body = await _body(receive)
         except ProblemError as error:
             return error.answer
-<<<<<<< HEAD
         except RequestDataTooBig as error:
             return ProblemError(431, f"{error}.").answer
-        return await answer_decide(scope["method"], token, body, partial(_gone, receive))
-=======
-        return await answer_decide(scope["method"], meta_of(scope), body, partial(_gone, receive))
->>>>>>> mend-grpc
+        return await answer_decide(scope["method"], meta, body, partial(_gone, receive))
     if path.endswith("/openapi.json"):
         return answer_openapi()
     if path.endswith("/health"):
