@@ -174,17 +174,68 @@ async def adecide(planner: Planner) -> Outcome:
 
 
 def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
-    """Decide what a planner plans. If that is stopped, by an interruption or an error, release the slot that was asked
-    for: the caller does not hold it yet."""
+    """The one loop of "the rules were stale: load them and plan again".
+
+    If it is stopped, by an interruption or an error, the slot that was asked for is released: the caller does not hold
+    it yet.
+    """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
-    asked: list[Call] = []
+    began = time.perf_counter()
+    if not listener.task.is_running:
+        listener.start()
+    stale: StaleRules | None = None
+    before: Ruleset | None = None
+    call: Call | None = None
     try:
-        return (yield from _planning(planner, patience, asked))
+        for attempt in range(FENCED_ATTEMPTS + 1):
+            ruleset = current() if stale is None else None
+            if ruleset is None:
+                # Waiting for a thread does not count as waiting for the store.
+                ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+                if provider.is_answered:
+                    patience.was_answered()
+            # Or nobody knows newer ones than those that were stale.
+            is_last = attempt == FENCED_ATTEMPTS or (
+                stale is not None and not stale.records and before is not None
+                and (ruleset.fence, ruleset.published) == (before.fence, before.published)
+            )  # fmt: skip
+            before = ruleset
+            if planner.gathers:
+                yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
+            for _ in range(2):
+                plan = planner.plan(ruleset)
+                call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
+                try:
+                    decision = yield from answered(call, patience)
+                except StaleRules as error:
+                    stale = error
+                    if not error.records:
+                        break
+                    # The rules are the current ones, and only overrides were not known: plan again by both.
+                    override_cache.put_many([subject.digest for subject in call.subjects], error.records)
+                else:
+                    if is_last or ruleset.published is not ruleset.revision:
+                        decision = decision._replace(revision=ruleset.revision.number)
+                    outcome = _outcome(plan, call, decision)
+                    if planner.is_hit:
+                        seconds = time.perf_counter() - began
+                        recorder.add(plan.charges, outcome.decision, seconds, plan.exempt, planner.count)
+                        if conf.OPENTELEMETRY:
+                            telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
+                    waits = planner.finish(outcome)
+                    for state in outcome.decision.limits:
+                        if state.ban is not None:
+                            waits = (*waits, *_bans_of(planner, call, outcome))
+                            break
+                    for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
+                        yield wait
+                    return outcome
     except BaseException as error:
-        if asked and asked[-1].slot and asked[-1].operation == "hit":
-            yield from settling(error, _releasing_asked(asked[-1]))
+        if call is not None and call.slot and call.operation == "hit":
+            yield from settling(error, _releasing_asked(call))
         raise
+    raise AssertionError("the last attempt is not fenced")  # pragma: no cover
 
 
 def _releasing_asked(call: Call) -> Waiting[None]:
@@ -193,60 +244,6 @@ def _releasing_asked(call: Call) -> Waiting[None]:
     yield from releasing(charges, call.slot)
     # And once more: on another connection, Redis may read the release before the call.
     _release_later(call, charges)
-
-
-def _planning(planner: Planner, patience: Patience, asked: list[Call]) -> Waiting[Outcome]:
-    """The one loop of "the rules were stale: load them and plan again". `asked`: collects the calls."""
-    began = time.perf_counter()
-    if not listener.task.is_running:
-        listener.start()
-    stale: StaleRules | None = None
-    before: Ruleset | None = None
-    for attempt in range(FENCED_ATTEMPTS + 1):
-        ruleset = current() if stale is None else None
-        if ruleset is None:
-            # Waiting for a thread does not count as waiting for the store.
-            ruleset = yield Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
-            if provider.is_answered:
-                patience.was_answered()
-        # Or nobody knows newer ones than those that were stale.
-        is_last = attempt == FENCED_ATTEMPTS or (
-            stale is not None and not stale.records and before is not None
-            and (ruleset.fence, ruleset.published) == (before.fence, before.published)
-        )  # fmt: skip
-        before = ruleset
-        if planner.gathers:
-            yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
-        for _ in range(2):
-            plan = planner.plan(ruleset)
-            call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
-            asked.append(call)
-            try:
-                decision = yield from answered(call, patience)
-            except StaleRules as error:
-                stale = error
-                if not error.records:
-                    break
-                # The rules are the current ones, and only overrides were not known: plan again by both.
-                override_cache.put_many([subject.digest for subject in call.subjects], error.records)
-            else:
-                if is_last or ruleset.published is not ruleset.revision:
-                    decision = decision._replace(revision=ruleset.revision.number)
-                outcome = _outcome(plan, call, decision)
-                if planner.is_hit:
-                    seconds = time.perf_counter() - began
-                    recorder.add(plan.charges, outcome.decision, seconds, plan.exempt, planner.count)
-                    if conf.OPENTELEMETRY:
-                        telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
-                waits = planner.finish(outcome)
-                for state in outcome.decision.limits:
-                    if state.ban is not None:
-                        waits = (*waits, *_bans_of(planner, call, outcome))
-                        break
-                for wait in waits:  # noqa: UP028 - a tuple cannot be sent what came of it
-                    yield wait
-                return outcome
-    raise AssertionError("the last attempt is not fenced")  # pragma: no cover
 
 
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:

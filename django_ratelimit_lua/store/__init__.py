@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -44,26 +45,27 @@ PATIENCE = 5.0
 LAST_PATIENCE = 1.0
 """Seconds for all that a process still has to say when it ends."""
 
-_stores: dict[bool, Store] = {}
+_stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
 
 
+@cache
 def get_store(background: bool = False) -> Store:
     """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`.
 
     `background`: for what no request waits for. It has more time, and asks on whatever has failed.
     """
-    store = _stores.get(background)
-    return _make_store(background) if store is None else store
-
-
-def _make_store(background: bool) -> Store:
-    stores = _stores  # Before the settings are read: if they change meanwhile, this dictionary is discarded.
-    params = ConnectionParams.of(conf.USE_CACHE)
-    kind = ShardedStore if params.nodes else Store
-    new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
-    store = stores.setdefault(background, new_store)  # Another thread may have been faster.
-    return store if stores is _stores else get_store(background)
+    while True:
+        stores, store_key = _stores, (conf.USE_CACHE, background)
+        store = stores.get(store_key)
+        if store is None:
+            params = ConnectionParams.of(conf.USE_CACHE)
+            kind = ShardedStore if params.nodes else Store
+            new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
+            # Another thread may have been faster: there is one for all.
+            store = stores.setdefault(store_key, new_store)
+        if stores is _stores:  # Else it may be of the settings of before, and would be remembered.
+            return store
 
 
 def store_at(url: str) -> Store:
@@ -99,6 +101,7 @@ def last_patience() -> Patience:
 def _forget_stores() -> None:
     global _stores
     forgotten, _stores = _stores, {}
+    get_store.cache_clear()
     for store in list(forgotten.values()):  # A thread that began before may add one still.
         store.close()
 
