@@ -27,6 +27,7 @@ from .rules import provider
 from .rules.callsite import group_of, known_call_sites
 from .rules.describe import unknown_names
 from .rules.methods import method_name
+from .rules.places import unknown_places
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
@@ -86,6 +87,9 @@ NOT_FOR_PROXIES = Problem(
     "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
     "for Envoy over gRPC, and for services that ask themselves.",
 )
+NO_PLACE = Problem(
+    Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
+)
 TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
@@ -136,6 +140,7 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
         return
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
+    yield from _unknown_places(active)
     described = ", ".join(rule.name for rule in active if rule.descriptor is not None)
     if described and find_spec("grpc") is None:
         text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
@@ -155,6 +160,18 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
         for rule in active:
             if rule.lumps_strangers:
                 yield _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
+
+
+def _unknown_places(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """The places that rules name, and the code does not have; in the words of the form of a rule."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    for rule in rules:
+        group = str((rule.given or {}).get("group") or "")
+        is_bare = rule.group is not None and not group
+        name, group = (rule.name, group) if rule.template is not None else ("", "")
+        for _field, problem in unknown_places(name, group, rule.route or "", is_bare=is_bare):
+            yield NO_PLACE.message(f"The rule {rule.name!r}: {problem}")
 
 
 def _no_session(what: str) -> Iterator[CheckMessage]:

@@ -18,8 +18,6 @@ from selenium.webdriver.support.select import Select
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.rules_yaml import RuleChange
-from django_ratelimit_lua.operations.surprises import changed_surprises
 from tests.clusters import until
 
 SITE = pytest.mark.django_db(transaction=True)

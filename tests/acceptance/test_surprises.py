@@ -173,9 +173,12 @@ def test_a_rule_that_is_looser_than_one_of_the_settings_is_asked_about(operator:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [({"algorithm": "fixed_window"}, "Another algorithm than before"), ({"key": "user_or_ip"}, "Another key than before"),
-     ({}, "")],
-)  # fmt: skip
+    [
+        ({"algorithm": "fixed_window"}, "Another algorithm than before"),
+        ({"key": "user_or_ip"}, "Another key than before"),
+        ({}, ""),
+    ],
+)
 def test_a_rule_that_does_not_go_on_with_the_counts_of_the_code_is_asked_about(
     words: dict[str, str], said: str, operator: Client
 ) -> None:

@@ -31,7 +31,7 @@ def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     """A process that has just started, on a database without our tables; how often it asks that."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-    settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "2/h"}]
+    settings.RATELIMIT_RULES = [{"name": "site", "path": "/", "key": "ip", "rate": "2/h"}]
     call_command("migrate", "django_ratelimit_lua", "zero", verbosity=0)
     asked: list[int] = []
     publish = triggers.publish
