@@ -22,7 +22,6 @@ from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, published_at, values_by_key
-from .publishing.triggers import migration_problem
 from .rules import provider
 from .rules.callsite import group_of, known_call_sites
 from .rules.describe import unknown_names
@@ -36,6 +35,7 @@ from .store import rules_key, why_unusable
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+APP = "django_ratelimit_lua"
 MOST_KINDS = 100
 """Kinds of subjects of overrides that a request can look for without being felt."""
 
@@ -67,7 +67,6 @@ NO_PROXIES = Problem(
 SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
 ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
 NO_SESSION = Problem(Warning, "W011", "{right}")
-NOT_MIGRATED = Problem(Warning, "W012", "Without the app in INSTALLED_APPS, only rules of the settings apply.")
 OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
@@ -87,6 +86,9 @@ NOT_FOR_PROXIES = Problem(
     "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
     "for Envoy over gRPC, and for services that ask themselves.",
 )
+TENANT_APP = Problem(
+    Error, "E023", "Put it into SHARED_APPS, and into no other list: all tenants share its tables and its rules."
+)
 NO_PLACE = Problem(
     Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
 )
@@ -105,6 +107,18 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     for name in sorted(dir(settings)):
         if name.startswith("RATELIMIT_") and name.removeprefix("RATELIMIT_") not in SETTINGS:
             yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
+
+
+@register(Tags.caches)
+def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
+    """The tables of rules are in the schema that all tenants share, if there are several."""
+    apps = getattr(settings, "TENANT_APPS", None)
+    names = [str(app) for app in apps] if isinstance(apps, (list, tuple, set, frozenset)) else []
+    if any(name == APP or name.startswith(f"{APP}.") for name in names):
+        yield TENANT_APP.message(
+            f"TENANT_APPS has '{APP}': each tenant has rules of its own, and all processes go by those that were saved "
+            "last, or by none."
+        )
 
 
 @register(Tags.caches)
@@ -395,13 +409,6 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
         if below:
             text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
             yield SCRIPT_NAME.message(text, script=script)
-
-
-@register(Tags.database)
-def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """The tables of rules are there. As every check that asks a database, only where one is named: `--database`."""
-    if primary() in (databases or ()) and (problem := migration_problem()):
-        yield NOT_MIGRATED.message(problem)
 
 
 @register(Tags.database)

@@ -309,6 +309,17 @@ def test_a_rule_for_a_place_that_the_code_does_not_have_is_a_warning(
     assert all(said in text for _, text in found())
 
 
+@pytest.mark.parametrize("app", ["django_ratelimit_lua", "django_ratelimit_lua.apps.RatelimitConfig"])
+@pytest.mark.parametrize("shared", [[], ["django_ratelimit_lua"]])
+def test_an_app_of_tenants_is_an_error(app: str, shared: list[str], settings: Any) -> None:
+    """As django-tenants reads its settings: each schema would have tables of rules, and Redis has one snapshot."""
+    settings.SHARED_APPS, settings.TENANT_APPS = ["django_tenants", *shared], ("django.contrib.auth", app)
+    ((identifier, _),) = found()
+    assert identifier == "E023"
+    settings.SHARED_APPS, settings.TENANT_APPS = ["django_tenants", app], ["django.contrib.auth"]
+    assert found() == []
+
+
 @ratelimit(key=("session", "path"), rate="5/m")
 def by_session(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
@@ -350,8 +361,7 @@ def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None
     ours = [
         check
         for check in registry.get_checks(include_deployment_checks=True)
-        # `check_migrated` reads none of them.
-        if check.__module__ == "django_ratelimit_lua.checks" and check.__name__ != "check_migrated"
+        if check.__module__ == "django_ratelimit_lua.checks"
     ]
     assert len(ours) >= 9
     for value in NONSENSE:
