@@ -22,11 +22,11 @@ from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, published_at, values_by_key
-from .publishing.triggers import migration_problem
 from .rules import provider
 from .rules.callsite import group_of, known_call_sites
 from .rules.describe import unknown_names
 from .rules.methods import method_name
+from .rules.places import unknown_places
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
@@ -35,6 +35,7 @@ from .store import rules_key, why_unusable
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+APP = "django_ratelimit_lua"
 MOST_KINDS = 100
 """Kinds of subjects of overrides that a request can look for without being felt."""
 
@@ -66,7 +67,6 @@ NO_PROXIES = Problem(
 SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
 ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
 NO_SESSION = Problem(Warning, "W011", "{right}")
-NOT_MIGRATED = Problem(Warning, "W012", "Without the app in INSTALLED_APPS, only rules of the settings apply.")
 OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
@@ -86,6 +86,12 @@ NOT_FOR_PROXIES = Problem(
     "Count by the address, a header or a cookie; who is logged in, RATELIMIT_GATEWAY_USER_HEADER can say; slots are "
     "for Envoy over gRPC, and for services that ask themselves.",
 )
+TENANT_APP = Problem(
+    Error, "E023", "Put it into SHARED_APPS, and into no other list: all tenants share its tables and its rules."
+)
+NO_PLACE = Problem(
+    Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
+)
 TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
@@ -101,6 +107,18 @@ def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
     for name in sorted(dir(settings)):
         if name.startswith("RATELIMIT_") and name.removeprefix("RATELIMIT_") not in SETTINGS:
             yield UNKNOWN_SETTING.message(f"{name} is not a setting of django_ratelimit_lua.")
+
+
+@register(Tags.caches)
+def check_tenants(**kwargs: Any) -> Iterator[CheckMessage]:
+    """The tables of rules are in the schema that all tenants share, if there are several."""
+    apps = getattr(settings, "TENANT_APPS", None)
+    names = [str(app) for app in apps] if isinstance(apps, (list, tuple, set, frozenset)) else []
+    if any(name == APP or name.startswith(f"{APP}.") for name in names):
+        yield TENANT_APP.message(
+            f"TENANT_APPS has '{APP}': each tenant has rules of its own, and all processes go by those that were saved "
+            "last, or by none."
+        )
 
 
 @register(Tags.caches)
@@ -136,6 +154,7 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
         return
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
+    yield from _unknown_places(active)
     described = ", ".join(rule.name for rule in active if rule.descriptor is not None)
     if described and find_spec("grpc") is None:
         text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
@@ -155,6 +174,18 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
         for rule in active:
             if rule.lumps_strangers:
                 yield _one_for_all(f"The rule {rule.name!r}", "or say that it is for the audience 'authenticated'")
+
+
+def _unknown_places(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """The places that rules name, and the code does not have; in the words of the form of a rule."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    for rule in rules:
+        group = str((rule.given or {}).get("group") or "")
+        is_bare = rule.group is not None and not group
+        name, group = (rule.name, group) if rule.template is not None else ("", "")
+        for _field, problem in unknown_places(name, group, rule.route or "", is_bare=is_bare):
+            yield NO_PLACE.message(f"The rule {rule.name!r}: {problem}")
 
 
 def _no_session(what: str) -> Iterator[CheckMessage]:
@@ -378,13 +409,6 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
         if below:
             text = f"Rules have paths that begin with FORCE_SCRIPT_NAME, and so match nothing: {', '.join(below)}."
             yield SCRIPT_NAME.message(text, script=script)
-
-
-@register(Tags.database)
-def check_migrated(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """The tables of rules are there. As every check that asks a database, only where one is named: `--database`."""
-    if primary() in (databases or ()) and (problem := migration_problem()):
-        yield NOT_MIGRATED.message(problem)
 
 
 @register(Tags.database)

@@ -71,7 +71,7 @@ RATELIMIT_NEVER_BAN: list[str] = []  # Else this host is never banned, from whic
 # Those that an operator may change while the site runs are in the admin; `rules.yaml` is what it begins with.
 RATELIMIT_RULES = [
     {"name": "static", "path": "/static/", "exempt": True},
-    {"name": "everything", "key": "ip", "rate": "1200/m", "algorithm": "token_bucket", "burst": 200},
+    {"name": "everything", "path": "/", "key": "ip", "rate": "1200/m", "algorithm": "token_bucket", "burst": 200},
     {"name": "scanners", "path": ["/wp-*", "/**.php"], "key": "ip", "rate": "8/10s"},
 ]
 

@@ -8,8 +8,8 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..limits import algorithms
-from ..operations.call_sites import look_for_call_sites, route_names
 from ..rules.callsite import known_call_sites
+from ..rules.places import look_for_call_sites, route_names
 
 MOST_NAMES = 1000
 """Names that a page offers: more would make it slow, and nobody reads them."""

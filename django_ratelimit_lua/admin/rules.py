@@ -26,10 +26,11 @@ from ..identity.request_state import request_state
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
 from ..models.audit import acting
-from ..operations.call_sites import call_sites_of, meant_by, rule_words
+from ..operations.call_sites import call_sites_of, rule_words
 from ..operations.surprises import judged
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading, unknown_words
+from ..rules.places import meant_by
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin

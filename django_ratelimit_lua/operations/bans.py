@@ -32,11 +32,11 @@ from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites
 from ..rules.describe import whom
 from ..rules.overrides import MOST_FIELDS
+from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..stats.names import Name, shown
 from ..store import get_store
-from .call_sites import look_for_call_sites
 from .described import find_user
 from .reference import known_limits
 from .subjects import Subject

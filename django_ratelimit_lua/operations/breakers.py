@@ -21,8 +21,8 @@ from ..exceptions import StoreError
 from ..limits.rate import SECOND
 from ..models import RateLimitBreaker
 from ..rules.breakers import BreakerError, Thresholds, thresholds
+from ..rules.places import look_for_call_sites
 from ..store import Patience, circuit_key, circuits_key, get_store
-from .call_sites import look_for_call_sites
 
 PATIENCE = 2.0
 """Seconds for which all that is asked of Redis for one page may take."""

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
-
-from django.conf import settings
-from django.urls import get_resolver
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import CallSite, known_call_sites, limits_of
 from ..rules.describe import reading
+from ..rules.places import look_for_call_sites
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from ..rules.stacks import stacks_on, url_patterns
 from .rules_yaml import Built, build_rule
 
 SETTINGS = "RATELIMIT_RULES"
-
-
-def route_names() -> set[str]:
-    """The names of all URL patterns, with their namespaces."""
-    return {f"{space}{pattern.name}" for pattern, space in url_patterns() if pattern.name}
-
-
-def look_for_call_sites() -> None:
-    """Make known what stands on the views of the site, also on methods, which are decorated anew for each request."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return
-    known = vars(get_resolver())
-    if "_ratelimit_looked_for" in known:
-        return
-    known["_ratelimit_looked_for"] = True
-    for pattern, _space in url_patterns():
-        with suppress(Exception):  # Decorators of others may want more than is here; then theirs is not known.
-            _add_those_of(pattern.callback)
-
-
-def _add_those_of(view: Any) -> None:
-    for stack, _method in stacks_on(view):
-        for rule in reversed(stack.rules):
-            if rule.template is not None and rule.key is not None:
-                known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
 
 def call_sites_of(name: str) -> tuple[CallSite, ...]:
@@ -69,13 +39,6 @@ def rule_words(rule: RateLimitRule) -> str:
         if key:
             declared["key"] = key.split("+")
     return reading(declared)
-
-
-def meant_by(name: str) -> str:
-    """The call site that may be meant by a name that is none; empty if there is none like it."""
-    if not name or name in known_call_sites:
-        return ""
-    return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +90,6 @@ def taken_over(name: str) -> Built:
     given: dict[str, Any] = {word: _listed(value) for word, value in (rule.given or {}).items()}
     if rule.template is not None and all(isinstance(rate, Rate) for rate in rule.template.rates):
         given["rate"] = [str(rate) for rate in rule.template.rates]
-    if not rule.paths and rule.route is None and rule.group is None and rule.descriptor is None:
-        given["path"] = "/"  # In the settings, that is every request.
     return build_rule(given, "RATELIMIT_RULES")
 
 

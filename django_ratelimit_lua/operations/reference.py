@@ -16,13 +16,13 @@ from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import known_call_sites, limits_of
 from ..rules.describe import reading
+from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.stacks import url_patterns
 from ..store import get_store
 from ..web.reference import BadReferenceError
 from ..web.reference import open_reference as unseal
-from .call_sites import look_for_call_sites
 from .explain import Explanation, reset_charges
 
 __all__ = ["BadReferenceError", "OpenedReference", "ReferredLimit", "open_reference", "reset_reference"]

@@ -142,11 +142,6 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     where = f"{where}: rule {compiled.name!r}"
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
-    if not compiled.paths and compiled.route is None and compiled.group is None and compiled.descriptor is None:
-        problem = (
-            "names no path, route, group or descriptor; write the path / for every request, or a group for a call site"
-        )
-        raise RuleError(where, "path", problem)
     rule = RateLimitRule(name=compiled.name)
     for field in ("description", "mode", "order", "exempt", "route", "group", "cost", "message", "durable", *OPTIONS):
         if given.get(field) is not None:

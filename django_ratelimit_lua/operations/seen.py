@@ -26,6 +26,7 @@ from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites
 from ..rules.describe import period_words, reading
+from ..rules.places import look_for_call_sites
 from ..rules.rule import UNWRITABLE, RuleError
 from ..rules.ruleset import settings_rules
 from ..stats.buckets import quantile
@@ -53,7 +54,7 @@ from ..stats.reading import (
 )  # fmt: skip
 from ..stats.results import BANNED
 from ..stats.writing import why_unwritable
-from .call_sites import call_sites_of, look_for_call_sites
+from .call_sites import call_sites_of
 from .curve import Curve
 from .health import health
 from .kept_hours import kept_series

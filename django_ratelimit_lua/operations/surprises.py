@@ -23,12 +23,13 @@ from ..models.rate_fields import JOINERS
 from ..rules.callsite import THROTTLE, CallSite, known_call_sites, limits_of, losses
 from ..rules.describe import rate_words, whom
 from ..rules.paths import path_pattern
+from ..rules.places import unknown_places
 from ..rules.rule import Rule, RuleError, lumps_strangers
 from ..rules.ruleset import settings_rules
 from ..stats.reading import shadow_numbers
 from .breakers import in_code
 from .breakers import meant_by as breaker_meant_by
-from .call_sites import SETTINGS, call_sites_of, look_for_call_sites, meant_by, route_names
+from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import BreakerChange, Built, Declared, RuleChange, build_rule
 from .words import clients_words, number_words, share_words
 
@@ -40,7 +41,6 @@ NOTHING = _("A limit of 0 refuses every request that the rule applies to.")
 def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> list[tuple[str, Any]]:
     """What a rule would do that its author may not expect: (field, what). `given`: the values of its fields, and its
     `rates`. `exempt`: the paths that rules exempt, if they are not to be looked up."""
-    look_for_call_sites()
     warnings: list[tuple[str, Any]] = []
     paths = _lines(given.get("path", ""))
     for path in paths:
@@ -65,24 +65,10 @@ def surprises(given: dict[str, Any], exempt: Sequence[str] | None = None) -> lis
             "“logged in”."
         )
         warnings.append(("key", problem))
-    if given.get("route") and given["route"] not in route_names():
-        warnings.append(("route", _("No URL pattern has this name: the rule would match nothing.")))
-    if (
-        given.get("name")
-        and not given.get("exempt")
-        and not (paths or given.get("route") or given.get("group") or given.get("descriptor"))
-        and given["name"] not in known_call_sites
-    ):
-        problem = _("The rule has no path and no route, and no limit in the code has its name: it would do nothing.")
-        meant = meant_by(given["name"])
-        hint = _("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
-        warnings.append(("name", f"{problem} {hint}".strip()))
-    group = given.get("group", "")
-    if group and not given.get("exempt") and group not in known_call_sites:
-        problem = _("No limit in the code has this name, as far as it is imported here: the rule would match nothing.")
-        meant = meant_by(group)
-        hint = _("Did you mean “%(name)s”?") % {"name": meant} if meant else ""
-        warnings.append(("group", f"{problem} {hint}".strip()))
+    is_bare = not (paths or given.get("route") or given.get("group") or given.get("descriptor"))
+    is_limit = not given.get("exempt")
+    name, group = (given.get("name", ""), given.get("group", "")) if is_limit else ("", "")
+    warnings += unknown_places(name, group, given.get("route", ""), is_bare=is_bare)
     return [*warnings, *lost_of_call_sites(given)]
 
 
@@ -321,11 +307,9 @@ def begun_anew(row: RateLimitRule, before: RateLimitRule | None = None) -> list[
     """That a rule in the place of a call site does not go on with the counts of the code, or with those of the same
     rule as it was `before`."""
     rule, sites = _limiting(row), replaced_call_sites(row.values())
-    was = (
-        None
-        if before is None or before.name != row.name or not replaced_call_sites(before.values())
-        else _limiting(before)
-    )
+    was = None
+    if before is not None and before.name == row.name and replaced_call_sites(before.values()):
+        was = _limiting(before)
     if rule is None or not sites:
         return []
     own_key = sites[0].key

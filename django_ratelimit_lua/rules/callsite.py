@@ -31,8 +31,8 @@ THROTTLE = "throttle"
 class CallSite(NamedTuple):
     """A place in the code that has limits: its `kind` (what it is written with), its `place` there, its `rates` as far
     as they are constant (else functions, or None for no limit) and its `key` (empty: each call says whom it counts);
-    `limits`: what the constant rates become, as far as that is known there; `algorithm`: that of a throttle, if it
-    names one."""
+    `limits`: what the constant rates become, as far as that is known there; `algorithm`: the one that a throttle names.
+    """
 
     kind: str
     place: str

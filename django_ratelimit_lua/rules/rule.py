@@ -462,6 +462,8 @@ def compile_rule(
     if given.get("durable") is not None and not isinstance(given["durable"], bool):
         reader.refuse("durable", "; write true or false")
     paths, descriptor = reader.paths(), reader.descriptor()
+    if not exempt and not paths and route is None and group is None and descriptor is None:
+        group = name
     template, methods = None, None
     audience: tuple[str, ...] = (EVERYONE,)
     if exempt:

@@ -106,7 +106,9 @@ def _without_unknown(given: Any, problem: RuleError) -> Rule:
 
 def _may_be_widened(rule: Rule) -> bool:
     """Whether no harm comes of a rule that holds for more requests than it was meant for."""
-    if rule.template is None or rule.mode == "off" or not (rule.paths or rule.route or rule.group or rule.descriptor):
+    given = rule.given or {}
+    is_placed = rule.paths or rule.route or given.get("group") or rule.descriptor
+    if rule.template is None or rule.mode == "off" or not is_placed:
         return False
     return all(isinstance(rate, Rate) and rate.limit > 0 for rate in rule.template.rates)
 

@@ -140,7 +140,7 @@ def test_what_a_rule_says_is_escaped(client: Client, settings: Any) -> None:
     """And its lines stay lines."""
     message = "Too many searches.\nAsk <sales@example.org>."
     settings.MIDDLEWARE = [LIMITS]
-    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "0/m", "message": message}]
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "0/m", "message": message}]
     page = client.get("/plain", headers={"accept": BROWSER}).content.decode()
     assert "<p>Too many searches.<br>Ask &lt;sales@example.org&gt;.</p>" in page
 
@@ -149,7 +149,7 @@ def test_what_a_rule_says_is_escaped(client: Client, settings: Any) -> None:
 def test_a_client_is_told_in_its_language(middleware: list[str], client: Client, settings: Any) -> None:
     """Wherever `LocaleMiddleware` stands, and whoever was answered before."""
     settings.MIDDLEWARE = middleware
-    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}]
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}]
     client.get("/plain")
     page = client.get("/plain", headers=GERMAN).content.decode()
     assert '<html lang="de">' in page
@@ -229,7 +229,7 @@ def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> 
     """The rule's message, when to try again in the client's language, and the reference."""
     settings.MIDDLEWARE = [LIMITS, LOCALE]
     settings.RATELIMIT_RULES = [
-        {"name": "all", "key": "ip", "rate": "1/d", "algorithm": "fixed_window", "message": "Ask sales."}
+        {"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window", "message": "Ask sales."}
     ]
     settings.RATELIMIT_VIEW = lambda request, refused: HttpResponse(
         f"{refused.message}|{refused.when}|{refused.reference}", status=429
@@ -244,7 +244,7 @@ def test_the_view_setting_is_told_what_to_say(client: Client, settings: Any) -> 
 def test_an_exception_of_the_projects_is_told_too(rf: RequestFactory, settings: Any) -> None:
     """Where it is a `Ratelimited`; it still has it in another process. A rule without a message leaves its text."""
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
-    settings.RATELIMIT_RULES = [{"name": "search", "key": "ip", "rate": "0/m", "message": "Ask sales."}]
+    settings.RATELIMIT_RULES = [{"name": "search", "path": "/", "key": "ip", "rate": "0/m", "message": "Ask sales."}]
     view = ratelimit("search", "ip", "5/m")(lambda request: None)
     with pytest.raises(Ratelimited) as raised:
         view(rf.get("/"))

@@ -354,6 +354,6 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
 )
 def test_settings_that_cannot_be_applied_start_no_server(fields: dict[str, Any], settings: Any) -> None:
     """They are refused when the middleware is made, before any request."""
-    settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "5/m", **fields}]
+    settings.RATELIMIT_RULES = [{"name": "site", "path": "/", "key": "ip", "rate": "5/m", **fields}]
     with pytest.raises(ImproperlyConfigured, match="rule 'site'"):
         RateLimitMiddleware(ok)

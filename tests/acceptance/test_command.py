@@ -60,7 +60,7 @@ def site(settings: Any) -> None:
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [
         {"name": "static", "path": "/static/", "exempt": True},
-        {"name": "site", "key": "ip", "rate": "600/m"},
+        {"name": "site", "path": "/", "key": "ip", "rate": "600/m"},
     ]
 
 
@@ -229,7 +229,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     wrong = [
         "line 1: rule 'a': unknown colour", "line 1: rule 'a': path is 'api'", "line 1: rule 'a': mode is True",
         "Unknown key 'id'", "unknown unit 'moon'", "line 4: 5 is no rule", "line 5: rule 'b': needs a rate",
-        "has no option 'burst'", "has no option 'lease'", "names no path", "two rules are called good",
+        "has no option 'burst'", "has no option 'lease'", "two rules are called good",
     ]  # fmt: skip
     assert [problem for problem in wrong if not any(problem in line for line in lines)] == [], lines
     settings.RATELIMIT_RULES = [{"name": "x", "key": "id", "rate": "5/m"}, {"name": "y"}, {"name": "z", "exempt": True}]
@@ -352,7 +352,6 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
             "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: ' pro', rate: 5/s}]}",
             "group: Enter it without spaces",
         ),
-        ("- {name: x, key: ip, rate: 1/s}", "names no path, route, group or descriptor"),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
         ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "anchors .* line 1"),
         ("- {<<: {name: x}}", "merge keys"),

@@ -24,7 +24,7 @@ COMMANDS = {
     "wsgi": ["gunicorn", "tests.fresh_site:application", "--threads=2", "--log-level=warning", "--bind"],
     "asgi": ["uvicorn", "tests.fresh_site:asgi", "--log-level=warning", "--host=127.0.0.1", "--port"],
 }
-REFUSED = [{"name": "all", "key": "ip", "rate": "0/s"}]
+REFUSED = [{"name": "all", "path": "/", "key": "ip", "rate": "0/s"}]
 
 FIRST = """
 import asyncio, os, sys
@@ -107,7 +107,7 @@ def test_a_script_name_in_a_header_walks_around_nothing(prefix: str) -> None:
         {"name": "prefix", "path": "/api/", "key": "ip", "rate": "3/h"},
         {"name": "glob", "path": "/*b/", "key": "ip", "rate": "4/h"},
         {"name": "route", "route": "c", "key": "ip", "rate": "5/h"},
-        {"name": "paths", "key": ("ip", "path"), "rate": "6/h"},
+        {"name": "paths", "path": "/", "key": ("ip", "path"), "rate": "6/h"},
     ]
     with server("wsgi", prefix, rules) as port:
         walks = [f"/z{number}" for number in range(7)]

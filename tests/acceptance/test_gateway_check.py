@@ -276,7 +276,7 @@ def test_rules_that_need_what_no_proxy_knows_do_not_apply(check: Check, settings
     settings.RATELIMIT_RULES = [
         *({**base, "name": f"key-{number}", "key": key} for number, key in enumerate(keys)),
         {**base, "name": "route", "route": "ratelimit-check", "key": "ip"},
-        {**base, "name": "slots", "key": "ip", "rate": "1", "algorithm": "concurrency"},
+        {**base, "name": "slots", "path": "/", "key": "ip", "rate": "1", "algorithm": "concurrency"},
         {**base, "name": "audience", "audience": "anonymous", "key": "ip"},
         {**base, "name": "tiers", "key": "ip", "tiers": [{"group": "pro", "rate": "1/m"}]},
     ]

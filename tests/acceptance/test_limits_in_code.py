@@ -36,8 +36,9 @@ def signs_in(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [*test_admin.urlpatterns, path("looks", looks), path("signs-in", signs_in)]
 SETTINGS = {
-    "name": "everything", "key": ("ip", "path"), "rate": ["90/m", "900/h"], "algorithm": "token_bucket", "burst": 20,
-    "method": ["GET", "POST"], "tiers": [{"group": "pro", "rate": "9000/m"}], "message": "Slower.",
+    "name": "everything", "path": "/", "key": ("ip", "path"), "rate": ["90/m", "900/h"],
+    "algorithm": "token_bucket", "burst": 20, "method": ["GET", "POST"],
+    "tiers": [{"group": "pro", "rate": "9000/m"}], "message": "Slower.",
 }  # fmt: skip
 
 
@@ -95,14 +96,14 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     answer = confirmed(operator, f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().declared() == {
-        **SETTINGS, "key": ["ip", "path"], "path": "/", "method": ["GET", "POST"],
+        **SETTINGS, "key": ["ip", "path"], "method": ["GET", "POST"],
     }  # fmt: skip
     assert "settings=everything" not in operator.get(LIMITS).content.decode()
 
 
 def test_what_cannot_be_taken_over_says_so(operator: Client, settings: Any) -> None:
     """A rule that names code, or one that is not there."""
-    settings.RATELIMIT_RULES = [{"name": "code", "key": f"{__name__}.looks", "rate": "5/m"}]
+    settings.RATELIMIT_RULES = [{"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}]
     page = operator.get(f"{RULES}add/?settings=code").content.decode()
     assert "This rule of the settings cannot be one of the admin" in page
     assert "there is no rule" in operator.get(f"{RULES}add/?settings=nothing").content.decode()

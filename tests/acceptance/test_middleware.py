@@ -81,7 +81,7 @@ def get(address: str, times: int = 1, kind: str = "sync", **headers: str) -> lis
 @pytest.mark.parametrize("address", ["/ok", "/aok", "/nowhere"])
 def test_a_rule_limits_what_it_is_about(kind: str, address: str, settings: Any) -> None:
     """Views of either kind, and paths that lead nowhere."""
-    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "2/m"}]
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "2/m"}]
     fine = 404 if address == "/nowhere" else 200
     assert get(address, 3, kind) == [fine, fine, 429]
 
@@ -93,8 +93,8 @@ def test_paths_methods_and_routes(kind: str, settings: Any) -> None:
         {"name": "prefix", "path": "/o", "key": "ip", "rate": "1/m"},
         {"name": "glob", "path": ["/nothing/", "/a*k"], "key": "ip", "rate": "2/m"},
         {"name": "route", "route": "things:detail", "key": ("ip", "kwarg:pk"), "rate": "1/m"},
-        {"name": "posts", "method": "POST", "key": "ip", "rate": "0/s"},
-        {"name": "off", "mode": "off", "key": "ip", "rate": "0/s"},
+        {"name": "posts", "path": "/", "method": "POST", "key": "ip", "rate": "0/s"},
+        {"name": "off", "path": "/", "mode": "off", "key": "ip", "rate": "0/s"},
     ]
     assert get("/ok", 2, kind) == [200, 429]
     assert get("/aok", 3, kind) == [200, 200, 429]
@@ -108,7 +108,7 @@ def test_paths_methods_and_routes(kind: str, settings: Any) -> None:
 def test_exemptions(settings: Any) -> None:
     """By rule (path or route), and by decorator."""
     settings.RATELIMIT_RULES = [
-        {"name": "all", "key": "ip", "rate": "1/m"},
+        {"name": "all", "path": "/", "key": "ip", "rate": "1/m"},
         {"name": "static", "path": "/static/", "exempt": True},
         {"name": "ok", "route": "ok", "exempt": True},
     ]
@@ -130,15 +130,15 @@ def test_one_name_is_counted_once(settings: Any) -> None:
 def test_rules_whose_names_meet_are_counts_of_their_own(settings: Any) -> None:
     """A rule called as another's rate is: no key stands twice in one call."""
     settings.RATELIMIT_RULES = [
-        {"name": "all", "key": "ip", "rate": ["3/m", "30/h"]},
-        {"name": "all:m", "key": "ip", "rate": "2/m"},
+        {"name": "all", "path": "/", "key": "ip", "rate": ["3/m", "30/h"]},
+        {"name": "all:m", "path": "/", "key": "ip", "rate": "2/m"},
     ]
     assert get("/ok", 3) == [200, 200, 429]
 
 
 def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
     """It is counted under its name."""
-    rule = {"name": "all", "key": "ip", "rate": "5/h"}
+    rule = {"name": "all", "path": "/", "key": "ip", "rate": "5/h"}
     settings.RATELIMIT_RULES = [rule]
     assert get("/ok", 3) == [200] * 3
     settings.RATELIMIT_RULES = [{**rule, "rate": "4/h"}]
@@ -161,7 +161,7 @@ def test_other_exceptions_are_not_ours(rf: RequestFactory) -> None:
 
 def test_shadow_rules_only_watch(settings: Any) -> None:
     """Counted and decided, never refused."""
-    settings.RATELIMIT_RULES = [{"name": "watch", "key": "ip", "rate": "1/m", "mode": "shadow"}]
+    settings.RATELIMIT_RULES = [{"name": "watch", "path": "/", "key": "ip", "rate": "1/m", "mode": "shadow"}]
     assert get("/ok", 3) == [200] * 3
 
 
@@ -169,7 +169,7 @@ def test_shadow_rules_only_watch(settings: Any) -> None:
 def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
     """Of rules and decorators together."""
     settings.RATELIMIT_HEADERS = "draft-10"
-    settings.RATELIMIT_RULES = [{"name": "all", "key": "ip", "rate": "5/m"}]
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "5/m"}]
 
     async def request() -> HttpResponse:
         return await AsyncClient().get("/search")
@@ -189,7 +189,7 @@ def person(**attributes: Any) -> Any:
 )
 def test_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
     """Who a rule is about: a(nonymous), p(erson), s(taff)."""
-    settings.RATELIMIT_RULES = [{"name": "who", "audience": audience, "key": "ip", "rate": "0/s"}]
+    settings.RATELIMIT_RULES = [{"name": "who", "path": "/", "audience": audience, "key": "ip", "rate": "0/s"}]
     staff = person()
     staff.is_staff = True
     users = {"a": AnonymousUser(), "p": person(), "s": staff}
@@ -226,8 +226,8 @@ def test_an_asynchronous_request_never_goes_through_a_thread(settings: Any, monk
     monkeypatch.setattr(SyncToAsync, "__call__", adapted)
     monkeypatch.setattr(AsyncToSync, "__call__", adapted)
     settings.RATELIMIT_RULES = [
-        {"name": "ip", "key": "ip", "rate": "5/m"},
-        {"name": "user", "key": "user", "audience": "authenticated", "rate": "1/m"},
+        {"name": "ip", "path": "/", "key": "ip", "rate": "5/m"},
+        {"name": "user", "path": "/", "key": "user", "audience": "authenticated", "rate": "1/m"},
     ]
 
     async def auser() -> Any:
@@ -253,7 +253,7 @@ def test_an_asynchronous_request_never_goes_through_a_thread(settings: Any, monk
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
     """Looked up in the database, under both handlers."""
-    settings.RATELIMIT_RULES = [{"name": "free", "audience": "group:free", "key": "user", "rate": "0/s"}]
+    settings.RATELIMIT_RULES = [{"name": "free", "path": "/", "audience": "group:free", "key": "user", "rate": "0/s"}]
     free, paying = (User.objects.create(username=name) for name in ("free", "paying"))
     free.groups.add(Group.objects.create(name="free"))
     assert [status(user, kind) for user in (free, paying, AnonymousUser())] == [429, 200, 200]
@@ -267,8 +267,8 @@ def test_in_front_of_or_behind_the_authentication(kind: str, order: str, setting
     settings.MIDDLEWARE = [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.RATELIMIT_RULES = [
-        {"name": "ip", "key": "ip", "rate": "3/m"},
-        {"name": "user", "key": "user_or_ip", "rate": "2/m"},
+        {"name": "ip", "path": "/", "key": "ip", "rate": "3/m"},
+        {"name": "user", "path": "/", "key": "user_or_ip", "rate": "2/m"},
     ]
     assert get("/ok", 3, kind) == [200, 200, 429]
     left = RateLimiter("ip", "3/m").peek(("ip", "127.0.0.1")).remaining
@@ -279,7 +279,8 @@ def test_a_rule_that_waits_holds_the_request(settings: Any) -> None:
     """A leaky bucket, under both handlers."""
     import time
 
-    settings.RATELIMIT_RULES = [{"name": "paced", "key": "ip", "rate": "20/s", "algorithm": "leaky_bucket"}]
+    paced = {"name": "paced", "path": "/", "key": "ip", "rate": "20/s", "algorithm": "leaky_bucket"}
+    settings.RATELIMIT_RULES = [paced]
     started = time.monotonic()
     assert get("/ok", 2) + get("/aok", 2, "async") == [200] * 4
     assert time.monotonic() - started >= 0.15 - 0.01
@@ -300,7 +301,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"name": "x", "keys": "ip"}, "unknown keys; known are name, description"),
         ({"name": "x", "key": "ip"}, "needs a rate"),
         ({"name": "x", "exempt": True}, "exempts everything"),
-        ({"name": "x", "rate": "5/m"}, "needs a key"),
+        ({"name": "x", "path": "/", "rate": "5/m"}, "needs a key"),
         ({"name": "x", "key": "ip", "rate": "5/month"}, "unknown unit"),
         ({"name": "x", "key": "me", "rate": "5/m"}, "Unknown key"),
         ({"name": "x", "key": "ip", "rate": "5/m", "mode": "maybe"}, "enforce, shadow, off"),
@@ -324,7 +325,7 @@ def test_rules_as_a_whole(settings: Any, no_others: None) -> None:
     """A list, of different names, that a middleware applies, behind whatever finds the user."""
     with pytest.raises(ImproperlyConfigured, match="list of rules"):
         compile_rules({"name": "x"})
-    rule = {"name": "x", "key": "user", "rate": "5/m"}
+    rule = {"name": "x", "path": "/", "key": "user", "rate": "5/m"}
     with pytest.raises(ImproperlyConfigured, match="two rules are called x"):
         compile_rules([rule, rule])
     settings.RATELIMIT_RULES = [rule]

@@ -167,7 +167,7 @@ def test_what_is_large_is_refused_as_cheaply_as_what_is_small(case: str, setting
     for name, value in given.items():
         setattr(settings, name, value)
     settings.ROOT_URLCONF = __name__
-    settings.RATELIMIT_RULES = [{"name": "rule", "key": "ip", "rate": "0/h", **rule}]
+    settings.RATELIMIT_RULES = [{"name": "rule", "path": "/", "key": "ip", "rate": "0/h", **rule}]
     middleware = RateLimitMiddleware(view)
     assert_as_cheap(middleware, make, 4_000, 16_000, 60_000, MOST)
 
@@ -264,7 +264,7 @@ def test_more_than_any_client_sends_is_a_bad_request(settings: Any) -> None:
 
     large = {"HTTP_X_KEY": "a" * 70_000, "HTTP_COOKIE": "a=b;" * 1001, "QUERY_STRING": "a" * 70_000}
     for (name, value), key in zip(large.items(), ("header:x-key", "cookie:k", "get:k"), strict=True):
-        settings.RATELIMIT_RULES = [{"name": f"{key} rule", "key": key, "rate": "5/h"}]
+        settings.RATELIMIT_RULES = [{"name": f"{key} rule", "path": "/", "key": key, "rate": "5/h"}]
         assert Client().get("/plain/", **{name: value}).status_code == 400
-        settings.RATELIMIT_RULES = [{"name": f"{key} none", "key": "ip", "rate": "5/h"}]
+        settings.RATELIMIT_RULES = [{"name": f"{key} none", "path": "/", "key": "ip", "rate": "5/h"}]
         assert Client().get("/plain/", **{name: value}).status_code == 200

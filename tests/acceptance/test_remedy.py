@@ -60,6 +60,6 @@ def test_a_coroutine_tells_the_same_and_a_rule_of_the_settings_is_named(operator
 
     assert "ratelimit_rules mode" in async_to_sync(asked)().content.decode()
     RateLimitRule.objects.all().delete()
-    settings.RATELIMIT_RULES = [{"name": "none", "key": "ip", "rate": "0/m"}]
+    settings.RATELIMIT_RULES = [{"name": "none", "path": "/", "key": "ip", "rate": "0/m"}]
     page = staff("view_ratelimitrule").get(RULES, headers={"accept": "text/html"}).content.decode()
     assert "The rule “none” of RATELIMIT_RULES refuses you." in page

@@ -349,8 +349,8 @@ def test_routes_are_those_of_the_site() -> None:
     found = replayed(
         log,
         {"name": "route", "route": "page", "rate": "1/m"},
-        {"name": "kwarg", "key": "kwarg:number", "rate": "9/m"},
-        {"name": "by route", "key": "route", "rate": "1/m", "mode": "shadow"},
+        {"name": "kwarg", "path": "/", "key": "kwarg:number", "rate": "9/m"},
+        {"name": "by route", "path": "/", "key": "route", "rate": "1/m", "mode": "shadow"},
     )
     assert {name: (tally.lines, tally.refused) for name, tally in found.tallies.items()} == {
         "route": (2, 1), "kwarg": (3, 0), "by route": (3, 1),

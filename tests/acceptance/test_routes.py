@@ -277,7 +277,7 @@ def test_what_django_resolves_to_the_view_meets_its_rules(pieces: list[str], scr
 def test_the_key_path_is_the_path_that_is_resolved(settings: Any) -> None:
     """Whatever script a request is said to be below, it is one count."""
     settings.ROOT_URLCONF = Paths
-    settings.RATELIMIT_RULES = [{"name": "x", "key": "path", "rate": "3/h"}]
+    settings.RATELIMIT_RULES = [{"name": "x", "path": "/", "key": "path", "rate": "3/h"}]
     middleware = RateLimitMiddleware(passed)
     requests = [RequestFactory().get("/api/", SCRIPT_NAME=f"/z{number}") for number in range(4)]
     assert [middleware(request).status_code for request in requests] == [200, 200, 200, 429]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import logging
 import threading
 import time
@@ -24,6 +25,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import acting
+from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
@@ -424,6 +426,19 @@ def test_a_rule_takes_the_place_of_a_call_site() -> None:
     assert get("/upload") == [429]
 
 
+@pytest.mark.parametrize("place", [{}, {"group": "search"}, {"path": "/"}], ids=["bare", "by group", "whole site"])
+@pytest.mark.parametrize("source", ["settings", "a file"])
+def test_a_rule_means_the_same_wherever_it_is_written(source: str, place: dict[str, str], settings: Any) -> None:
+    """One that names no place is for the call site of its name; the path / is the whole site."""
+    given = {"name": "search", "key": "ip", "rate": "2/h", **place}
+    if source == "settings":
+        settings.RATELIMIT_RULES = [given]
+    else:
+        rules_yaml.apply(json.dumps([given]))
+    assert get("/search", 3) == [200, 200, 429]
+    assert get("/other", 1) == ([429] if "path" in place else [200])
+
+
 def take_from_view(algorithm: str, rates: Any, key: Any = "ip") -> Any:
     """What takes so many units at a decorator, and returns the decision."""
 
@@ -446,7 +461,7 @@ KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
 @KEPT
 @pytest.mark.parametrize("algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"])
 def test_a_rule_in_the_place_of_a_call_site_goes_on_with_its_count(algorithm: str, taking: Any) -> None:
-    """A client that used up a limit is given nothing by lowering it; the code goes on with the count of the rule."""
+    """Lowering a limit gives nothing to a client that has used it up; the code goes on with the count of the rule."""
     take = taking(algorithm, "500/h")
     assert take(450).allowed
     one = rule("exports", path="", key="", limit=300)

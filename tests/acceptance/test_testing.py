@@ -61,7 +61,7 @@ def test_decorating_a_coroutine() -> None:
 
 
 @override_ratelimits(
-    rules=[{"name": "all", "key": "ip", "rate": "1/h"}],
+    rules=[{"name": "all", "path": "/", "key": "ip", "rate": "1/h"}],
     MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
 )
 class TestCaseWithRules(SimpleTestCase):

@@ -28,6 +28,7 @@ from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.conf import SETTINGS, conf
+from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.examples import examples
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
@@ -191,7 +192,7 @@ def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
     from django_ratelimit_lua import checks
 
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
-    assert len(problems) == len({problem.id[1:] for problem in problems}) == 24
+    assert len(problems) == len({problem.id[1:] for problem in problems}) == 25
     pages = [path.read_text() for path in Path(__file__).parents[2].glob("docs/*.rst")]
     assert {name for page in pages for name in re.findall(r"`([EWI]\d{3})`", page)} <= {one.id for one in problems}
     assert all(problem.hint for problem in problems)
@@ -275,7 +276,6 @@ def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
         ({"key": ["user", "route"]}, True),
         ({"key": ["user", "header:x"]}, False),
         ({"key": "user_or_ip"}, False),
-        ({"group": "search"}, True),
     ],
 )
 def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said: bool, settings: Any) -> None:
@@ -285,9 +285,43 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(more: Any, is_said
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
     ]
-    settings.RATELIMIT_RULES = [{"name": "all", "key": "user", "rate": "5/m", **more}]
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "user", "rate": "5/m", **more}]
     said = "The rule 'all' counts all who are not logged in as one: its key goes by the user."
     assert found() == ([("W010", said)] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({}, "The rule has no path and no route, and no limit in the code has its name: it would do nothing."),
+        ({"group": "serch"}, "No limit in the code has this name"),
+        ({"route": "nowhere"}, "No URL pattern has this name: the rule would match nothing."),
+        ({"route": "nowhere", "exempt": True, "rate": None}, "No URL pattern has this name"),
+        ({"path": "/"}, ""),
+        ({"name": "known"}, ""),
+        ({"mode": "off"}, ""),
+    ],
+)
+def test_a_rule_for_a_place_that_the_code_does_not_have_is_a_warning(
+    place: dict[str, Any], said: str, settings: Any
+) -> None:
+    """In the words of the form of a rule."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    known_call_sites.add("known")
+    settings.RATELIMIT_RULES = [{"name": "nobody's", "key": "ip", "rate": "5/m", **place}]
+    assert [identifier for identifier, _ in found()] == (["W022"] if said else [])
+    assert all(said in text for _, text in found())
+
+
+@pytest.mark.parametrize("app", ["django_ratelimit_lua", "django_ratelimit_lua.apps.RatelimitConfig"])
+@pytest.mark.parametrize("shared", [[], ["django_ratelimit_lua"]])
+def test_an_app_of_tenants_is_an_error(app: str, shared: list[str], settings: Any) -> None:
+    """As django-tenants reads its settings: each schema would have tables of rules, and Redis has one snapshot."""
+    settings.SHARED_APPS, settings.TENANT_APPS = ["django_tenants", *shared], ("django.contrib.auth", app)
+    ((identifier, _),) = found()
+    assert identifier == "E023"
+    settings.SHARED_APPS, settings.TENANT_APPS = ["django_tenants", app], ["django.contrib.auth"]
+    assert found() == []
 
 
 @ratelimit(key=("session", "path"), rate="5/m")
@@ -301,7 +335,7 @@ urlpatterns = [path("by-session", by_session)]
 def test_a_key_by_session_without_sessions_of_the_servers_is_a_warning(settings: Any) -> None:
     """In a rule or on a view: it goes by the address then."""
     settings.ROOT_URLCONF = __name__
-    settings.RATELIMIT_RULES = [{"name": "all", "key": ["session", "path"], "rate": "5/m"}]
+    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}]
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     assert [(identifier, "there is none" in text) for identifier, text in found()] == [("W011", True)]
     warnings = [message for message in run_checks(tags=["urls"]) if message.id == "django_ratelimit_lua.W011"]
@@ -331,8 +365,7 @@ def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None
     ours = [
         check
         for check in registry.get_checks(include_deployment_checks=True)
-        # `check_migrated` reads none of them.
-        if check.__module__ == "django_ratelimit_lua.checks" and check.__name__ != "check_migrated"
+        if check.__module__ == "django_ratelimit_lua.checks"
     ]
     assert len(ours) >= 9
     for value in random.Random(name).sample(NONSENSE, examples(len(NONSENSE))):

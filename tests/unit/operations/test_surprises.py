@@ -9,10 +9,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
 from django_ratelimit_lua.limits.rate import Rate
-from django_ratelimit_lua.operations.call_sites import meant_by, route_names
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.operations.surprises import changed_surprises, surprises
 from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
+from django_ratelimit_lua.rules.places import meant_by, route_names
 
 
 def view(request: HttpRequest) -> HttpResponse:

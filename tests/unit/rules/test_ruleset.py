@@ -35,8 +35,8 @@ def names(rules: Any) -> list[str]:
 def test_a_request_meets_the_rules_of_its_path_in_their_order() -> None:
     """Those that are off, or for call sites, are not among them; those that exempt are."""
     rules = ruleset(
-        {"name": "late", "order": 9}, {"name": "home", "path": "/"}, {"name": "api", "path": "/api/"},
-        {"name": "off", "mode": "off"}, {"name": "site", "group": "search"},
+        {"name": "late", "path": "/", "order": 9}, {"name": "home", "path": "/"}, {"name": "api", "path": "/api/"},
+        {"name": "off", "path": "/", "mode": "off"}, {"name": "site", "group": "search"}, {"name": "bare"},
         {"name": "free", "path": "/", "rate": None, "exempt": True},
     )  # fmt: skip
     assert names(rules.matching(HOME)) == ["home", "free", "late"]
