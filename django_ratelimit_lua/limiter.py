@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar, Unpack, cast, overload
 from weakref import ref
+
+from asgiref.sync import iscoroutinefunction
+from django.http import FileResponse, StreamingHttpResponse
 
 from .conf import conf
 from .engine.decide import (
@@ -159,7 +164,7 @@ class RateLimiter:
         what: str = "",
     ) -> Any:
         """Hold a slot of a concurrency limit while something runs: `with`, `async with`, or as a decorator of
-        functions, plain or `async def`, such as Celery tasks.
+        functions, plain or `async def`, such as Celery tasks. Each use needs its own `slot()`.
 
         >>> exports = RateLimiter("exports", "1", algorithm="concurrency")
         >>> with exports.slot("ada", what="/exports/7/") as held:
@@ -348,7 +353,7 @@ class RateLimiter:
                 raise Ratelimited(decision)
             return await function(*args, **kwargs)
 
-        return cast(F, alimited if inspect.iscoroutinefunction(function) else limited)
+        return cast(F, alimited if _is_async(function) else limited)
 
 
 class Slot:
@@ -366,12 +371,21 @@ class Slot:
         self._limiter, self._identity, self._key = limiter, identity, key
         self._cost, self._what = cost, what
         self._timeout = None if timeout is None else wait_us(timeout, "timeout") / SECOND
+        self._in_use = threading.Lock()
         self._held: Held | None = None
 
     def _seeking(self) -> Seeking:
-        if self._held is not None:
-            raise RuntimeError("this slot is held already; ask the limiter for another one")
+        if not self._in_use.acquire(blocking=False):
+            name = self._limiter.name
+            raise RuntimeError(f"This slot of {name!r} is in use: each thread, task and `with` needs its own slot()")
         return Seeking(self._ask, self._timeout)
+
+    def _left(self) -> Held | None:
+        """Forget what is held, and return it: the next `with` may use this object."""
+        held, self._held = self._held, None
+        if self._in_use.locked():
+            self._in_use.release()
+        return held
 
     def _ask(self, slot: bytes, *, waits: bool) -> _Planner:
         plan = self._limiter._plan("hit", self._identity, self._cost, slot=slot, waits=waits)
@@ -385,17 +399,18 @@ class Slot:
         return self._held
 
     def __enter__(self) -> Held:
-        held = self._hold(outcome := self._seeking().take())
-        if outcome.decision.wait > 0:  # A rate beside it makes its callers wait.
-            try:
+        seeking = self._seeking()
+        try:
+            held = self._hold(outcome := seeking.take())
+            if outcome.decision.wait > 0:  # A rate beside it makes its callers wait.
                 hold(outcome)
-            except BaseException:
-                self.__exit__()
-                raise
+        except BaseException:
+            self.__exit__()
+            raise
         return held
 
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
-        held, self._held = self._held, None
+        held = self._left()
         if held is None:
             return
         if kind is GeneratorExit:
@@ -404,17 +419,18 @@ class Slot:
             held.release()
 
     async def __aenter__(self) -> Held:
-        held = self._hold(outcome := await self._seeking().atake())
-        if outcome.decision.wait > 0:
-            try:
+        seeking = self._seeking()
+        try:
+            held = self._hold(outcome := await seeking.atake())
+            if outcome.decision.wait > 0:
                 await ahold(outcome)
-            except BaseException as stopped:
-                await self.__aexit__(type(stopped))
-                raise
+        except BaseException as stopped:
+            await self.__aexit__(type(stopped))
+            raise
         return held
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
-        held, self._held = self._held, None
+        held = self._left()
         if held is None:
             return
         if kind is GeneratorExit:  # The coroutine is closed, and cannot wait for anything more.
@@ -423,8 +439,18 @@ class Slot:
             await held.arelease()
 
     def __call__(self, function: F) -> F:
-        """Decorate a function: each of its calls holds a slot of its own."""
-        what = self._what or getattr(function, "__qualname__", "")
+        """Decorate a function: each of its calls holds a slot of its own. Raises `LimitError` for a function whose work
+        begins after the call has returned, such as a generator function."""
+        called = _called_by(function)
+        name = getattr(called, "__qualname__", type(called).__qualname__)
+        what = self._what or name
+        if isinstance(function, type):
+            raise self._refusal(name, "a class", "decorate the method that does the work")
+        for inner in (inspect.unwrap(called), type(called).__call__):
+            if inspect.isgeneratorfunction(inner):
+                raise self._refusal(name, "a generator", "write `with limiter.slot(...):` inside it")
+            if inspect.isasyncgenfunction(inner):
+                raise self._refusal(name, "an async generator", "write `async with limiter.slot(...):` inside it")
 
         def slot(*args: Any, **kwargs: Any) -> Slot:
             identity = self._key(*args, **kwargs) if self._key is not None else self._identity
@@ -433,14 +459,49 @@ class Slot:
         @functools.wraps(function)
         def holding(*args: Any, **kwargs: Any) -> Any:
             with slot(*args, **kwargs):
-                return function(*args, **kwargs)
+                return self._finished(name, function(*args, **kwargs))
 
         @functools.wraps(function)
         async def aholding(*args: Any, **kwargs: Any) -> Any:
             async with slot(*args, **kwargs):
-                return await function(*args, **kwargs)
+                return self._finished(name, await function(*args, **kwargs))
 
-        return cast(F, aholding if inspect.iscoroutinefunction(function) else holding)
+        return cast(F, aholding if _is_async(function) else holding)
+
+    def _finished(self, name: str, result: Any) -> Any:
+        """The result of a call. Raises `LimitError` if its work begins only after the slot is released."""
+        kind = type(result)  # Of a lazy object its own, without evaluating it.
+        if issubclass(kind, StreamingHttpResponse) and not issubclass(kind, FileResponse):
+            right = '@ratelimit(..., algorithm="concurrency"), which holds it until the response is closed'
+            problem = self._refusal(name, "a view whose response is streamed", f"use {right}")
+        elif issubclass(kind, (GeneratorType, AsyncGeneratorType)):
+            right = "write `with limiter.slot(...):` inside the generator"
+            problem = self._refusal(name, "a function that returns a generator", right)
+        elif issubclass(kind, Awaitable):
+            right = "make it `async def`, and await inside it"
+            problem = self._refusal(name, "a function that returns an awaitable", right)
+        else:
+            return result
+        if hasattr(kind, "close"):
+            result.close()
+        raise problem
+
+    def _refusal(self, name: str, kind: str, right: str) -> LimitError:
+        released = "the slot would be released before its work is done"
+        return LimitError(f"RateLimiter {self._limiter.name!r}: {name} is {kind}, and {released}: {right}")
+
+
+def _called_by(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called in the end, of a `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call returns a coroutine: of a function, or of an object with an async `__call__`."""
+    called = _called_by(function)
+    return iscoroutinefunction(called) or iscoroutinefunction(type(called).__call__)
 
 
 class _Planner:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import ValidationError
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.conf import conf
@@ -145,6 +148,127 @@ def test_a_decorated_function_holds_a_slot_of_its_own() -> None:
     assert asyncio.run(report()) == 1
     with limiter.slot("ada"), pytest.raises(Ratelimited):
         export("ada")
+
+
+class Async:
+    """An object with an async `__call__`."""
+
+    async def __call__(self, limiter: RateLimiter) -> int:
+        await asyncio.sleep(0)
+        return used(limiter, None)
+
+
+class Marked:
+    """One that only says that it is one."""
+
+    def __call__(self, limiter: RateLimiter) -> Any:
+        return Async()(limiter)
+
+
+@pytest.mark.parametrize("made", [Async(), partial(Async()), markcoroutinefunction(Marked()), Async().__call__])
+def test_a_decorated_coroutine_function_holds_its_slot_until_it_is_done(made: Any) -> None:
+    """Of whatever kind it is; a hit before each call does not block the event loop either."""
+    limiter = exports("1")
+    decorated = limiter.slot(made)
+    assert asyncio.run(decorated(limiter)) == 1
+    assert used(limiter, None) == 0
+    assert inspect.iscoroutinefunction(RateLimiter("calls", "100/h")(made))
+
+
+def generator() -> Any:
+    yield used
+
+
+async def async_generator() -> Any:
+    yield used
+
+
+async def coroutine_that_returns_one() -> Any:
+    return generator()
+
+
+class Generator:
+    """Objects whose call is one."""
+
+    def __call__(self) -> Any:
+        yield used
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (generator, "with limiter.slot"),
+        (async_generator, "async with limiter.slot"),
+        (partial(generator), "generator is a generator"),
+        (contextmanager(generator), "generator is a generator"),
+        (Generator(), "Generator is a generator"),
+        (Generator, "decorate the method"),
+    ],
+)
+def test_what_works_after_its_call_holds_no_slot_and_says_so(made: Any, says: str) -> None:
+    """When it is decorated, with what to write instead."""
+    with pytest.raises(LimitError, match=says):
+        exports().slot(key=lambda: "ada")(made)
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume:Warning")
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: generator(), "inside the generator"),
+        (lambda: async_generator(), "inside the generator"),
+        (coroutine_that_returns_one, "inside the generator"),
+        (lambda: coroutine_that_returns_one(), "async def"),
+        (lambda: StreamingHttpResponse(generator()), "@ratelimit"),
+    ],
+)
+def test_a_result_that_works_after_its_call_is_refused(made: Any, says: str) -> None:
+    """Where it cannot be seen before: the slot is released, and nothing of the result is left."""
+    limiter = exports("1")
+    decorated = limiter.slot(made)
+    with pytest.raises(LimitError, match=says):
+        asyncio.run(decorated()) if inspect.iscoroutinefunction(decorated) else decorated()
+    assert used(limiter, None) == 0
+
+
+def test_a_slot_object_is_used_by_one_at_a_time() -> None:
+    """By threads, tasks and blocks within each other; afterwards it may be used again, also if it was refused."""
+    limiter = exports("2")
+    slot = limiter.slot("ada")
+    ready, held, refused = threading.Barrier(8), [], []
+
+    def work() -> None:
+        ready.wait(20)
+        try:
+            with slot:
+                held.append(used(limiter))
+                while len(refused) < 7:
+                    time.sleep(0.001)
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert held == [1]
+    assert len(refused) == 7
+    assert "needs its own slot()" in refused[0]
+
+    async def hold() -> None:
+        async with slot:
+            await asyncio.sleep(0.01)
+
+    async def tasks() -> list[Any]:
+        return await asyncio.gather(*[hold() for _ in range(3)], return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(tasks())] == [type(None), RuntimeError, RuntimeError]
+    with limiter.slot("ada"), limiter.slot("ada"), pytest.raises(Ratelimited), slot:
+        pass
+    with slot, pytest.raises(RuntimeError), slot:
+        pass
+    assert used(limiter) == 0
 
 
 def test_slots_and_rates_are_one_call() -> None:
