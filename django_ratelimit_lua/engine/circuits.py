@@ -54,6 +54,8 @@ USED_SECONDS = 10.0
 """For so long after the last call the background asks what the state is."""
 AGAIN_SECONDS = 0.005
 """Between two calls of one process that tell at once, and between two that look for calls that hang."""
+MOST_LOOKED_AT = 100
+"""Running calls that are looked at in one step, so that a look costs little while thousands run."""
 PROBE_PAUSE = 0.05
 """Seconds until a process asks again for a probe, where all are on their way."""
 RESENT_SECONDS = 10.0
@@ -328,18 +330,19 @@ class Circuit:
         if slow_seconds is None:  # Not any more: those that run are judged when they end.
             self.running.clear()
             return found
-        for number, (began, ticket) in self._oldest_first():
-            if began + slow_seconds > now:
-                self.due_at = max(began + slow_seconds, now + AGAIN_SECONDS)
-                break
-            if self.running.pop(number, None) is not None:  # Else it has ended meanwhile.
-                found.append((number, ticket))
+        while oldest := self._oldest():
+            for number, (began, ticket) in oldest:
+                if began + slow_seconds > now:
+                    self.due_at = max(began + slow_seconds, now + AGAIN_SECONDS)
+                    return found
+                if self.running.pop(number, None) is not None:  # Else it has ended meanwhile.
+                    found.append((number, ticket))
         return found
 
-    def _oldest_first(self) -> list[tuple[int, tuple[float, Ticket]]]:
+    def _oldest(self) -> list[tuple[int, tuple[float, Ticket]]]:
         while True:
             with suppress(RuntimeError):  # Another thread has begun or ended a call meanwhile.
-                return list(self.running.items())
+                return list(itertools.islice(self.running.items(), MOST_LOOKED_AT))
 
     def _probes_that_run(self) -> str:
         """The ids of those whose slots are renewed, with spaces between them."""
