@@ -29,26 +29,31 @@ _PROBLEMS = {
 }
 IDENTITY = {
     "description": "Who is counted: text, a whole number, null for everybody together, or a list of these; or an "
-    'object by the words of keys, such as {"ip": "203.0.113.9", "user": 7}: whom rules count in requests. What rules '
-    "charge an object goes by the overrides about its user, address and fields.",
+    "object by the words of keys.",
     "oneOf": [
         {"type": "string", "maxLength": LONGEST_TEXT},
         {"type": "integer"},
         {"type": "null"},
-        {"type": "array", "minItems": 1, "maxItems": MOST_PARTS, "items": {"$ref": "#/components/schemas/Identity"}},
-        {
-            "type": "object",
-            "minProperties": 1,
-            "maxProperties": MOST_PARTS,
-            "additionalProperties": {"type": ["string", "integer"]},
-        },
+        # Generators of clients make no model of a schema that refers to itself.
+        {"type": "array", "minItems": 1, "maxItems": MOST_PARTS, "items": {}},
+        {"$ref": "#/components/schemas/NamedIdentity"},
     ],
+}
+NAMED_IDENTITY = {
+    "description": 'The words of keys with their values, such as {"ip": "203.0.113.9", "user": 7}: whom rules count in '
+    "requests. What rules charge it goes by the overrides about its user, address and fields.",
+    "type": "object",
+    "minProperties": 1,
+    "maxProperties": MOST_PARTS,
+    "additionalProperties": {"type": ["string", "integer"]},
 }
 CHARGE = {
     "type": "object",
     "required": ["identity"],
     "additionalProperties": False,
-    "oneOf": [{"required": ["limit"]}, {"required": ["rule"]}],
+    "minProperties": 2,
+    "not": {"required": ["limit", "rule"]},  # Generators of clients make no model of a `oneOf` beside `properties`.
+    "description": "So many units of one limit, which `limit` or `rule` names, for one identity.",
     "properties": {
         "limit": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "description": "The name of a limit."},
         "rule": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "description": "The same, of a rule."},
@@ -72,9 +77,16 @@ QUESTION = {
             "type": "array", "minItems": 1, "maxItems": MOST_CHARGES, "items": {"$ref": "#/components/schemas/Charge"},
         },
         "together": {"type": "boolean", "default": True, "description": "All or nothing, or each for itself."},
-        "timeout": {"type": "number", "minimum": 0, "maximum": MOST_SECONDS, "default": 0},
-        "seconds": {"type": "number", "minimum": 1, "maximum": LONGEST_SLOT},
-        "slot": {"type": "string", "description": "What was answered when it was taken."},
+        # No default: a client that is generated would send it with every operation.
+        "timeout": {
+            "type": "number", "minimum": 0, "maximum": MOST_SECONDS,
+            "description": "Of reserve and acquire: seconds that the turn may be away; 0 without it.",
+        },
+        "seconds": {
+            "type": "number", "minimum": 1, "maximum": LONGEST_SLOT,
+            "description": "Of slot: for how long it is held at most.",
+        },
+        "slot": {"type": "string", "description": "Of release: what was answered when it was taken."},
     },
 }  # fmt: skip
 DECISION = {
@@ -153,8 +165,8 @@ def document() -> dict[str, Any]:
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "schemas": {
-                "Question": QUESTION, "Charge": CHARGE, "Identity": IDENTITY, "Answer": ANSWER, "Decision": DECISION,
-                "Problem": PROBLEM,
+                "Question": QUESTION, "Charge": CHARGE, "Identity": IDENTITY, "NamedIdentity": NAMED_IDENTITY,
+                "Answer": ANSWER, "Decision": DECISION, "Problem": PROBLEM,
             },
         },
     }  # fmt: skip

@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,26 @@ from django_ratelimit_lua.models import RateLimitClient
 client = RateLimitClient(name="shop", limits="mail")
 print(client.new_token())
 client.save()
+"""
+
+
+GENERATED_CLIENT = """
+import os
+from limits_client import AuthenticatedClient
+from limits_client.api.default import decide
+from limits_client.models import Answer, Charge, NamedIdentity, Problem, Question, QuestionOperation
+
+client = AuthenticatedClient(base_url=os.environ["GATEWAY"], token=os.environ["TOKEN"])
+ada = Charge(limit="mail", identity="ada")
+grace = Charge(rule="mail", identity=NamedIdentity.from_dict({"ip": "203.0.113.9"}), cost=2)
+taken = decide.sync(client=client, body=Question(charges=[ada, grace]))
+assert isinstance(taken, Answer) and taken.allowed, taken
+assert [decision.granted for decision in taken.decisions] == [1, 2], taken
+for operation, more in ((QuestionOperation.PEEK, {}), (QuestionOperation.RESERVE, {"timeout": 1.0})):
+    assert decide.sync(client=client, body=Question(charges=[ada], operation=operation, **more)).allowed
+nowhere = Charge(limit="nowhere", identity=[1, "two", [None]])
+refused = decide.sync(client=client, body=Question(charges=[nowhere]))
+assert isinstance(refused, Problem) and refused.status == 403, refused
 """
 
 
@@ -61,3 +84,18 @@ def test_a_client_of_the_documentation_asks(environment: dict[str, str], name: s
         assert json.loads(done.stdout)["allowed"]
     else:
         assert "left" in done.stdout
+
+
+def test_a_client_is_generated_from_the_document(environment: dict[str, str], tmp_path: Path) -> None:
+    """With a model of every part, and defaults that are accepted."""
+    if find_spec("openapi_python_client") is None:
+        pytest.skip("NO CLIENT TEST: openapi-python-client is not installed")
+    config = tmp_path / "config.yaml"
+    config.write_text("post_hooks: []")
+    generate = [sys.executable, "-m", "openapi_python_client", "generate", "--meta=none", f"--config={config}"]
+    options = [f"--url={environment['GATEWAY']}/openapi.json", f"--output-path={tmp_path / 'limits_client'}"]
+    for command in ([*generate, *options, "--fail-on-warning"], [sys.executable, "-c", GENERATED_CLIENT]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
