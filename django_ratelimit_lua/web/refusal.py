@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, Literal
 
 from django.conf import settings
@@ -45,7 +46,8 @@ class Refusal:
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
     - `reference`: see `web.reference`; empty: none;
     - `is_forbidden`: a block says 403 instead of 429, and not when it ends;
-    - `remedy`: for staff on the admin's own pages, what switches the rule off; empty for others.
+    - `remedy`: for staff on the admin's own pages, what switches the rule off; empty for others;
+    - `only_status`: the one status that the server can send; 0: it can send any.
     """
 
     decision: Decision
@@ -55,16 +57,17 @@ class Refusal:
     reference: str
     is_forbidden: bool = False
     remedy: str = ""
+    only_status: int = 0
 
     @property
     def status(self) -> int:
         """The status of the answer."""
-        return 403 if self.is_forbidden else 429
+        return self.only_status or (403 if self.is_forbidden else 429)
 
     @property
     def title(self) -> str:
         """The status in words, for programs: not translated."""
-        return "Forbidden" if self.is_forbidden else "Too Many Requests"
+        return HTTPStatus(self.status).phrase
 
     def when(self) -> str:
         """When to try again, or why not, in the language in force."""

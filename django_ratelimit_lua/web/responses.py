@@ -158,12 +158,15 @@ async def atoo_many_requests(request: HttpRequest, decision: Decision) -> HttpRe
     return _finished(response, refusal)
 
 
-def brief_refusal(request: HttpRequest, decision: Decision, style: str | None = None) -> HttpResponse:
+def brief_refusal(
+    request: HttpRequest, decision: Decision, style: str | None = None, *, only_status: int = 0
+) -> HttpResponse:
     """The answer to a blocked request of another server: a problem document or plain text, by what the client accepts.
 
-    Nothing of the project's makes it, as its pages are not that server's. `style`: see `add_headers`.
+    Nothing of the project's makes it, as its pages are not that server's. `style`: see `add_headers`; `only_status`:
+    see `Refusal`.
     """
-    refusal = refusal_of(request, decision)
+    refusal = replace(refusal_of(request, decision), only_status=only_status)
     response = _in_words(_problem if asked_for(request) == "problem" else _plain, request, refusal)
     return _finished(response, refusal, style)
 

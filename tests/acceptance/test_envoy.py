@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -147,7 +148,9 @@ def until(is_so: Callable[[], Any]) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     rules = [{**rule, "rate": "1000000/h"} if rule["name"] == "bytes" else rule for rule in RULES]
-    with Site(tmp_path_factory.mktemp("envoy"), rules, RATELIMIT_ON_STORE_ERROR="closed") as found:
+    with Site(
+        tmp_path_factory.mktemp("envoy"), rules, RATELIMIT_ON_STORE_ERROR="closed", RATELIMIT_HEADERS="x"
+    ) as found:
         yield found
 
 
@@ -156,13 +159,19 @@ def test_who_is_over_a_limit_is_refused(site: Site) -> None:
     first, second, third = (site.get("/refused", X_Api_Key="tin") for _ in range(3))
     assert [status for status, _, _ in (first, second, third)] == [200, 200, 429]
     assert first[1]["x-ratelimit-remaining"] == "1"
-    assert '2;w=3600;name="by key"' in first[1]["x-ratelimit-limit"]
+    assert (first[1]["x-ratelimit-limit"], "cache-control" in first[1]) == ("2", False)
     _, headers, body = third
     assert (headers["x-ratelimit-remaining"], headers["content-type"]) == ("0", "text/plain; charset=utf-8")
+    assert (headers["x-ratelimit-limit"], headers["cache-control"]) == ("2", "no-store")
     assert 0 < int(headers["retry-after"]) <= 4000
     assert len(headers["ratelimit-reference"]) > 20
     assert body.startswith("Too many requests. Slower. Try again in ")
     assert Service.asked["/refused"] == 2
+    _, headers, body = site.get("/refused", X_Api_Key="tin", Accept="application/json", Accept_Language="de")
+    problem = json.loads(body)
+    assert (headers["content-type"], problem["status"]) == ("application/problem+json", 429)
+    assert problem["reference"] == headers["ratelimit-reference"]
+    assert problem["detail"].startswith("Slower. ")
     assert site.get(X_Api_Key="gold")[0] == 200
 
 
@@ -199,22 +208,25 @@ def test_a_gateway_that_is_down_is_passed_over(site: Site, tmp_path: Path) -> No
 
 def test_a_question_that_was_sent_is_never_sent_again(site: Site, tmp_path: Path) -> None:
     """A connection that ends after the gateway has counted: 503, and one hit."""
-    before, sent = units_left(site), []
+    before, sent, done = units_left(site), [], threading.Event()
 
     def swallow_answers() -> None:
         while True:
             with relay.accept()[0] as near, socket.create_connection(("127.0.0.1", site.gateway.port)) as far:
                 sent.append(near)
                 near.settimeout(0.05)
-                while units_left(site) == before + 1 - len(sent):
+                while not done.is_set() and units_left(site) == before + 1 - len(sent):
                     with suppress(TimeoutError):
                         far.sendall(near.recv(65536))
 
     with socket.create_server(("127.0.0.1", 0)) as relay, ThreadPoolExecutor(1) as pool:
         swallowing = pool.submit(swallow_answers)
-        with envoy(tmp_path, site.upstream, site.gateway, ask=[relay.getsockname()[1]]) as port:
-            assert site.get(port=port)[0] == 503
-        relay.shutdown(socket.SHUT_RDWR)
+        try:
+            with envoy(tmp_path, site.upstream, site.gateway, ask=[relay.getsockname()[1]]) as port:
+                assert site.get(port=port)[0] == 503
+        finally:
+            done.set()
+            relay.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):
             swallowing.result(30)
     assert (len(sent), units_left(site)) == (1, before - 1)
@@ -310,7 +322,8 @@ def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
                 until(lambda: left() == 1)
             finally:
                 Service.may_end.set()
-            assert running.result()[0] == 200
+            status, headers, _ = running.result()
+            assert (status, headers["ratelimit-policy"]) == (200, '"exports";q=2;qu="concurrent-requests"')
             until(lambda: left() == 2)
             assert [bool(lease) and lease != "made-up" for lease in Service.leases] == [True, True]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.gateway.check import answer_check
 from django_ratelimit_lua.gateway.envoy import answer as answers
 from django_ratelimit_lua.gateway.envoy import messages
 from django_ratelimit_lua.gateway.envoy.answer import UNLIMITED, SlotEndedError, answer
@@ -89,6 +91,54 @@ def test_a_refusal_says_when_to_come_again(settings: Any) -> None:
     assert headers["ratelimit-reference"]
     assert found.raw_body.decode().startswith("Too many requests. Slower. Try again in ")
     assert code([LOGIN, GRACE]) == OK
+
+
+@pytest.mark.parametrize("accept", ["", "application/json", "text/html,*/*;q=0.8", "text/plain"])
+@pytest.mark.parametrize("style", [None, "x"])
+def test_a_refusal_is_that_of_the_gateway_over_http(accept: str, style: str | None, settings: Any) -> None:
+    """Headers and body, by what the client accepts, where any descriptor says that; and so are the headers of an answer
+    that lets it through."""
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "path": "/login/", "key": "ip", "rate": "1/h", "message": "Slower."}]
+    settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "envoy", "secret-of-the-tests"
+    settings.RATELIMIT_TRUSTED_PROXIES, settings.RATELIMIT_HEADERS = ["127.0.0.1/32"], style
+    meta = {
+        "REMOTE_ADDR": "127.0.0.1", "HTTP_X_RATELIMIT_SECRET": "secret-of-the-tests", "HTTP_X_ORIGINAL_METHOD": "GET",
+        "HTTP_X_ORIGINAL_URI": "/login/", "HTTP_X_ORIGINAL_HOST": "shop", "HTTP_X_ORIGINAL_ADDRESS": GRACE[1],
+    }  # fmt: skip
+    accepts = [[("header:accept", accept)]] if accept else []
+    for status in (200, 429):
+        over_http = asyncio.run(answer_check({**meta, "HTTP_ACCEPT": accept} if accept else meta))
+        found = ask([LOGIN, ADA], *accepts)
+        headers = {header.key: header.value for header in found.response_headers_to_add}
+        assert (over_http.status, found.overall_code) == (status, OK if status == 200 else OVER)
+        assert (
+            headers.keys()
+            == {name.lower() for name in over_http.headers}
+            > {"x-ratelimit-limit" if style else "ratelimit"}
+        )
+        changing = ("retry-after", "ratelimit-reference", "ratelimit", "x-ratelimit-reset")
+        for name, value in over_http.headers.items():
+            assert name.lower() in changing or headers[name.lower()] == value
+    assert headers["cache-control"] == "no-store"
+    if headers["content-type"] == "application/problem+json":
+        body, expected = json.loads(found.raw_body), json.loads(over_http.body)
+        assert {**expected, "reference": 0, "retry_after": 0, "detail": 0} == {
+            **body, "reference": 0, "retry_after": 0, "detail": 0,
+        }  # fmt: skip
+    else:
+        assert found.raw_body.decode().count("\n") == over_http.body.decode().count("\n") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_refusal_speaks_the_language_of_the_client(settings: Any) -> None:
+    """As a page does; and its body says the status that Envoy sends, also of a block that says another."""
+    settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware"]
+    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
+    RateLimitOverride.objects.create(network=GRACE[1], effect="block", forbids=True)
+    accepts = [("header:accept", "application/json"), ("header:accept-language", "de")]
+    for who, detail in ((ADA, "Das ist nicht verfügbar."), (GRACE, "Sie sind gesperrt.")):
+        body = json.loads(ask([LOGIN, who], *([entry] for entry in accepts)).raw_body)
+        assert (body["status"], body["title"].lower(), body["detail"]) == (429, body["title"].lower(), detail)
 
 
 def test_all_descriptors_of_a_question_are_all_or_nothing(settings: Any) -> None:

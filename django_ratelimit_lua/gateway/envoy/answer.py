@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from django.utils.translation import gettext as _
-
 from ...conf import conf
 from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, confirming, releasing
 from ...engine.run import Wait, arun
@@ -28,16 +26,17 @@ from ...rules.ruleset import Ruleset
 from ...rules.template import LimitTemplate
 from ...signals import limit_exceeded
 from ...stats.recorder import recorder
+from ...web.headers import limit_headers
 from ...web.overrides import Applied, Sender, apply_overrides, override_kinds, override_subjects
 from ...web.plan import is_never_banned
-from ...web.refusal import refusal_of
-from ...web.responses import REFERENCE_HEADER
+from ...web.responses import brief_refusal
 from ..users import STRANGER
 from . import messages
 from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
 from .question import PERIODS, Asked, DescribedRequest, Purpose, read_question
 
 UNLIMITED = 2**32 - 1
+_ACCEPT_HEADERS = {"header:accept": "HTTP_ACCEPT", "header:accept-language": "HTTP_ACCEPT_LANGUAGE"}
 _UNITS = {period: unit for unit, period in PERIODS.items()}
 
 
@@ -306,18 +305,29 @@ def _written(met: Sequence[Met], decision: Decision, lease: str) -> bytes:
         is_refused = each.asked.purpose == "hit" and any(state.refuses for state in each.states)
         refused = refused or (each if is_refused else None)
         _write_status(response.statuses.add(), each, messages.OVER_LIMIT if is_refused else messages.OK)
-    if not decision.allowed:
-        refusal = refusal_of((refused or met[0]).request, decision)
-        headers = {"content-type": "text/plain; charset=utf-8", REFERENCE_HEADER.lower(): refusal.reference}
-        if refusal.retry_after is not None:
-            headers["retry-after"] = str(refusal.retry_after)
-        for key, value in headers.items():
-            if value:
-                response.response_headers_to_add.add(key=key, value=value)
-        begin = "" if refusal.is_forbidden else _("Too many requests.")
-        response.raw_body = (" ".join(filter(None, (begin, refusal.detail()))) + "\n").encode()
+    style = conf.HEADERS or "draft-10"
+    if decision.allowed:
+        headers = limit_headers(decision, style)
+    else:
+        refusal = brief_refusal(
+            _with_accept_headers((refused or met[0]).request, met), decision, style, only_status=429
+        )
+        headers = dict(refusal.items())
+        response.raw_body = refusal.content
+    for key, value in headers.items():
+        response.response_headers_to_add.add(key=key.lower(), value=value)
     data: bytes = response.SerializeToString()
     return data
+
+
+def _with_accept_headers(request: DescribedRequest, met: Sequence[Met]) -> DescribedRequest:
+    """The request with what the client accepts, where any descriptor of the question says that."""
+    for each in met:
+        for key, value in each.asked.entries:
+            header = _ACCEPT_HEADERS.get(key.lower())
+            if header is not None:
+                request.META[header] = value
+    return request
 
 
 def _write_status(status: Any, met: Met, code: int) -> None:
