@@ -27,6 +27,7 @@ from django_ratelimit_lua.models.rule import METHODS
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from django_ratelimit_lua.rules.snapshot import FORMAT
 from tests.acceptance.test_command import said
 from tests.examples import examples
 from tests.odd import moments, numbers, rules, texts, tiers
@@ -95,7 +96,7 @@ def get(address: str = "/ok", times: int = 1) -> list[int]:
 def by_hand(direct: redis.Redis, prefix: str, *rules: Any, revision: int = 1) -> None:
     """Rules in Redis as nobody of ours would have written them."""
     known = direct.hgetall(f"{prefix}{{rules}}")
-    snapshot = {**json.loads(known.get(b"rules", b"{}")), "revision": revision, "rules": list(rules)}
+    snapshot = {"format": FORMAT, **json.loads(known.get(b"rules", b"{}")), "revision": revision, "rules": list(rules)}
     direct.hset(f"{prefix}{{rules}}", mapping={**known, b"revision": revision, b"rules": json.dumps(snapshot)})
 
 
