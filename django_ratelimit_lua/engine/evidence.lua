@@ -25,7 +25,7 @@ for i, key in ipairs(KEYS) do
   local kept, bytes = 0, 0
   for place = #names, 1, -1 do
     local name = names[place]
-    kept, bytes = kept + 1, bytes + #name + rcall('HSTRLEN', key, name)
+    kept, bytes = kept + 1, bytes + #name + #(rcall('HGET', key, name) or '')
     if kept > most or bytes > most_bytes then rcall('HDEL', key, name) end
   end
   if rcall('PTTL', key) < lasts then rcall('PEXPIRE', key, string.format('%.0f', lasts)) end

@@ -34,7 +34,7 @@ from tests.server import server as session_server
 GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
-IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore pfcount"
+IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore zscore pfcount"
 LIMITS = "evalsha eval script|load publish subscribe ping"
 RULES = (
     "hget hset hdel hkeys expire persist pttl rename type hincrby hlen hgetall pfadd zscore zmscore zrevrangebyscore"

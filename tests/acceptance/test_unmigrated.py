@@ -85,7 +85,7 @@ def test_another_process_that_migrates_is_heard_of(unmigrated: list[int], monkey
     assert health().problems == ()
 
 
-def test_migrate_prints_nothing_of_it(unmigrated: list[int], settings: Any) -> None:
+def test_migrate_prints_nothing_of_it(unmigrated: list[int], settings: Any, no_others: None) -> None:
     """It runs the checks of the database before it mends what they would report."""
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]
     output = io.StringIO()
