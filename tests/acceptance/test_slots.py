@@ -211,6 +211,7 @@ def test_what_works_after_its_call_holds_no_slot_and_says_so(made: Any, says: st
         exports().slot(key=lambda: "ada")(made)
 
 
+@pytest.mark.django_db  # To close a response closes connections to the database.
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume:Warning")
 @pytest.mark.parametrize(
     ("made", "says"),
