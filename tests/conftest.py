@@ -30,6 +30,7 @@ from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.web.refusal_log import refusal_log
+from tests.examples import SHARE
 from tests.nursery import nurseries
 from tests.server import server, url
 
@@ -71,7 +72,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="0/1", help="run the tests K, K+N, K+2N … of each file: K/N")
 
 
+def _draws_examples(item: pytest.Item) -> bool:
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
 def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every N-th test of each file. A run that draws all examples keeps every test that draws some."""
     offset, count = map(int, config.getoption("part").split("/"))
     numbers: defaultdict[Path, itertools.count[int]] = defaultdict(itertools.count)
     sizes = Counter(item.path for item in items)
@@ -81,6 +87,8 @@ def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
         if item.path.suffix == ".rst":  # The examples of a page build on each other.
             step = 1
         is_chosen = next(numbers[item.path]) % step == offset % step
+        if SHARE >= 1 and _draws_examples(item):
+            is_chosen = True
         if count > 1 and item.get_closest_marker("whole_file"):
             is_chosen = False
         (chosen if is_chosen else left_out).append(item)
@@ -124,7 +132,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Coverage does not follow what measures time, as it makes Python dear and leaves C cheap; nor examples made up by
     dice: what they reach, the next ones may not, and to follow them takes as long as to run them."""
     tracer = sys.gettrace()
-    if item.get_closest_marker("alone") or getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+    if item.get_closest_marker("alone") or _draws_examples(item):
         sys.settrace(None)
     try:
         return (yield)

@@ -343,7 +343,7 @@ def test_it_says_in_a_sentence_why_and_what_somebody_did_in_the_last_hour(operat
     assert re.search(r"Refused by bucket: 2 of 2 used, frees up in (11 h|12 h)[^.;]*\. ", text)
     assert "Refused by hourly" not in text
     assert re.search(
-        r"bucket 2 per day per address, on /posted/ Since \d\d:00: units used: 2, requests refused: 2", text
+        r"bucket 2 per day per address, on /posted/ Since (\d+ \w+, )?\d\d:00: units used: 2, requests refused: 2", text
     )
     RateLimitRule.objects.filter(name="bucket").delete()
     statuses = [client.post("/posted/").status_code for _ in range(2)]
