@@ -21,7 +21,7 @@ from .identity import secrets_by_id
 from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from .publishing.publish import primary, published_at, values_by_key
+from .publishing.publish import primary, read_published, values_by_key
 from .rules import provider
 from .rules.callsite import group_of, known_call_sites
 from .rules.describe import unknown_names
@@ -30,7 +30,7 @@ from .rules.places import unknown_places
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
-from .store import rules_key, why_unusable
+from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -67,7 +67,7 @@ NO_PROXIES = Problem(
 SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
 ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
 NO_SESSION = Problem(Warning, "W011", "{right}")
-OTHER_SITE = Problem(Warning, "W013", provider.REMEDY)
+OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
 )
@@ -424,7 +424,7 @@ def check_published(databases: Sequence[str] | None = None, **kwargs: Any) -> It
         own = RateLimitRevision.read(using).database
         by_key = values_by_key(using)
         kinds = RateLimitOverride.objects.using(using).lasting().order_by().values("kind").distinct().count()
-        owner = published_at(rules_key()).database
+        owner = read_published().database
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return  # Not migrated yet, or not there: others say so.
     if owner not in ("", own):

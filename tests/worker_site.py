@@ -305,7 +305,7 @@ def begin(prefix: str | None = None) -> None:
         GIVEN["prefix"] = prefix
         override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
     with provider._lock:  # Not in the middle of loading, which no process begins with.
-        provider._ruleset = provider._snapshot = provider.database = provider.other = None
+        provider._ruleset = provider._snapshot = provider.database = None
     override_cache._known.clear()
 
 

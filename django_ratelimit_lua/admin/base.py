@@ -15,7 +15,6 @@ from django.utils.translation import gettext as _
 from ..models.audit import acting
 from ..models.override import within
 from ..publishing import triggers
-from ..rules.problems import problems
 
 
 def is_key(field: Any, value: Any) -> bool:
@@ -85,13 +84,8 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def with_warnings(request: HttpRequest, response: Any) -> Any:
-    """The response, with a warning if what was saved is not live, or is published beside another site's rules."""
-    if request.method == "POST" and getattr(response, "status_code", 0) == 302:
-        if triggers.unpublished:
-            messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
-        if problems.place:
-            messages.warning(
-                request,
-                _("Another site uses the same prefix for its rules. Give each site its own RATELIMIT_CACHE_PREFIX."),
-            )
+    """The response, with a warning if what was saved is not live."""
+    is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
+    if is_saved and triggers.unpublished:
+        messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
     return response

@@ -15,13 +15,12 @@ from ..conf import conf
 from ..models import RateLimitHour, RateLimitRule
 from ..models.hour import Numbers
 from ..process.tasks import Task
-from ..rules import provider
 from ..rules.rule import UNWRITABLE
 from ..rules.ruleset import settings_rules
 from ..stats import results
 from ..stats.keys import DAY, HOURS_KEPT
 from ..stats.reading import Hour, durable_names, hours
-from ..store import get_store
+from ..store import get_store, rules_key
 from .cleanup import kept_since, sweep_hours
 from .publish import primary
 
@@ -116,7 +115,7 @@ def _step() -> float | None:
 
 
 def _key(word: bytes) -> bytes:
-    return provider.beside_key(provider.database or "") + b":hours:" + word
+    return rules_key() + b":hours:" + word
 
 
 def _keep() -> int:

@@ -4,8 +4,7 @@ Only ever forward, and only what is committed: whoever publishes names the revis
 database, and where somebody else has published since, it reads again. Subjects whose overrides have changed are written
 one by one; all are written anew where nobody knows which changed.
 
-What is published names its database. Another's is left alone: then ours is published beside it, under a key that has
-our database's id in its name, and every process of ours goes by that.
+What is published names its database. The rules of another database are never replaced, unless an operator asks for it.
 """
 
 from __future__ import annotations
@@ -60,22 +59,25 @@ STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
-BESIDE_SECONDS = 7 * 86_400
-"""What is published beside another's goes away after so long without a site that looks after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is published under a key: its revision, the id of its database (empty: none is named), the ids of the keys
-    that subjects were digested with, its format (0: none is named), and until when what has ended was taken away
-    (None: not known)."""
+    """What is published.
 
-    key: bytes
+    Its revision, the id of its database (empty: none is named), the ids of the keys that subjects were digested with,
+    its format (0: none is named), and until when what has ended was taken away (None: not known).
+    """
+
     revision: Revision = NO_RULES
     database: str = ""
     keys: str = ""
     format: int = 0
     swept: datetime | None = None
+
+
+class OwnerError(StoreError):
+    """Another database owns the prefix; what is published is left alone."""
 
 
 class NewerFormatError(StoreError):
@@ -90,16 +92,16 @@ class NewerFormatError(StoreError):
         self.format = form
 
 
-def published_at(key: bytes) -> Published:
-    """What is published under that key. Raises `StoreError`."""
+def read_published() -> Published:
+    """What is published. Raises `StoreError`."""
     fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
-    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", key, *fields)
+    text, database, keys, form, swept = get_store(background=True).execute(b"HMGET", rules_key(), *fields)
     try:
         revision = Revision.read(text or b"0")
     except ValueError:
         revision = Revision(0, text)  # Somebody wrote there by hand: it is replaced.
     return Published(
-        key, revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
+        revision, (database or b"").decode(errors="replace"), (keys or b"").decode(errors="replace"),
         int(form) if form is not None and form.isdigit() else 0,
         _moment(int(swept)) if swept is not None and _IS_TIME.fullmatch(swept) else None,
     )  # fmt: skip
@@ -108,18 +110,6 @@ def published_at(key: bytes) -> Published:
 def _moment(since: int) -> datetime:
     """So many microseconds after 1970, as the database has moments: without a zone where `USE_TZ` is off."""
     return datetime.fromtimestamp(since / 1_000_000, UTC if settings.USE_TZ else None)
-
-
-def published_for_us(*, take_over: bool = False) -> Published:
-    """What is published for this process's database: in the place of all, or beside, where that place is another's.
-
-    Raises `StoreError`.
-    """
-    published = published_at(rules_key())
-    if take_over:
-        return published
-    key = provider.note_owner(published.database)
-    return published if key == published.key else published_at(key)
 
 
 def primary() -> str:
@@ -151,7 +141,8 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     that was written to since, the database goes on from there. `take_over`: also replace what another database has
     published. In the middle of a transaction, a thread does it that sees only what is committed.
 
-    Returns the number of the revision. Raises `StoreError`, and whatever the database raises.
+    Returns the number of the revision. Raises `StoreError` (`OwnerError` if another database owns the prefix), and what
+    the database raises.
     """
     using = primary()
     if is_in_transaction(using):
@@ -159,7 +150,9 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     for _ in range(ATTEMPTS):
         provider.note_database(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
-        published = published_for_us(take_over=take_over)
+        published = read_published()
+        if not take_over and not provider.note_owner(published.database):
+            raise OwnerError(provider.owner_problem(published.database))
         with transaction.atomic(using, durable=True):
             row = RateLimitRevision.read(using)
             if row.database != provider.database:
@@ -186,6 +179,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 removed = [digest for digest in changed if digest.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
+            provider.note_owner(row.database)
             deny_cache.clear()
             freshness.expire()
             _sweep(using)
@@ -240,16 +234,14 @@ def compare_and_publish(
     take_over: bool = False,
 ) -> bytes:
     """Publish, if nobody has published since; returns the revision that is published then. Raises `StoreError`."""
-    beside = provider.beside_key(row.database)
-    keys = [published.key, beside, *([] if staged is None else [staged])]
-    lifetime = BESIDE_SECONDS if published.key == beside else 0
+    keys = [rules_key(), *([] if staged is None else [staged])]
     pairs = [part for pair in written.items() for part in pair]
     arguments = [
         published.revision.text, row.text, _written(snapshot), row.database.encode(), key_ids().encode(),
-        b"%d" % take_over, b"%d" % lifetime, b"%d" % FORMAT,
+        b"%d" % take_over, b"%d" % FORMAT,
         get_store().channel(conf.CACHE_PREFIX), b"%d" % len(removed), *(digest.encode() for digest in removed), *pairs,
     ]  # fmt: skip
-    provider.written.add(published.key)
+    provider.written.add(keys[0])
     reply: bytes = get_store(background=True).execute(b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *arguments)
     return reply
 

@@ -25,16 +25,15 @@ from ..signals import rules_changed
 from ..store import UNPUBLISHED, get_store, rules_key
 from . import hours
 from .publish import (
-    BESIDE_SECONDS,
     NewerFormatError,
+    OwnerError,
     compare_and_publish,
     first_records,
     healing,
     is_in_transaction,
     primary,
     publish,
-    published_at,
-    published_for_us,
+    read_published,
     snapshot_of,
     stage,
 )
@@ -78,6 +77,8 @@ def _heal(rebuild: bool) -> bool:
     except NewerFormatError as error:
         _leave_to_newer(error)
         return False
+    except OwnerError:
+        return False  # It is logged, and trying again does not help.
     except Exception as error:
         if _failed("The rules in the database cannot be read or published: %s", error):
             retry_in_background()
@@ -138,13 +139,11 @@ def _look() -> None:
         if provider.database is None or problems.unpublished or _is_my_turn():
             publish()
             hours.look()
-            if provider.other is not None and provider.database:
-                get_store(background=True).execute(
-                    b"EXPIRE", provider.beside_key(provider.database), b"%d" % BESIDE_SECONDS
-                )
             _mended()
     except NewerFormatError as error:
         _leave_to_newer(error)
+    except OwnerError:
+        pass  # It is logged.
     except Exception as error:
         _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
     finally:
@@ -156,7 +155,7 @@ reading = Errand("reading")
 
 
 def _turn_key() -> bytes:
-    return provider.beside_key(provider.database or "") + b":looked"
+    return rules_key() + b":" + (provider.database or "").encode() + b":looked"
 
 
 def _is_my_turn() -> bool:
@@ -194,11 +193,11 @@ def after_migration(using: str) -> None:
             row = RateLimitRevision.read(using)
             provider.note_database(row.database)
             # Processes of an older version go on publishing until one of this version serves requests.
-            if row.number and published_for_us().format in (0, FORMAT):
+            if row.number and read_published().format in (0, FORMAT):
                 publish(rebuild=True)
             _mended()
             return
-        published = published_at(rules_key())
+        published = read_published()
         if published.revision.number and published.database in ("", provider.database):
             # Of no database: whichever comes next may have the place.
             row = Risen(published.revision.number + 1, tag=new_tag())
@@ -271,6 +270,8 @@ def _retry() -> float | None:
         publish(rebuild=True)
     except NewerFormatError as error:
         _leave_to_newer(error)
+    except OwnerError:
+        return None
     except Exception as error:
         if _failed("The rules cannot be published: %s", error):
             _pause = min(_pause * 2, LONGEST_PAUSE)
@@ -298,6 +299,8 @@ def _publish_committed() -> None:
         publish()
     except NewerFormatError as error:
         _leave_to_newer(error)
+    except OwnerError as error:
+        unpublished = str(error)  # It is logged.
     except Exception as error:
         unpublished = str(error)
         logger.error("A change of the rules is saved, but not published yet: %s", error)

@@ -12,8 +12,8 @@ logger = logging.getLogger("django_ratelimit_lua")
 class Problems:
     """What this process had to leave out of its rules.
 
-    `database`: why there are no rules in the database, if that is so; `place`: whose rules are published where ours
-    should be, if they are; `unpublished`: why a saved change is left to processes of a newer version, while it is.
+    `database`: why there are no rules in the database, if that is so; `owner`: which other database owns the prefix, if
+    one does; `unpublished`: why a saved change is left to processes of a newer version, while it is.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Problems:
     def clear(self) -> None:
         """Forget all; for tests, whose rules are new."""
         self.database = ""
-        self.place = ""
+        self.owner = ""
         self.unpublished = ""
         self._skipped: Sequence[str] = ()
         self._failed: dict[str, tuple[Any, str]] = {}
@@ -46,7 +46,7 @@ class Problems:
 
     def found(self) -> list[str]:
         """All of them, in words."""
-        general = [problem for problem in (self.database, self.place, self.unpublished) if problem]
+        general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
         return [*general, *self._skipped, *(text for _, text in self._failed.values())]
 
 

@@ -1,7 +1,7 @@
 """The rules this process goes by, and where newer ones come from: Redis, else the database, else its own memory.
 
-What is published names the database it is of. Where several sites share a Redis and a prefix, whoever was first has the
-place; a site whose database is another one publishes its rules beside it and goes by those.
+What is published names its database. One database owns a prefix: a process of another database uses the rules that its
+own database had when they were loaded, publishes nothing, and reports which setting to change.
 """
 
 from __future__ import annotations
@@ -63,11 +63,8 @@ compare: Callable[[], None] | None = None
 database: str | None = None
 """The id of this process's database; empty: no rule was ever saved in it; None: it could not be read yet."""
 
-other: str | None = None
-"""The id of another database, whose rules are published where ours should be; None: there is none."""
-
 REMEDY = (
-    "Give each site a RATELIMIT_CACHE_PREFIX of its own; or, if there is only this one, run "
+    "Set RATELIMIT_CACHE_PREFIX to another value for each site. If the other database is gone, run "
     "`manage.py ratelimit_rules publish --take-over`."
 )
 
@@ -98,19 +95,17 @@ def _renew() -> None:
     _lock = Lock()
 
 
-def beside_key(of: str) -> bytes:
-    """The key of such a hash for the database of that id, where the place of all is another's."""
-    return rules_key() + b":" + (of.encode() or b"none")
-
-
-def own_key() -> bytes:
-    """That key for this process's database."""
-    return rules_key() if other is None else beside_key(database or "")
-
-
 def is_others(owner: object) -> bool:
     """Whether that is known to be the id of another database than this process's."""
     return database is not None and owner not in ("", database)
+
+
+def owner_problem(owner: str) -> str:
+    """Return the problem of a prefix that another database owns."""
+    return (
+        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, which is not the database "
+        f"of this site; so the rules of this site are not published. {REMEDY}"
+    )
 
 
 def note_database(database_id: str) -> None:
@@ -118,29 +113,19 @@ def note_database(database_id: str) -> None:
     global database, _ruleset, _snapshot
     if database == database_id:
         return
-    before, database = database, database_id
-    # Until now it went by what is published, whosever that is.
-    if _ruleset is not None and (
-        _ruleset.snapshot.get("database", database_id) != database_id or _ruleset.fence == beside_key(before or "")
-    ):
+    database = database_id
+    # Until now the process used the published rules, whichever database they are of.
+    if _ruleset is not None and is_others(_ruleset.snapshot.get("database", "")):
         _ruleset = _snapshot = None
 
 
-def note_owner(owner: str) -> bytes:
-    """Note which database the rules in the place of all are of, and say so where it is another than this process's.
-    Returns the key of this process's own rules."""
-    global other
-    if not is_others(owner):
-        other, problems.place = None, ""
-    elif other != owner:
-        other = owner
-        problems.place = (
-            "another site's rules are in the place of ours: what is published under RATELIMIT_CACHE_PREFIX "
-            f"{conf.CACHE_PREFIX.decode()!r} is of the database {owner}, ours is {database or 'new'}. This site goes "
-            f"by its own rules, published beside. {REMEDY}"
-        )
-        logger.error("%s", problems.place)
-    return own_key()
+def note_owner(owner: str) -> bool:
+    """Record and log whether another database owns the prefix. Return whether this process's database may publish."""
+    problem = owner_problem(owner) if is_others(owner) else ""
+    if problem and problem != problems.owner:
+        logger.error("%s", problem)
+    problems.owner = problem
+    return not problem
 
 
 def current() -> Ruleset | None:
@@ -149,7 +134,7 @@ def current() -> Ruleset | None:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
-        _go_by(Ruleset(settings_rules(), _snapshot, own_key() if apps.is_installed(APP) else None), _changes)
+        _go_by(Ruleset(settings_rules(), _snapshot, rules_key() if apps.is_installed(APP) else None), _changes)
     return _ruleset
 
 
@@ -214,7 +199,7 @@ def _load(stale: StaleRules | None, patience: Patience, most: float | None = Non
             _unanswered_at, is_answered = time.monotonic(), False
             if older is not None and older.fence is not None and (older is not _blind or older.snapshot):
                 return older
-            fence, snapshot = own_key(), _from_database(patience, most)
+            fence, snapshot = rules_key(), _from_database(patience, most)
             is_blind = not snapshot
         ruleset = _after(older, declared, snapshot, fence)
         if is_answered and older is not None and snapshot is older.snapshot:
@@ -296,7 +281,7 @@ def _published_or_best(
     published, and it cannot be put back now; and whether the database has still to answer what it is. Raises
     `StoreError`."""
     key, snapshot, unread = _fetch(patience)
-    is_garbage = unread is not None and not unread.is_newer
+    is_garbage = unread is not None and not unread.is_kept
     if republish is not None and (is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset))):
         is_right = _within_half(patience, most, republish, is_garbage)
         key, snapshot, unread = _fetch(patience)
@@ -307,11 +292,12 @@ def _published_or_best(
         return key, snapshot, False
     best: Mapping[str, Any] | None = None
     is_late = False
-    if unread.is_newer and read_database is not None:
+    if unread.is_kept and read_database is not None:
         best = _within_half(patience, most, read_database, partial(_begin_with, snapshot["revision"]))
         is_late = best is None
     if best is None:
-        best = ruleset.snapshot if ruleset is not None and ruleset.fence == key else {}
+        is_usable = ruleset is not None and not is_others(ruleset.snapshot.get("database", ""))
+        best = ruleset.snapshot if ruleset is not None and is_usable else {}
     # As of that revision: it is not asked for again until something is published that may be understood.
     return key, {**best, "revision": snapshot["revision"]}, is_late
 
@@ -332,12 +318,8 @@ def compare_with_published(*, loads: bool) -> bool:
         asked_at = time.monotonic()
         patience = Patience(ASK_SECONDS)
         text = b""
-        # Else they are of another site, or of before the settings changed, or the place of all has changed hands.
-        if (
-            ruleset.fence == own_key()
-            and not is_others(ruleset.snapshot.get("database", ""))
-            and (other is None or _owner(patience) == other)
-        ):
+        # Otherwise they are of another database, or were loaded before the settings changed.
+        if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.get("database", "")):
             text = get_store(background=True).execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.published.text:
             freshness.confirm(ruleset.fence, ruleset.published, asked_at)
@@ -358,12 +340,6 @@ def doubt() -> None:
     freshness.expire()
     for hear in on_new_rules:
         hear()
-
-
-def _owner(patience: Patience) -> str:
-    """The id of the database whose rules are in the place of all. Raises `StoreError`."""
-    owner: bytes | None = get_store(background=True).execute(b"HGET", rules_key(), DATABASE, patience=patience)
-    return (owner or b"").decode(errors="replace")
 
 
 def start_fresh() -> None:
@@ -391,11 +367,10 @@ def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
     """Whether what is published may not be what the database has, so that this has to be asked.
 
     It is not yet known which database that is; or Redis is new, or was emptied, or restored from an older copy; or two
-    histories of one database have come to the same number; or another site's rules are in the place of ours; or an
-    older version has published what may lack something.
+    histories of one database have come to the same number; or an older version has published what may lack something.
     """
     revision: Revision = snapshot["revision"]
-    if database is None or other is not None or not revision.number or is_of_older_format(snapshot):
+    if database is None or not revision.number or is_of_older_format(snapshot):
         return True
     return ruleset is not None and revision.number <= ruleset.revision.number and revision != ruleset.revision
 
@@ -408,19 +383,19 @@ class _Fetched(NamedTuple):
     unread: UnreadableError | None = None
 
 
-def _fetch(patience: Patience, *, beside: bool = False) -> _Fetched:
-    """What is published for this process's database: in the place of all or, where that is another's, `beside`.
-    Raises `StoreError`."""
-    key = beside_key(database or "") if beside else rules_key()
+def _fetch(patience: Patience) -> _Fetched:
+    """Read the published rules; those of another database cannot be used. Raises `StoreError`."""
+    key = rules_key()
     text = get_store().execute(b"HGET", key, SNAPSHOT, patience=patience)
     try:
         fetched = _Fetched(key, parse_snapshot(text or b"{}"))
     except UnreadableError:
         fetched = _fetch_unreadable(key, patience)
-    owner = fetched.snapshot.get("database", "")
-    if beside or (owner == database and other is None) or note_owner(str(owner)) == key:
+    owner = str(fetched.snapshot.get("database", ""))
+    if note_owner(owner):
         return fetched
-    return _fetch(patience, beside=True)
+    snapshot = {"revision": fetched.snapshot["revision"], "database": owner}
+    return _Fetched(key, snapshot, UnreadableError(problems.owner, is_kept=True))
 
 
 def _fetch_unreadable(key: bytes, patience: Patience) -> _Fetched:
@@ -448,9 +423,9 @@ def _reread_settings() -> None:
 
 
 def _go_elsewhere() -> None:
-    global _ruleset, _snapshot, other, _changes
+    global _ruleset, _snapshot, _changes
     _changes += 1
-    _ruleset = _snapshot = other = None
+    _ruleset = _snapshot = None
 
 
 on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), _reread_settings)

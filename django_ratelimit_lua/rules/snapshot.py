@@ -46,11 +46,11 @@ _PARTS: Mapping[str, tuple[type, bool]] = {
 
 
 class UnreadableError(ValueError):
-    """What is published cannot be read by this version: it is of a newer format, or garbage."""
+    """What is published cannot be used: it is garbage, or it is of a newer format or another database and is kept."""
 
-    def __init__(self, problem: str, *, is_newer: bool = False) -> None:
+    def __init__(self, problem: str, *, is_kept: bool = False) -> None:
         super().__init__(problem)
-        self.is_newer = is_newer
+        self.is_kept = is_kept
 
 
 class ReadRule(NamedTuple):
@@ -158,7 +158,7 @@ def parse_snapshot(text: bytes) -> Mapping[str, Any]:
     if isinstance(form, bool) or not isinstance(form, int) or form < 1:
         raise UnreadableError(f"a snapshot of the format {str(form)[:100]}")
     if form > FORMAT and not isinstance(snapshot.get("rules"), list):
-        raise UnreadableError(f"a snapshot of the format {form}; this version reads {FORMAT}", is_newer=True)
+        raise UnreadableError(f"a snapshot of the format {form}; this version reads {FORMAT}", is_kept=True)
     try:
         snapshot["revision"] = Revision.read(str(snapshot.get("revision", 0)).encode())
     except ValueError as error:

@@ -624,7 +624,7 @@ def test_the_admin_works_while_redis_is_away(operator: Client, settings: Any, mo
 
 
 def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix: str, direct: redis.Redis) -> None:
-    """Redis is away; or another site's rules are in the place of ours, and ours hold beside them."""
+    """Redis is away; or another database owns the prefix, whose rules are not ours."""
     working, url = settings.CACHES, f"{RULES}add/"
     form = given(limit=2, key="ip", path="/ok", groups=[], methods=[])
     settings.CACHES = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -636,9 +636,11 @@ def test_a_save_that_is_not_live_says_so(operator: Client, settings: Any, prefix
     theirs = {"database": "another", "revision": f"99-{'0' * 16}"}
     direct.hset(f"{prefix}{{rules}}", mapping={**theirs, "rules": json.dumps(theirs)})
     saved = operator.post(url, {**form, "name": "third"}, follow=True)
-    assert "Another site uses the same prefix" in saved.content.decode()
+    page = saved.content.decode()
+    assert "Saved, but not live yet: RATELIMIT_CACHE_PREFIX" in page
+    assert "Set RATELIMIT_CACHE_PREFIX to another value for each site" in page
     assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
-    assert health().problems[0].startswith("another site's rules are in the place of ours")
+    assert "belongs to the database another" in health().problems[0]
 
 
 @pytest.mark.parametrize("atomic", [False, True])

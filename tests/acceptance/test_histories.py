@@ -17,10 +17,10 @@ from tests.examples import examples
 from tests.server import url
 from tests.worker import Worker, copy, migrated
 
-SITES = {"first": 2, "second": 1}
-"""How many processes each of two sites has, which share a Redis and a prefix."""
+SITES = {"first": 3}
+"""The number of processes of a site."""
 _serial = itertools.count()
-sites, processes, blocked = st.sampled_from(sorted(SITES)), st.integers(0, 1), st.integers(0, 2)
+sites, processes, blocked = st.sampled_from(sorted(SITES)), st.integers(0, 2), st.integers(0, 2)
 
 HEARD_SECONDS = 5.0
 """Changes are pushed within milliseconds; a process that is cut off asks once a second; and the machine may be busy."""
@@ -136,12 +136,6 @@ class Histories(RuleBasedStateMachine):
         self._process(site, process)("ask()")
 
     @rule(site=sites)
-    def take_over(self, site: str) -> None:
-        """An operator says whose the place is."""
-        self.workers[site][0]("publish(rebuild=True, take_over=True)")
-        self._published(site)
-
-    @rule(site=sites)
     def look(self, site: str) -> None:
         """Some seconds go by, and it is this process's turn to look."""
         self.direct.delete(*self.direct.keys(f"{self.prefix}*:looked"), "nothing")
@@ -185,7 +179,7 @@ def histories(tmp_path: Path) -> Any:
 
 def test_whatever_happens_what_the_database_has_is_what_holds(histories: Any) -> None:
     """Edits, rollbacks, killed processes, an emptied or restored Redis at any moment, a restored database, a replica
-    that takes over, a second site."""
+    that takes over."""
     run_state_machine_as_test(
         histories,
         settings=settings(

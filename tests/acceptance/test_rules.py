@@ -820,7 +820,7 @@ def test_who_only_lost_the_turn_has_published_nothing(caplog: pytest.LogCaptureF
     triggers._look()
     assert triggers.unpublished
     assert "published again" not in caplog.text
-    get_store().execute(b"DEL", provider.beside_key(provider.database or "") + b":looked")
+    get_store().execute(b"DEL", triggers._turn_key())
     triggers._look()
     assert not triggers.unpublished
     assert "published again" in caplog.text

@@ -54,5 +54,5 @@ class Command(BaseCommand):
             message = f"statistics cannot be written, or not all: {unwritable}"
             self.stderr.write(self.style.WARNING(message))
         for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
-            is_left_out = problem != problems.place
+            is_left_out = problem != problems.owner
             self.stderr.write(self.style.WARNING(f"left out: {problem}" if is_left_out else problem))

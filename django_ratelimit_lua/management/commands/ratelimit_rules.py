@@ -224,8 +224,6 @@ class Command(BaseCommand):
             self.stdout.write(f"published revision {publish()}")
         except StoreError as error:
             self._unless_live(str(error))
-        if problems.place:
-            self._warn(problems.place)
 
     def _warn(self, text: str) -> None:
         self.stderr.write(self.style.WARNING(text))

@@ -106,7 +106,7 @@ def test_what_is_no_snapshot_is_not_read(text: bytes) -> None:
     """Of a newer format, or garbage."""
     with pytest.raises(UnreadableError) as raised:
         parse_snapshot(text)
-    assert raised.value.is_newer == (b"99" in text)
+    assert raised.value.is_kept == (b"99" in text)
 
 
 def test_an_edit_enters_no_function_for_the_rules_that_stay() -> None:
