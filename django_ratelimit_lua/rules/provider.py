@@ -103,8 +103,8 @@ def is_others(owner: object) -> bool:
 def owner_problem(owner: str) -> str:
     """Return the problem of a prefix that another database owns."""
     return (
-        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, which is not the database "
-        f"of this site; so the rules of this site are not published. {REMEDY}"
+        f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database {owner}, which is not this "
+        f"site's; so this site's rules are not published. {REMEDY}"
     )
 
 
