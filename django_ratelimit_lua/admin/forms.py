@@ -29,7 +29,7 @@ from ..models.rule import METHODS
 from ..operations.surprises import NOTHING, begun_anew, enforcing, look_alikes, override_surprises, surprises
 from ..rules.overrides import split_fields
 from ..stats.shadow import version_of
-from .shown import Hidden, ShownForm
+from .versioned import Hidden, VersionedForm
 
 
 def group_names() -> list[tuple[str, str]]:
@@ -115,7 +115,7 @@ class AskingForm(forms.ModelForm):  # type: ignore[type-arg]
         self.data = data
 
 
-class RuleForm(AskingForm, ShownForm):
+class RuleForm(AskingForm, VersionedForm):
     """A rule. What would surprise has to be confirmed."""
 
     is_asking = True
@@ -183,7 +183,7 @@ class RuleForm(AskingForm, ShownForm):
             self.add_error("groups", _("Select at least one group."))
         if given.get("limit") is None and not given.get("exempt") and "limit" not in self.errors:
             self.add_error("limit", _("A rule needs a limit, unless it is exempt."))
-        self.refuse_if_changed()
+        self.refuse_if_outdated()
         return given
 
     def _post_clean(self) -> None:
@@ -239,7 +239,7 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-class RowForm(ShownForm):
+class RowForm(VersionedForm):
     """What of a rule can be changed in the list. Its fields say of which rule they are, for those who do not see it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -249,19 +249,9 @@ class RowForm(ShownForm):
             field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
 
     def clean(self) -> dict[str, Any]:
-        """What of the row was changed in this list. Raises `ValidationError` where others have changed just that."""
+        """Raises `ValidationError` for a row that was changed while the list was open."""
         given: dict[str, Any] = super().clean() or {}
-        touched = [name for name in self.was if self.is_touched(name)]
-        conflicts = [name for name in self.meanwhile if name in touched and given.get(name) != self.now[name]]
-        for name in self.was:
-            if name not in touched:
-                given[name] = self.now[name]
-        if conflicts:
-            self.show_again()
-        for name in conflicts:
-            problem = _("Changed meanwhile: %(old)s → %(new)s. Save again to replace that.")
-            old, new = (self.in_words(name, values[name]) for values in (self.was, self.now))
-            self.add_error(name, problem % {"old": old, "new": new})
+        self.refuse_if_outdated()
         return given
 
     def _post_clean(self) -> None:
@@ -300,7 +290,7 @@ class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
         forms_of_rows: list[Any] = self.forms
         switched = [form for form in forms_of_rows if "mode" in form.changed_data]
         self.to_enforce = [
-            form.instance for form in switched if form.cleaned_data["mode"] == "enforce" != form.now["mode"]
+            form.instance for form in switched if form.cleaned_data["mode"] == "enforce" != form.initial["mode"]
         ]
         if self.to_enforce and self.data.get(CONFIRMED) != versions_of(self.to_enforce):
             raise ValidationError("asked on a page of its own")
@@ -326,7 +316,7 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
             raise ValidationError(problem % {"groups": ", ".join(gone)})
 
 
-class TierForm(ShownForm):
+class TierForm(VersionedForm):
     """A tier of a rule. `asks`: what has to be confirmed in the form of the rule."""
 
     asks: Sequence[str] = ()
@@ -348,7 +338,7 @@ class TierForm(ShownForm):
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for what is surprising and not confirmed in the form of the rule."""
         given: dict[str, Any] = super().clean() or {}
-        self.refuse_if_changed()
+        self.refuse_if_outdated()
         rates = [f"{given.get('limit')}/", *(given.get("more_rates") or ())]
         if any(rate.startswith("0/") for rate in rates) and not is_confirmed(self.data, [str(NOTHING)]):
             _ask(self, [("limit", NOTHING)])

@@ -173,7 +173,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a rule; of a row of the list, only what was changed there."""
         if isinstance(form, RowForm):
-            obj.save(update_fields=[name for name in form.changed_data if name in form.now])
+            obj.save(update_fields=[name for name in form.changed_data if name in form.columns])
         else:
             super().save_model(request, obj, form, change)
             if words := _unknown_to_proxies(obj):
