@@ -1,0 +1,96 @@
+"""The log of decisions: a record for each, if its logger is on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine import decide
+from django_ratelimit_lua.engine.decision_log import logger
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitOverride
+from django_ratelimit_lua.testing import move_clock
+
+ADDRESS = "203.0.113.77"
+
+
+@pytest.fixture
+def records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What is logged."""
+    caplog.set_level(logging.DEBUG, logger.name)
+    return caplog.records
+
+
+def of(record: logging.LogRecord) -> dict[str, Any]:
+    words = ("operation", "allowed", "remaining", "retry_after", "source", "limits")
+    return {word: getattr(record, word) for word in words}
+
+
+def test_each_decision_is_a_record_with_its_numbers(records: list[logging.LogRecord]) -> None:
+    """Those of the decision and of each limit, whoever decided: as text and as attributes."""
+    mail = RateLimiter("mail", ["1/h", "9/d"], algorithm="sliding_log")
+    with move_clock():
+        assert mail.hit("ada")
+        assert not mail.hit("ada")
+        assert not mail.hit("ada")
+        asyncio.run(mail.apeek("bob"))
+    first, second, third, fourth = map(of, records)
+    ada = digest("ada")[:8].decode()
+    common = {"rule": "mail", "identity": ada, "mode": "enforce"}
+    assert first == {
+        "operation": "hit", "allowed": True, "remaining": 0, "retry_after": 0.0, "source": "redis",
+        "limits": [
+            {"limit": state.name, **common, "allowed": True, "remaining": left, "retry_after": 0.0}
+            for state, left in zip(mail.limits, (0, 8), strict=True)
+        ],
+    }  # fmt: skip
+    assert (second["allowed"], second["retry_after"], second["source"]) == (False, 3600.0, "redis")
+    assert [limit["allowed"] for limit in second["limits"]] == [False, True]
+    assert (third["allowed"], third["source"]) == (False, "deny-cache")
+    assert (fourth["operation"], fourth["remaining"]) == ("peek", 1)
+    assert all((record.name, record.levelname) == ("django_ratelimit_lua.decisions", "DEBUG") for record in records)
+    text = records[1].getMessage()
+    assert text.startswith(
+        "hit: allowed False, remaining 0, retry_after 3600.0, source redis, limits [{'limit': 'mail'"
+    )
+    json.dumps(second)  # As a formatter for JSON has it.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_record_names_a_client(records: list[logging.LogRecord]) -> None:
+    """By digests alone, also where an override blocks; no object of the request is on the record."""
+
+    @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="1/h")
+    def search(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("found")
+
+    request = RequestFactory().get("/", REMOTE_ADDR=ADDRESS, headers={"X-Api-Key": "a-key-of-ada"})
+    assert search(request).status_code == 200
+    RateLimitOverride.objects.create(ip=ADDRESS, action="block", message="of ada")
+    assert search(request).status_code == 429
+    decisions = [record for record in records if record.name == logger.name]
+    assert [of(record)["allowed"] for record in decisions] == [True, False]
+    assert all(of(record)["limits"][0]["identity"].isalnum() for record in decisions)
+    whole = b"".join(pickle.dumps(vars(record)) + record.getMessage().encode() for record in decisions)
+    assert not [secret for secret in (ADDRESS.encode(), b"a-key-of-ada", b"of ada") if secret in whole]
+
+
+def test_switched_off_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is unless somebody sets the level: no record, and no look at the decision for one."""
+    made: list[Any] = []
+    monkeypatch.setattr(decide, "log_decision", lambda *given: made.append(given))
+    mail = RateLimiter("mail", "1/h")
+    mail.hit("ada")
+    assert made == []
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logging.getLogger("django_ratelimit_lua").manager._clear_cache()
+    mail.hit("ada")
+    assert len(made) == 1
