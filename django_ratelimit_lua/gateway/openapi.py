@@ -62,8 +62,8 @@ CHARGE = {
         "partial": {
             "type": "boolean",
             "default": False,
-            "description": "Of hit: take as many of the `cost` units as there are; `granted` is their number. Together, "
-            "all charges are partial and have the same cost, or none is partial.",
+            "description": "Of hit: take as many of the `cost` units as there are; `granted` is "
+            "their number. Together, all charges are partial and have the same cost, or none is.",
         },
     },
 }

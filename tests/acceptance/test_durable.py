@@ -444,7 +444,7 @@ def test_a_decorator_keeps_the_hours_of_its_view(rf: RequestFactory) -> None:
         view(rf.get("/"))
     assert keep_hours(everything=True) == 3
     here = f"{__name__}.{test_a_decorator_keeps_the_hours_of_its_view.__name__}.<locals>"
-    assert kept_names() == sorted([f"{here}.Kept", f"{here}.named", "written.here"])
+    assert kept_names() == sorted([f"{here}.Kept.dispatch", f"{here}.named", "written.here"])
     assert rows("written.here") == [(1, 1)]
     with pytest.raises(LimitError, match="durable"):
         ratelimit(group="x" * 201, key="ip", rate="5/h", durable=True)(other)

@@ -408,7 +408,10 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}', 422, "'path' must begin with /"),
         (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "a whole number from 0"),
         (b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}', 422, "charges[0]: partial is a int"),
-        (b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": "peek"}', 422, "belongs to hit"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": "peek"}',
+            422, "partial belongs to hit, not to peek",
+        ),
         (b'{"charges": [{"identity": 1, "limit": "nowhere"}]}', 422, "There is no limit 'nowhere'."),
         (b'{"charges": [{"identity": 1, "limit": "function"}]}', 422, "are functions of a request"),
         (b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "take"}', 422, "choose one of: hit, peek"),

@@ -149,7 +149,7 @@ def test_any_function_can_be_limited() -> None:
 
 @pytest.mark.parametrize(
     ("fallback", "expected"),
-    [("later", "later"), (None, None), (lambda amount, by: f"owed {amount} by {by}", "owed 5 by ada")],
+    [("later", "later"), (None, None), (lambda amount, by: f"{by} owes {amount}", "ada owes 5")],
 )
 def test_a_fallback_answers_a_refused_call(fallback: Any, expected: Any) -> None:
     """A value, which may be None, or what a callable returns, with the arguments of the call; of coroutine functions, a
