@@ -15,7 +15,7 @@ from .breaker import CircuitBreaker
 from .engine.decide import adecide, decide
 from .engine.run import Waiting, arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
-from .exceptions import CircuitOpen
+from .exceptions import CircuitOpen, Ratelimited
 from .identity import Identity
 from .identity.keys import KeyLike, compile_key
 from .identity.request_state import plain
@@ -23,7 +23,7 @@ from .limits.options import Options
 from .limits.rate import LimitError
 from .rules.breakers import BreakerError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
-from .rules.fallbacks import NO_FALLBACK, answer_of, instead_of
+from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back, instead_of
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.stacks import Stack, guarding
@@ -157,7 +157,6 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
             recorder.keep(rule.name_at(group))
-    instead = _Instead(fallback, refused_response, arefused_response)
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
 
@@ -168,8 +167,10 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         outcome = decide(RequestPlanner(request, rules, group))
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
-            answer = instead.answer(decision, request, *args, **kwargs)
-            return answer if fallback is NO_FALLBACK else add_ratelimit_headers(request, answer)
+            if fallback is NO_FALLBACK:
+                return refused_response(request, decision)
+            answer = fall_back(fallback, Ratelimited(decision), request, *args, **kwargs)
+            return add_ratelimit_headers(request, answer)
         held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
             hold(outcome)
@@ -191,8 +192,10 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         outcome = await adecide(RequestPlanner(request, rules, group))
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
-            answer = await instead.aanswer(decision, request, *args, **kwargs)
-            return answer if fallback is NO_FALLBACK else add_ratelimit_headers(request, answer)
+            if fallback is NO_FALLBACK:
+                return await arefused_response(request, decision)
+            answer = await afall_back(_in_thread(fallback), Ratelimited(decision), request, *args, **kwargs)
+            return add_ratelimit_headers(request, answer)
         held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
             await ahold(outcome)
@@ -256,7 +259,7 @@ def circuit(
         if isinstance(view, type):
             right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
             raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
-        instead = _Instead(of_view, _reduced, _areduced)
+        instead = _Instead(of_view)
         if _is_async(view):
             guard = found.aguarded(view, identify, instead.aanswer)
         else:
@@ -266,30 +269,23 @@ def circuit(
     return decorate
 
 
-def _reduced(request: HttpRequest, error: CircuitOpen) -> Any:
-    return reduced_capacity(plain(request), error)
-
-
-async def _areduced(request: HttpRequest, error: CircuitOpen) -> Any:
-    return await areduced_capacity(plain(request), error)
-
-
 class _Instead:
-    """What answers in the place of a view that is not called: its fallback, or a refusal of the request."""
+    """What answers in the place of a view whose breaker is open: another view, or 503."""
 
-    def __init__(self, fallback: Any, refuse: Callable[..., Any], arefuse: Callable[..., Any]) -> None:
-        self._fallback, self._refuse, self._arefuse = fallback, refuse, arefuse
+    def __init__(self, fallback: Any) -> None:
+        self._fallback = fallback
 
-    def answer(self, reason: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if self._fallback is NO_FALLBACK:
-            return self._refuse(request, reason)
-        return answer_of(self._fallback, request, *args, **kwargs)
+            return reduced_capacity(plain(request), error)
+        return self._fallback(request, *args, **kwargs)
 
-    async def aanswer(self, reason: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        fallback = self._fallback
-        if fallback is NO_FALLBACK:
-            return await self._arefuse(request, reason)
-        if callable(fallback) and not _is_async(fallback):
-            fallback = sync_to_async(fallback)
-        answer = answer_of(fallback, request, *args, **kwargs)
-        return await answer if inspect.isawaitable(answer) else answer
+    async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is NO_FALLBACK:
+            return await areduced_capacity(plain(request), error)
+        return await _in_thread(self._fallback)(request, *args, **kwargs)
+
+
+def _in_thread(fallback: Any) -> Any:
+    """The fallback of a coroutine function: a plain callable may block, and so runs in a thread."""
+    return sync_to_async(fallback) if callable(fallback) and not _is_async(fallback) else fallback

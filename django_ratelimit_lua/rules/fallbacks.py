@@ -15,16 +15,12 @@ def instead_of(fallback: Any, otherwise: Instead) -> Instead:
     return otherwise if fallback is NO_FALLBACK else "fallback"
 
 
-def answer_of(fallback: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the fallback itself, or the result of a callable with the arguments of the call."""
-    return fallback(*args, **kwargs) if callable(fallback) else fallback
-
-
 def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
-    """Answer a call of a function that is not made. Raise the error if there is no fallback."""
+    """Return the fallback: a value, or the result of a callable with the arguments of the call.
+    Raise the error if there is no fallback."""
     if fallback is NO_FALLBACK:
         raise error
-    return answer_of(fallback, *args, **kwargs)
+    return fallback(*args, **kwargs) if callable(fallback) else fallback
 
 
 async def afall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:

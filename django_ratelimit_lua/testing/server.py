@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
@@ -47,8 +48,7 @@ class Server:
     def __init__(self, binary: str | None = None, *options: str, port: int = 0, password: str = "") -> None:
         self.binary = binary or valkey_binary()
         self.options = (*options, "--requirepass", password) if password else options
-        place = self.options.index("--requirepass") + 1 if "--requirepass" in self.options else None
-        self.password = "" if place is None else self.options[place]
+        self.password = dict(pairwise(self.options)).get("--requirepass", "")
         self.port = port
         self.pid = 0
         self._said = ""

@@ -17,6 +17,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine import decide
 from django_ratelimit_lua.engine.decision_log import logger
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride
 
 ADDRESS = "203.0.113.77"
@@ -33,12 +34,14 @@ def records(caplog: pytest.LogCaptureFixture) -> Records:
 
 
 def of(record: logging.LogRecord) -> dict[str, Any]:
-    words = ("operation", "allowed", "remaining", "retry_after", "source", "limits")
+    words = ("operation", "allowed", "remaining", "retry_after", "source", "denied_by", "limits")
     return {word: getattr(record, word) for word in words}
 
 
-def test_each_decision_is_a_record_with_its_numbers(records: Records) -> None:
+@pytest.mark.usefixtures("quiet")
+def test_each_decision_is_a_record_with_its_numbers(records: Records, settings: Any) -> None:
     """Those of the decision and of each limit, whoever decided: as text and as attributes."""
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     mail = RateLimiter("mail", ["1/h", "9/d"], algorithm="sliding_log")
     mail.hit("ada")
     refused = mail.hit("ada")
@@ -48,7 +51,7 @@ def test_each_decision_is_a_record_with_its_numbers(records: Records) -> None:
     ada = digest("ada")[:8].decode()
     common = {"rule": "mail", "identity": ada, "mode": "enforce"}
     assert first == {
-        "operation": "hit", "allowed": True, "remaining": 0, "retry_after": 0.0, "source": "redis",
+        "operation": "hit", "allowed": True, "remaining": 0, "retry_after": 0.0, "source": "redis", "denied_by": (),
         "limits": [
             {"limit": state.name, **common, "allowed": True, "remaining": left, "retry_after": 0.0}
             for state, left in zip(mail.limits, (0, 8), strict=True)
@@ -68,9 +71,10 @@ def test_each_decision_is_a_record_with_its_numbers(records: Records) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_no_record_names_a_client(records: Records) -> None:
-    """By digests alone, also where an override blocks; no object of the request is on the record."""
+    """By digests alone, also if an override blocks a client, with or without a limit; no object of the request is on
+    the record."""
 
-    @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="1/h")
+    @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="9/h")
     def search(request: HttpRequest) -> HttpResponse:
         return HttpResponse("found")
 
@@ -78,9 +82,10 @@ def test_no_record_names_a_client(records: Records) -> None:
     assert search(request).status_code == 200
     RateLimitOverride.objects.create(network=ADDRESS, effect="block", message="of ada")
     assert search(request).status_code == 429
+    assert RateLimitMiddleware(lambda request: HttpResponse("found"))(request).status_code == 429
     decisions = records()
-    assert [of(record)["allowed"] for record in decisions] == [True, False]
-    assert all(of(record)["limits"][0]["identity"].isalnum() for record in decisions)
+    found = [(of(record)["allowed"], of(record)["denied_by"]) for record in decisions]
+    assert found == [(True, ()), (False, ("search:*:ip+header:X-Api-Key:9/h",)), (False, ("block",))]
     whole = b"".join(pickle.dumps(vars(record)) + record.getMessage().encode() for record in decisions)
     assert not [secret for secret in (ADDRESS.encode(), b"a-key-of-ada", b"of ada") if secret in whole]
 
