@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from datetime import timedelta
 from types import CodeType, FrameType, TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
 from django.http import Http404, UnreadablePostError
@@ -24,15 +24,16 @@ from .engine.waiting import to_the_end
 from .exceptions import CircuitOpen
 from .identity import Identity
 from .rules.breakers import BreakerError, breaker_name, thresholds
-from .rules.stacks import Instead, guarding
+from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back, instead_of
+from .rules.stacks import guarding
 
 logger = logging.getLogger("django_ratelimit_lua")
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 Time = str | float | timedelta
 Failure = Any
 """Classes of exceptions, statuses, ranges of statuses, or a callable (answer or exception); or a tuple of these."""
-NOTHING: Any = object()
-"""There is no fallback."""
 ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
 """Exceptions of Django that are an answer to a client, below 500: the resource did what it should."""
 CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
@@ -85,7 +86,7 @@ class CircuitBreaker:
         open_max: Time | None = None,
         probes: int = 3,
         failure: Failure = None,
-        fallback: Any = NOTHING,
+        fallback: Any = NO_FALLBACK,
         key: Callable[..., Identity] | None = None,
     ) -> None:
         self.name = breaker_name(name)
@@ -132,14 +133,26 @@ class CircuitBreaker:
         force = self._circuit.force()
         return "" if force is None else force.how
 
-    def call(self, identity: Identity = None) -> Call:
-        """One call, as a context manager, `with` or `async with`. Raises `CircuitOpen` where it is not to be made.
-        `identity`: who is served, for brown-outs.
+    @overload
+    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
+    @overload
+    def call(self, /, identity: Identity = None) -> Call: ...
+
+    def call(self, /, *given: Any, **more: Any) -> Any:
+        """Call a function through the breaker, with these arguments, as if it were decorated: of a coroutine function,
+        await the result. Without a function, return one call as a context manager, `with` or `async with`. Raises
+        `CircuitOpen` if the call is not to be made. `identity`: who is served, for brown-outs.
+
+        >>> CircuitBreaker("stock").call(max, 3, 5)
+        5
         >>> with CircuitBreaker("mail").call("ada@example.org") as call:
         ...     call.judge(200)
         """
-        return Call(self, identity)
+        if given and callable(given[0]):
+            function, *args = given
+            return self(function)(*args, **more)
+        return Call(self, *given, **more)
 
     def __enter__(self) -> Call:
         return self._entered(self.call().__enter__(), _block(sys._getframe(1)))
@@ -206,8 +219,7 @@ class CircuitBreaker:
             return fall_back(self.fallback, error, *args, **kwargs)
 
         async def ainstead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
-            answer = fall_back(self.fallback, error, *args, **kwargs)
-            return await answer if inspect.isawaitable(answer) else answer
+            return await afall_back(self.fallback, error, *args, **kwargs)
 
         if inspect.iscoroutinefunction(function):
             guard = self.aguarded(function, identify, ainstead)
@@ -379,18 +391,6 @@ async def _asettle(circuit: Circuit, ticket: Ticket, number: int, began: float, 
         await to_the_end(arun(circuit.settling(ticket, number, failed=failed, slow=circuit.is_slow(began))))
     else:
         ticket.passed(None)
-
-
-def instead_of(fallback: Any, otherwise: Instead) -> Instead:
-    """What comes of a call that is not made; `otherwise`: without a fallback."""
-    return otherwise if fallback is NOTHING else "fallback"
-
-
-def fall_back(fallback: Any, error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
-    """What a call of a function answers that is not made. Raises the error where there is nothing."""
-    if fallback is NOTHING:
-        raise error
-    return fallback(*args, **kwargs) if callable(fallback) else fallback
 
 
 def _judge(name: str, failure: Failure) -> Callable[[Any], bool | None]:

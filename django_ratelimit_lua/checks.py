@@ -23,7 +23,7 @@ from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published, values_by_key
 from .rules import provider
-from .rules.callsite import group_of, known_call_sites
+from .rules.callsite import LIMITER, group_of, known_call_sites
 from .rules.describe import unknown_names
 from .rules.methods import method_name
 from .rules.places import unknown_places
@@ -93,6 +93,9 @@ NO_PLACE = Problem(
     Warning, "W022", "Write the path '/' for every request, or the name of a limit in the code or of a URL pattern."
 )
 TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
+TWO_LIMITERS = Problem(
+    Error, "E028", "Make one RateLimiter and import it in both places, or give each of them a name of its own."
+)
 EARLIER_KEY = Problem(Info, "I015", "Enter their values anew before it is taken out of the fallbacks.")
 
 
@@ -362,6 +365,19 @@ def check_breakers(**kwargs: Any) -> Iterator[CheckMessage]:
             yield TWO_BREAKERS.message(
                 f"The breaker {name!r} has other numbers in {', '.join(circuit.conflicts)} than in {first}."
             )
+
+
+@register(Tags.caches)
+def check_limiters(**kwargs: Any) -> Iterator[CheckMessage]:
+    """No two `RateLimiter`s of one name have other numbers: they share a count, and each would judge it by its own."""
+    _all_views()  # What views declare is known when they are imported.
+    for name in known_call_sites.names():
+        sites = [site for site in reversed(known_call_sites.of(name)) if site.kind == LIMITER]
+        for site in sites[1:]:
+            if set(site.limits) != set(sites[0].limits):
+                yield TWO_LIMITERS.message(
+                    f"RateLimiter {name!r} has other rates or options in {site.place} than in {sites[0].place}."
+                )
 
 
 @register(Tags.caches, deploy=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseBase
 
-from .breaker import NOTHING, CircuitBreaker, instead_of
+from .breaker import CircuitBreaker
 from .engine.decide import adecide, decide
 from .engine.run import Waiting, arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
-from .exceptions import CircuitOpen
+from .exceptions import CircuitOpen, Ratelimited
 from .identity import Identity
 from .identity.keys import KeyLike, compile_key
 from .identity.request_state import plain
@@ -23,10 +23,12 @@ from .limits.options import Options
 from .limits.rate import LimitError
 from .rules.breakers import BreakerError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
+from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back, instead_of
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.stacks import Stack, guarding
 from .rules.template import CostLike, RateLike
+from .stats.recorder import recorder
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner, identifying
 from .web.reduced import areduced_capacity, reduced_capacity
@@ -55,6 +57,10 @@ class _Ratelimit:
     - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where
       `count_if` says no, the units are given back; where `reset_if` says yes, the identity is cleared; `cost_after`
       says how many more units the request turned out to cost;
+    - `fallback`: what answers a refused request in the place of 429: a view, which gets the same arguments; on a
+      function that is not a view and has a request as its first argument, a value or a callable. Of several decorators
+      on one view, the outermost that has a fallback;
+    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_STATISTICS_DAYS`;
     - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the request
@@ -79,6 +85,8 @@ class _Ratelimit:
         count_if: Outcome | None = None,
         reset_if: Outcome | None = None,
         cost_after: Outcome | None = None,
+        fallback: Any = NO_FALLBACK,
+        durable: bool = False,
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
         rule = call_site(
@@ -86,8 +94,13 @@ class _Ratelimit:
             block=block, count_if=count_if, reset_if=reset_if, cost_after=cost_after,
         )  # fmt: skip
 
+        if fallback is not NO_FALLBACK and not block:
+            raise LimitError("fallback answers refused requests, and block=False refuses none: leave one of them out")
+        if isinstance(fallback, HttpResponseBase):
+            raise LimitError("fallback is a response, which all requests would share: write a view that returns it")
+
         def decorate(view: View) -> View:
-            return cast(View, _checked(view, rule))
+            return cast(View, _checked(view, rule, fallback, durable=durable))
 
         return decorate
 
@@ -121,11 +134,12 @@ def _on_method(view: Callable[..., Any]) -> LimitError:
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
         f"@ratelimit on {name}: its first argument is no request. On a method, write "
-        f"@method_decorator(ratelimit(...)), from django.utils.decorators"
+        f"@method_decorator(ratelimit(...)), from django.utils.decorators; on a function without a request, use a "
+        f"RateLimiter as the decorator"
     )
 
 
-def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bool) -> Callable[..., Any]:
     # Right on top of another @ratelimit: one function checks both, in one call. (Other decorators copy attributes, so
     # what is found only counts where it was put.)
     _check_function(view)
@@ -134,11 +148,15 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     checked = view
     if isinstance(below, Stack) and below.checker is view:
         checked, rules = below.view, (rule, *below.rules)
+        if fallback is NO_FALLBACK:
+            fallback = below.fallback
     group = group_of(checked)
     template = rule.template
     # `method_decorator` tries a decorator out on a function of its own.
     if template is not None and template.key is not None and not group.startswith("django.utils.decorators."):
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
+        if durable:
+            recorder.keep(rule.name_at(group))
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
 
@@ -149,7 +167,10 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         outcome = decide(RequestPlanner(request, rules, group))
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
-            return refused_response(request, decision)
+            if fallback is NO_FALLBACK:
+                return refused_response(request, decision)
+            answer = fall_back(fallback, Ratelimited(decision), request, *args, **kwargs)
+            return add_ratelimit_headers(request, answer)
         held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
             hold(outcome)
@@ -171,7 +192,10 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         outcome = await adecide(RequestPlanner(request, rules, group))
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
-            return await arefused_response(request, decision)
+            if fallback is NO_FALLBACK:
+                return await arefused_response(request, decision)
+            answer = await afall_back(_in_thread(fallback), Ratelimited(decision), request, *args, **kwargs)
+            return add_ratelimit_headers(request, answer)
         held = hold_slots(request, outcome) if outcome.slot else None
         if blocks and decision.wait > 0:
             await ahold(outcome)
@@ -191,12 +215,12 @@ def _checked(view: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
         return add_ratelimit_headers(request, response if held is None else watch_body(request, response))
 
     wrapper: Any = achecker if _is_async(checked) else checker
-    wrapper._ratelimits = Stack(wrapper, checked, rules, group)
+    wrapper._ratelimits = Stack(wrapper, checked, rules, group, fallback)
     return cast(Callable[..., Any], wrapper)
 
 
 def circuit(
-    breaker: str | CircuitBreaker, *, fallback: Any = NOTHING, key: KeyLike = "user_or_ip", **options: Any
+    breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, key: KeyLike = "user_or_ip", **options: Any
 ) -> Callable[[View], View]:
     """Answer 503 in the place of a view while its breaker is open, or whatever `fallback` says.
 
@@ -220,8 +244,8 @@ def circuit(
         found = breaker
     else:
         found = CircuitBreaker(breaker, **options)
-    of_view = found.fallback if fallback is NOTHING else fallback
-    if of_view is not NOTHING and not callable(of_view):
+    of_view = found.fallback if fallback is NO_FALLBACK else fallback
+    if of_view is not NO_FALLBACK and not callable(of_view):
         raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
     compiled, by_address = compile_key(key), compile_key("ip")
 
@@ -252,12 +276,16 @@ class _Instead:
         self._fallback = fallback
 
     def answer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if self._fallback is NOTHING:
+        if self._fallback is NO_FALLBACK:
             return reduced_capacity(plain(request), error)
         return self._fallback(request, *args, **kwargs)
 
     async def aanswer(self, error: CircuitOpen, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if self._fallback is NOTHING:
+        if self._fallback is NO_FALLBACK:
             return await areduced_capacity(plain(request), error)
-        called = self._fallback if _is_async(self._fallback) else sync_to_async(self._fallback)
-        return await called(request, *args, **kwargs)
+        return await _in_thread(self._fallback)(request, *args, **kwargs)
+
+
+def _in_thread(fallback: Any) -> Any:
+    """The fallback of a coroutine function: a plain callable may block, and so runs in a thread."""
+    return sync_to_async(fallback) if callable(fallback) and not _is_async(fallback) else fallback

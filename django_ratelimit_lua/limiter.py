@@ -38,17 +38,16 @@ from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
-from .rules.callsite import CallSite, known_call_sites
+from .rules.callsite import LIMITER, CallSite, known_call_sites
+from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back
 from .rules.provider import current
-from .rules.rule import UNWRITABLE, Rule
+from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate
 from .stats.names import own
 from .stats.recorder import recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
-LONGEST_NAME = 200
-"""Letters of a name that a database keeps."""
 RateConstant = str | tuple[int, float] | Rate
 
 
@@ -94,14 +93,11 @@ class RateLimiter:
         if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         if durable:
-            if len(name) > LONGEST_NAME or UNWRITABLE.search(name):
-                problem = f"write a name of at most {LONGEST_NAME} letters that a database takes"
-                raise LimitError(f"RateLimiter {name!r} is durable: {problem}")
             recorder.keep(name)
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
         rates = tuple([limit.rate for limit in self.limits])
-        known_call_sites.add(name, CallSite("RateLimiter", place, rates, limits=self.limits))
+        known_call_sites.add(name, CallSite(LIMITER, place, rates, limits=self.limits))
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -308,6 +304,7 @@ class RateLimiter:
         key: Callable[..., Identity] | None = None,
         cost: int | Callable[..., int] = 1,
         timeout: float | timedelta | None = 0,
+        fallback: Any = NO_FALLBACK,
     ) -> Callable[[F], F]: ...
 
     def __call__(
@@ -317,11 +314,14 @@ class RateLimiter:
         key: Callable[..., Identity] | None = None,
         cost: int | Callable[..., int] = 1,
         timeout: float | timedelta | None = 0,
+        fallback: Any = NO_FALLBACK,
     ) -> Any:
-        """Decorate a function, plain or `async def`: it runs if a hit is allowed, else `Ratelimited` is raised.
+        """Decorate a function, plain or `async def`: it runs if a hit is allowed. A refused call returns the
+        `fallback`; without one, `Ratelimited` is raised.
 
         `key` and `cost`, where callable, are called with the function's arguments; without a key all its calls
         share one count. `timeout` is how many seconds a call may wait for its turn (None: as long as it takes).
+        `fallback` is a value, or a callable with the function's arguments.
 
         >>> @RateLimiter("reports", "1/h")
         ... def report():
@@ -334,7 +334,7 @@ class RateLimiter:
         django_ratelimit_lua.exceptions.Ratelimited: reports: retry in ... s
         """
         if function is None:
-            return functools.partial(RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout)
+            return functools.partial(RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout, fallback=fallback)
 
         def arguments(*args: Any, **kwargs: Any) -> tuple[Identity, int]:
             return key(*args, **kwargs) if key else None, cost(*args, **kwargs) if callable(cost) else cost
@@ -343,14 +343,14 @@ class RateLimiter:
         def limited(*args: Any, **kwargs: Any) -> Any:
             decision = self.acquire(*arguments(*args, **kwargs), timeout=timeout)
             if not decision:
-                raise Ratelimited(decision)
+                return fall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return function(*args, **kwargs)
 
         @functools.wraps(function)
         async def alimited(*args: Any, **kwargs: Any) -> Any:
             decision = await self.aacquire(*arguments(*args, **kwargs), timeout=timeout)
             if not decision:
-                raise Ratelimited(decision)
+                return await afall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return await function(*args, **kwargs)
 
         return cast(F, alimited if _is_async(function) else limited)

@@ -11,6 +11,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from functools import partial
+from logging import DEBUG
 from typing import Any, NamedTuple, Protocol
 
 from asgiref.sync import sync_to_async
@@ -34,6 +35,8 @@ from ..stats.telemetry import telemetry
 from ..store import FOREVER, Patience, get_store
 from .bans import known_bans, telling
 from .counters import counters
+from .decision_log import log_decision
+from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
 from .evidence import drop_evidence, evidence_notes
 from .fallback import fallback_limiter
@@ -223,6 +226,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                         recorder.add(plan.charges, outcome.decision, seconds, plan.exempt, planner.count)
                         if conf.OPENTELEMETRY:
                             telemetry.record(plan.charges, outcome.decision, seconds, plan.exempt)
+                    if decision_logger.isEnabledFor(DEBUG):
+                        log_decision(call.operation, outcome.planned, outcome.decision)
                     waits = planner.finish(outcome)
                     for state in outcome.decision.limits:
                         if state.ban is not None:

@@ -29,16 +29,18 @@ LONGEST_SLOT = 3600
 """Seconds that a slot may be held."""
 _MEMBERS = {"operation", "charges", "together", "timeout", "seconds", "slot"}
 _BELONGS = (("timeout", WAITING), ("seconds", ("slot",)), ("slot", ("release",)))
-_CHARGE = {"limit", "rule", "identity", "cost"}
+_CHARGE = {"limit", "rule", "identity", "cost", "partial"}
 
 
 class AskedCharge(NamedTuple):
-    """So many units of the limit of that name, for one identity; `who`: whom it names, if it is an object."""
+    """So many units of the limit of that name, for one identity; `who`: whom it names, if it is an object; `partial`:
+    fewer units will do."""
 
     limit: str
     identity: Identity
     cost: int = 1
     who: Named | None = None
+    partial: bool = False
 
 
 class Asked(NamedTuple):
@@ -59,7 +61,7 @@ def read_asked(body: bytes) -> Asked:
     """What is asked. Raises `ProblemError`.
 
     >>> read_asked(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges
-    (AskedCharge(limit='mail', identity='ada', cost=1, who=None),)
+    (AskedCharge(limit='mail', identity='ada', cost=1, who=None, partial=False),)
     """
     if len(body) > MOST_BYTES:
         raise ProblemError(413, f"The body has more than {MOST_BYTES} bytes.")
@@ -71,8 +73,7 @@ def read_asked(body: bytes) -> Asked:
     operation, together = given.get("operation", "hit"), given.get("together", True)
     if operation not in OPERATIONS:
         _refuse(f"operation is {_shown(operation)}; choose one of: {', '.join(OPERATIONS)}")
-    if not isinstance(together, bool):
-        _refuse(f"together is {_shown(together)}; write true or false")
+    _check_bool(together, "together")
     charges = given.get("charges")
     if not isinstance(charges, list) or not 1 <= len(charges) <= MOST_CHARGES:
         _refuse(f"charges must be a list of 1 to {MOST_CHARGES}")
@@ -80,6 +81,8 @@ def read_asked(body: bytes) -> Asked:
     for word, operations in _BELONGS:
         if word in given and operation not in operations:
             _refuse(f"{word} belongs to {' and '.join(operations)}, not to {operation}")
+    if operation != "hit" and any(charge.partial for charge in read):
+        _refuse(f"partial belongs to hit, not to {operation}")
     return Asked(
         operation, read, together,
         _seconds(given.get("timeout", 0), "timeout", 0, MOST_SECONDS),
@@ -110,13 +113,15 @@ def _charge(given: Any, where: str) -> AskedCharge:
         _refuse(f"{where} needs the name of one limit or rule")
     if "identity" not in given:
         _refuse(f"{where} needs an identity: who is counted; null for everybody together")
+    partial = given.get("partial", False)
+    _check_bool(partial, f"{where}: partial")
     try:
         cost = whole_cost(given.get("cost", 1))
         identity = given["identity"]
         if isinstance(identity, dict):
             who = read_named(identity)
-            return AskedCharge(named[0], who.identity(), cost, who)
-        return AskedCharge(named[0], read_identity(identity), cost)
+            return AskedCharge(named[0], who.identity(), cost, who, partial)
+        return AskedCharge(named[0], read_identity(identity), cost, partial=partial)
     except LimitError as error:
         _refuse(f"{where}: {error}")
 
@@ -176,6 +181,11 @@ def _seconds(given: Any, what: str, least: int, most: int) -> float:
     if not is_number or not math.isfinite(given) or not least <= given <= most:
         _refuse(f"{what} is {_shown(given)}; write seconds from {least} to {most}")
     return float(given)
+
+
+def _check_bool(given: Any, what: str) -> None:
+    if not isinstance(given, bool):
+        _refuse(f"{what} is {_shown(given)}; write true or false")
 
 
 def _shown(value: Any) -> str:

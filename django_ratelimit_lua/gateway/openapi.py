@@ -59,6 +59,12 @@ CHARGE = {
         "rule": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "description": "The same, of a rule."},
         "identity": {"$ref": "#/components/schemas/Identity"},
         "cost": {"type": "integer", "minimum": 0, "maximum": MOST_COST, "default": 1},
+        "partial": {
+            "type": "boolean",
+            "default": False,
+            "description": "Of hit: take as many of the `cost` units as there are; `granted` is "
+            "their number. Together, all charges are partial and have the same cost, or none is.",
+        },
     },
 }
 QUESTION = {
@@ -95,7 +101,7 @@ DECISION = {
     "properties": {
         "limit": {"type": "string"},
         "allowed": {"type": "boolean", "description": "The verdict of this limit, whatever the others say."},
-        "granted": {"type": "integer", "minimum": 0, "description": "Units that were taken."},
+        "granted": {"type": "integer", "minimum": 0, "description": "Units taken: `cost`, 0, or a part."},
         "remaining": {"type": ["integer", "null"], "description": "Units that could go now; null: nothing limits it."},
         "retry_after": {
             **_SECONDS,

@@ -18,7 +18,7 @@ from ..limits.call import Charge, Operation
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import known_call_sites
+from ..rules.callsite import LIMITER, known_call_sites
 from ..rules.overrides import KnownOverrides, SubjectRef, override_cache
 from ..rules.provider import current
 from ..rules.rule import Rule
@@ -31,7 +31,6 @@ from .asked import Asked, AskedCharge, write_slot
 from .named import Named
 from .problems import ProblemError
 
-LIMITER = "RateLimiter"
 PROBE = Limit("gateway", "1/s")
 """Of which nothing is ever taken."""
 WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
@@ -80,12 +79,18 @@ class AskedPlanner:
         self._only_checks = False
         self._held: list[Charge] = []
         self._counts: list[int] = []
+        self._is_partial = any(charge.partial for charge in asked.charges)
         self._charges = [(charge, digest(charge.identity), own(charge.identity)) for charge in asked.charges]
         pairs = {(charge.limit, subject) for charge, subject, _identity in self._charges}
         if asked.together and len(pairs) < len(self._charges):
             raise ProblemError(
                 422, "A limit and an identity stand twice: add up the costs, or ask with together=false."
             )
+        if self._is_partial and len({(charge.partial, charge.cost) for charge in asked.charges}) > 1:
+            raise ProblemError(
+                422, "Charges that are partial together take the same units: give each the same cost and partial=true, "
+                "or ask with together=false."
+            )  # fmt: skip
 
     def gather(self, ruleset: Ruleset) -> None:
         """Nothing."""
@@ -172,7 +177,7 @@ class AskedPlanner:
         counted = [each.charge for each in planned if each.blocked is None]
         is_refused = any(each.blocked is not None and each.blocked.enforced for each in planned)
         self._held = [charge for charge in counted if charge.limit.holds] if self._slot else []
-        options: Any = {"slot": self._slot}
+        options: Any = {"slot": self._slot, "partial": self._is_partial}
         if self._asked.operation in ("reserve", "acquire"):
             options["max_wait_us"] = round(self._asked.timeout * SECOND)
         operation = "peek" if is_refused and self._takes else self._operation
@@ -224,13 +229,18 @@ class AskedPlanner:
         """Nothing."""
         return ()
 
+    def _granted(self, charge: AskedCharge, limits: int, decision: Decision) -> int:
+        """The units that a charge of so many limits took."""
+        if not self._takes or not decision.allowed:
+            return 0
+        return decision.granted if charge.partial and limits else charge.cost
+
     def answer(self, outcome: Outcome) -> dict[str, Any]:
         """What came of it, for the service."""
         decision, states = outcome.decision, iter(outcome.decision.limits)
-        takes = self._takes and decision.allowed
         counts = self._counts or [0] * len(self._charges)
         decisions = [
-            _decision(charge, [next(states) for _ in range(count)], charge.cost if takes else 0, decision)
+            _decision(charge, [next(states) for _ in range(count)], self._granted(charge, count, decision), decision)
             for (charge, _subject, _identity), count in zip(self._charges, counts, strict=True)
         ]
         answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": decisions}

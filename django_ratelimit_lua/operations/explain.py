@@ -28,6 +28,7 @@ from ..models.audit import current_actor
 from ..publishing.publish import primary
 from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
+from ..rules.fallbacks import Instead
 from ..rules.overrides import KnownOverrides, Override, override_cache
 from ..rules.provider import reload
 from ..rules.rule import Rule
@@ -35,7 +36,6 @@ from ..rules.ruleset import Ruleset
 from ..rules.stacks import (
     BEFORE_METHODS,
     Guard,
-    Instead,
     Stack,
     Standing,
     StandingGuard,

@@ -15,15 +15,13 @@ from ..limits.ban import Ban
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
-from ..rules.callsite import known_call_sites
+from ..rules.callsite import LIMITER, known_call_sites
 from ..rules.overrides import USER, KnownOverrides, SubjectRef, is_field, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..web.overrides import apply_overrides, override_kinds
 from .explain import Explanation, explained_limit
 from .reference import known_limits
-
-LIMITER = "RateLimiter"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,14 @@ from .methods import methods_label, parse_methods
 from .rule import Outcome, Rule
 from .template import CostLike, LimitTemplate
 
-_ARGUMENTS = ("group", "key", "rate", "method", "block", "cost", "count_if", "reset_if", "cost_after")
+_ARGUMENTS = (
+    "group", "key", "rate", "method", "block", "cost", "count_if", "reset_if", "cost_after", "fallback", "durable",
+)  # fmt: skip
 """What `@ratelimit` takes beside the options of a limit."""
 
 
 THROTTLE = "throttle"
+LIMITER = "RateLimiter"
 
 
 class CallSite(NamedTuple):

@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from .fallbacks import NO_FALLBACK, Instead
 from .rule import Rule
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
@@ -43,21 +44,20 @@ def url_patterns() -> Iterator[tuple[URLPattern, str]]:
 class Stack:
     """The limits that stand together on one view, and are decided in one call; kept on the function that checks them.
 
-    `checker`: that function; `view`: what it guards; `group`: what is counted under where a limit names no group.
+    `checker`: that function; `view`: what it guards; `group`: what is counted under where a limit names no group;
+    `fallback`: what answers refused requests.
     """
 
     checker: Callable[..., Any]
     view: Callable[..., Any]
     rules: tuple[Rule, ...]
     group: str
+    fallback: Any = NO_FALLBACK
 
     @property
     def blocks(self) -> bool:
         """Whether it refuses requests; else it only tells the view."""
         return any(rule.block for rule in self.rules)
-
-
-Instead = Literal["503", "fallback", "raises"]
 
 
 @dataclass(frozen=True, slots=True)

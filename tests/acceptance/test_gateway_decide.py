@@ -121,6 +121,28 @@ def test_a_batch_is_all_or_nothing_or_each_for_itself(decide: Decide) -> None:
     assert verdicts(decide(*both, operation="peek", together=False)) == (False, [False, False])
 
 
+def test_a_service_takes_as_many_units_as_there_are(decide: Decide) -> None:
+    """With `partial`: `granted` is their number, and the charge is refused only if there is none. Limits of one name,
+    and charges that are decided together, take the same number; each by itself takes its own."""
+
+    def granted(*charges: Any, **more: Any) -> tuple[bool, list[int]]:
+        answer = decide(*charges, **more).json()
+        return answer["allowed"], [decision["granted"] for decision in answer["decisions"]]
+
+    want = {**MAIL, "cost": 2, "partial": True}
+    assert [granted(want) for _ in range(3)] == [(True, [2]), (True, [1]), (False, [0])]
+    assert granted({**want, "identity": "bob", "cost": 9}) == (True, [3])
+    assert granted({**want, "identity": "cy", "partial": False, "cost": 9}) == (False, [0])
+    assert granted({**want, "limit": "off", "cost": 9}) == (True, [9])
+    both = ({**want, "identity": "dee", "cost": 4}, {**want, "limit": "mail.all", "cost": 4})
+    assert granted(*both) == (True, [3, 3])
+    assert granted(*both) == (False, [0, 0])
+    assert granted(*both, together=False) == (False, [0, 2])
+    for other in ({"cost": 3}, {"partial": False}):
+        refused = decide(want, {**want, "identity": "eve", **other})
+        assert (refused.status, "together=false" in refused.json()["detail"]) == (422, True)
+
+
 def test_units_are_looked_at_and_given_back(decide: Decide) -> None:
     """peek, refund; and what is counted is one with a `RateLimiter`'s and with Django's requests."""
     assert verdicts(decide({**MAIL, "cost": 3})) == (True, [True])
@@ -385,6 +407,11 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b'{"charges": [{"identity": {"session": ""}, "limit": "mail"}]}', 422, "'session' must not be empty"),
         (b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}', 422, "'path' must begin with /"),
         (b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}', 422, "a whole number from 0"),
+        (b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}', 422, "charges[0]: partial is a int"),
+        (
+            b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": "peek"}',
+            422, "partial belongs to hit, not to peek",
+        ),
         (b'{"charges": [{"identity": 1, "limit": "nowhere"}]}', 422, "There is no limit 'nowhere'."),
         (b'{"charges": [{"identity": 1, "limit": "function"}]}', 422, "are functions of a request"),
         (b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "take"}', 422, "choose one of: hit, peek"),
@@ -451,7 +478,11 @@ anything = st.recursive(
 names = st.sampled_from(["mail", "mail.all", "turns", "off", "shadow", "function", "nowhere", "reports"])
 charges = st.fixed_dictionaries(
     {"identity": identities | anything},
-    optional={"limit": names | st.text(max_size=3), "cost": st.integers(-1, 4) | anything},
+    optional={
+        "limit": names | st.text(max_size=3),
+        "cost": st.integers(-1, 4) | anything,
+        "partial": st.booleans() | anything,
+    },
 )
 questions = st.fixed_dictionaries(
     {"charges": st.lists(charges, max_size=3) | anything},

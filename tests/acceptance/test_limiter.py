@@ -147,6 +147,35 @@ def test_any_function_can_be_limited() -> None:
     assert send.__name__ == "send"
 
 
+@pytest.mark.parametrize(
+    ("fallback", "expected"),
+    [("later", "later"), (None, None), (lambda amount, by: f"{by} owes {amount}", "ada owes 5")],
+)
+def test_a_fallback_answers_a_refused_call(fallback: Any, expected: Any) -> None:
+    """A value, which may be None, or what a callable returns, with the arguments of the call; of coroutine functions, a
+    coroutine function as well."""
+    limiter = RateLimiter("pay", "1/h")
+
+    @limiter(fallback=fallback)
+    def pay(amount: int, by: str) -> Any:
+        return "paid"
+
+    @limiter(fallback=fallback)
+    async def apay(amount: int, by: str) -> Any:
+        return "paid"
+
+    async def owe(amount: int, by: str) -> str:
+        return "asked"
+
+    @limiter(fallback=owe)
+    async def ask(amount: int, by: str) -> str:
+        return "paid"
+
+    assert (pay(5, by="ada"), pay(5, by="ada")) == ("paid", expected)
+    assert asyncio.run(apay(5, by="ada")) == expected
+    assert asyncio.run(ask(5, by="ada")) == "asked"
+
+
 def test_any_coroutine_can_be_limited() -> None:
     """Waiting for its turn without blocking the loop."""
 

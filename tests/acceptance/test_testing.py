@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import redis
-from django.test import Client, SimpleTestCase, TestCase, TransactionTestCase
+from django.core.cache import caches
+from django.test import Client, SimpleTestCase, TestCase, TransactionTestCase, override_settings
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.testing import move_clock, override_ratelimits
+from django_ratelimit_lua.testing import Server, move_clock, override_ratelimits
 from tests.server import url
 
 limiter = RateLimiter("tested", "2/h")
@@ -31,6 +32,27 @@ def test_counts_are_fresh_and_those_outside_are_left_alone() -> None:
         assert not limiter.hit("ada")
     with override_ratelimits(RATELIMIT_CACHE_PREFIX="mine:", enabled=False):
         assert limiter.hit("ada")
+
+
+@pytest.mark.parametrize("how", ["password", "option"])
+def test_a_server_may_have_a_password(how: str) -> None:
+    """Of any letters; limits are decided on it by its URL alone, another server is started by its options, and clients
+    without the password are refused."""
+    secret = "p@ss/ word:ü"
+    wanted: Any = {"password": secret} if how == "password" else {}
+    options = () if wanted else ("--requirepass", secret)
+    with Server(None, *options, **wanted) as server:
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        with override_settings(CACHES={"default": cache}), override_ratelimits(RATELIMIT_TIMEOUT=10):
+            decisions = [limiter.hit("ada") for _ in range(3)]
+            assert [(decision.allowed, decision.source) for decision in decisions] == [
+                (True, "redis"), (True, "redis"), (False, "redis"),
+            ]  # fmt: skip
+            assert caches["default"].set("x", 1)
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port).ping()
+        with Server(server.binary, *server.options) as other:
+            assert redis.Redis.from_url(other.url).ping()
 
 
 @override_ratelimits(RATELIMIT_ALGORITHM="token_bucket")

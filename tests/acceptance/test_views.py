@@ -6,9 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from django_ratelimit_lua import ALL, UNSAFE, LimitError, Ratelimited, ratelimit
 from tests.acceptance import site
@@ -262,6 +265,67 @@ def test_an_exception_class_is_raised_instead(rf: RequestFactory, settings: Any)
     settings.RATELIMIT_EXCEPTION_CLASS = site.CustomError
     with pytest.raises(site.CustomError):
         view(rf.get("/"))
+
+
+def test_a_fallback_answers_a_refused_request(rf: RequestFactory, settings: Any) -> None:
+    """Another view, with the arguments of the first and the headers of the limit, in the place of 429 and of
+    `RATELIMIT_EXCEPTION_CLASS`; of coroutines, plain or a coroutine."""
+    settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
+    settings.RATELIMIT_HEADERS = "x"
+
+    def stored(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse(f"stored {number}, limited {request.limited}")
+
+    async def astored(request: HttpRequest, number: int) -> HttpResponse:
+        return stored(request, number)
+
+    @ratelimit(group="pages", key="ip", rate="1/h", fallback=stored)
+    def page(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse("fresh")
+
+    @ratelimit(group="pages", key="ip", rate="1/h", fallback=stored)
+    async def apage(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse("fresh")
+
+    @ratelimit(group="pages", key="ip", rate="1/h", fallback=astored)
+    async def other(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse("fresh")
+
+    @method_decorator(ratelimit(group="pages", key="ip", rate="1/h", fallback=stored), name="dispatch")
+    class Page(View):
+        def get(self, request: HttpRequest, number: int) -> HttpResponse:
+            return HttpResponse("fresh")
+
+    assert page(rf.get("/"), 7).content == b"fresh"
+    ways: list[Any] = [page, Page.as_view(), async_to_sync(apage), async_to_sync(other)]
+    for way in ways:
+        response = way(rf.get("/"), 7)
+        assert (response.status_code, response.content) == (200, b"stored 7, limited True")
+        assert response["X-RateLimit-Remaining"] == "0"
+
+
+def test_a_fallback_answers_for_a_function_that_is_no_view(rf: RequestFactory) -> None:
+    """A value, which may be None, or what a callable returns. Of decorators on one function, the outermost answers that
+    has a fallback."""
+
+    @ratelimit(group="search", key="ip", rate="1/h", fallback=())
+    def search(request: HttpRequest, word: str) -> Any:
+        return [word]
+
+    @ratelimit(group="search", key="ip", rate="1/h", fallback=None)
+    async def asearch(request: HttpRequest, word: str) -> Any:
+        return [word]
+
+    @ratelimit(group="search", key="ip", rate="9/h")
+    @ratelimit(group="search", key="ip", rate="1/h", fallback=lambda request, word: f"no {word}")
+    @ratelimit(group="search", key="ip", rate="1/h", fallback="inner")
+    def stacked(request: HttpRequest, word: str) -> Any:
+        return [word]
+
+    assert search(rf.get("/"), "tea") == ["tea"]
+    assert search(rf.get("/"), "tea") == ()
+    assert async_to_sync(asearch)(rf.get("/"), "tea") is None
+    assert stacked(rf.get("/"), "tea") == "no tea"
 
 
 def test_raised_it_is_djangos_403(client: Client, settings: Any) -> None:

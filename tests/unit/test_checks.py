@@ -26,7 +26,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import SETTINGS, conf
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.examples import examples
@@ -192,11 +192,33 @@ def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
     from django_ratelimit_lua import checks
 
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
-    assert len(problems) == len({problem.id[1:] for problem in problems}) == 25
+    assert len(problems) == len({problem.id[1:] for problem in problems}) == 26
     pages = [path.read_text() for path in Path(__file__).parents[2].glob("docs/*.rst")]
     assert {name for page in pages for name in re.findall(r"`([EWI]\d{3})`", page)} <= {one.id for one in problems}
     assert all(problem.hint for problem in problems)
     assert not re.search(r"\b(Error|Warning|Info)\(", inspect.getsource(checks))  # Each message is made by its row.
+
+
+def test_limiters_of_one_name_and_other_numbers_are_an_error() -> None:
+    """It names both places. Of the same numbers there may be several, as of a rate and its other spelling."""
+    for rate in ("100/h", (100, 3600)):
+        RateLimiter("mail", rate)  # type: ignore[arg-type]
+    RateLimiter("two", ["5/m", "9/h"])
+    RateLimiter("two", ["9/h", "5/m"])
+    assert found() == []
+    for number, odd in enumerate(("rate", "algorithm", "option")):
+        RateLimiter(f"odd {odd}", "100/h", algorithm="token_bucket")
+        [
+            lambda: RateLimiter("odd rate", "99/h", algorithm="token_bucket"),
+            lambda: RateLimiter("odd algorithm", "100/h", algorithm="sliding_log"),
+            lambda: RateLimiter("odd option", "100/h", algorithm="token_bucket", burst=5),
+        ][number]()
+    messages = [message for message in run_checks(tags=["caches"]) if message.id == "django_ratelimit_lua.E028"]
+    assert [message.msg.split("'")[1] for message in messages] == ["odd algorithm", "odd option", "odd rate"]
+    for message in messages:
+        there, here = [int(line) for line in re.findall(rf"in {__name__}, line (\d+)", message.msg)]
+        assert here < there
+        assert "import it in both places" in str(message.hint)
 
 
 def anybody(request: HttpRequest) -> HttpResponse:

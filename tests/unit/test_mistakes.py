@@ -111,6 +111,22 @@ def test_a_plain_method_is_told_of_method_decorator() -> None:
         asyncio.run(AlsoOdd.as_view()(request))
 
 
+def test_a_function_without_a_request_is_told_of_limiters() -> None:
+    """At the first call, under both drivers, whatever its fallback."""
+
+    @ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
+    def add(one: int, other: int) -> int:
+        return one + other
+
+    @ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
+    async def aadd(one: int, other: int) -> int:
+        return one + other
+
+    for called in (lambda: add(1, 2), lambda: asyncio.run(aadd(1, 2))):
+        with pytest.raises(LimitError, match=r"add: .* without a request, use a RateLimiter as the decorator"):
+            called()
+
+
 def test_a_class_is_told_of_method_decorator() -> None:
     """And of `dispatch`."""
     with pytest.raises(LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"):
@@ -232,6 +248,8 @@ def test_a_proxy_that_nobody_trusts_is_said_once(
         ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
         ({"key": (), "rate": "5/m"}, "needs a key"),
         ({"rate": "5/m"}, "needs a key"),
+        ({"key": "ip", "rate": "5/m", "block": False, "fallback": ok}, "block=False refuses none"),
+        ({"key": "ip", "rate": "5/m", "fallback": HttpResponse("later")}, "all requests would share"),
     ],
 )
 def test_what_is_wrong_is_said_when_the_decorator_is_written(arguments: dict[str, Any], message: str) -> None:

@@ -1,0 +1,42 @@
+"""The log of decisions: a record of the level DEBUG for each, to find out why one was as it was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..limits.decision import Decision
+
+if TYPE_CHECKING:
+    from .decide import PlannedCharge
+
+logger = logging.getLogger("django_ratelimit_lua.decisions")
+
+
+def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Decision) -> None:
+    """Write a record, unless there was nothing to decide. Of identities, it has the first 8 digits
+    of the digests."""
+    limits = [
+        {
+            "limit": state.name,
+            "rule": each.name,
+            "identity": each.charge.digest[:8].decode(),
+            "mode": state.mode,
+            "allowed": state.allowed,
+            "remaining": state.remaining,
+            "retry_after": state.retry_after,
+        }
+        for each, state in zip(planned, decision.limits, strict=False)
+    ]
+    numbers: dict[str, Any] = {
+        name: getattr(decision, name) for name in ("allowed", "remaining", "retry_after", "source", "denied_by")
+    }
+    numbers |= {"operation": operation, "limits": limits}
+    if limits or not decision.allowed:  # A block alone is of no limit.
+        logger.debug(
+            "%(operation)s: allowed %(allowed)s, remaining %(remaining)s, "
+            "retry_after %(retry_after)s, source %(source)s, limits %(limits)s",
+            numbers,
+            extra=numbers,
+        )

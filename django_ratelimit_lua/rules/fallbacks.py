@@ -1,0 +1,29 @@
+"""`fallback=`: the answer to a call that is not made, because a limit refuses it or a breaker is open."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+NO_FALLBACK: Any = object()
+"""None is a fallback."""
+Instead = Literal["503", "fallback", "raises"]
+
+
+def instead_of(fallback: Any, otherwise: Instead) -> Instead:
+    """What comes of a call that is not made; `otherwise`: without a fallback."""
+    return otherwise if fallback is NO_FALLBACK else "fallback"
+
+
+def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
+    """Return the fallback: a value, or the result of a callable with the arguments of the call.
+    Raise the error if there is no fallback."""
+    if fallback is NO_FALLBACK:
+        raise error
+    return fallback(*args, **kwargs) if callable(fallback) else fallback
+
+
+async def afall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
+    """`fall_back`, for coroutine functions. The fallback may be a coroutine function."""
+    answer = fall_back(fallback, error, *args, **kwargs)
+    return await answer if inspect.isawaitable(answer) else answer

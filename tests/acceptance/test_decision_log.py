@@ -1,0 +1,102 @@
+"""The log of decisions: a record for each, if its logger is on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine import decide
+from django_ratelimit_lua.engine.decision_log import logger
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.models import RateLimitOverride
+
+ADDRESS = "203.0.113.77"
+
+
+Records = Callable[[], list[logging.LogRecord]]
+
+
+@pytest.fixture
+def records(caplog: pytest.LogCaptureFixture) -> Records:
+    """The records so far; the logger is on."""
+    caplog.set_level(logging.DEBUG, logger.name)
+    return lambda: [record for record in caplog.records if record.name == logger.name]
+
+
+def of(record: logging.LogRecord) -> dict[str, Any]:
+    words = ("operation", "allowed", "remaining", "retry_after", "source", "denied_by", "limits")
+    return {word: getattr(record, word) for word in words}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_each_decision_is_a_record_with_its_numbers(records: Records, settings: Any) -> None:
+    """Those of the decision and of each limit, whoever decided: as text and as attributes."""
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 60
+    mail = RateLimiter("mail", ["1/h", "9/d"], algorithm="sliding_log")
+    mail.hit("ada")
+    refused = mail.hit("ada")
+    mail.hit("ada")
+    asyncio.run(mail.apeek("bob"))
+    first, second, third, fourth = map(of, records())
+    ada = digest("ada")[:8].decode()
+    common = {"rule": "mail", "identity": ada, "mode": "enforce"}
+    assert first == {
+        "operation": "hit", "allowed": True, "remaining": 0, "retry_after": 0.0, "source": "redis", "denied_by": (),
+        "limits": [
+            {"limit": state.name, **common, "allowed": True, "remaining": left, "retry_after": 0.0}
+            for state, left in zip(mail.limits, (0, 8), strict=True)
+        ],
+    }  # fmt: skip
+    assert 3590 < refused.retry_after <= 3600
+    assert (second["allowed"], second["retry_after"], second["source"]) == (False, refused.retry_after, "redis")
+    assert [limit["allowed"] for limit in second["limits"]] == [False, True]
+    assert (third["allowed"], third["source"]) == (False, "deny-cache")
+    assert (fourth["operation"], fourth["remaining"]) == ("peek", 1)
+    assert all((record.name, record.levelname) == ("django_ratelimit_lua.decisions", "DEBUG") for record in records())
+    text = records()[1].getMessage()
+    assert text.startswith(f"hit: allowed False, remaining 0, retry_after {refused.retry_after}, source redis, ")
+    assert all(limit.name in text for limit in mail.limits)
+    json.dumps(second)  # As a formatter for JSON has it.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_record_names_a_client(records: Records) -> None:
+    """By digests alone, also if an override blocks a client, with or without a limit; no object of the request is on
+    the record."""
+
+    @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="9/h")
+    def search(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("found")
+
+    request = RequestFactory().get("/", REMOTE_ADDR=ADDRESS, headers={"X-Api-Key": "a-key-of-ada"})
+    assert search(request).status_code == 200
+    RateLimitOverride.objects.create(network=ADDRESS, effect="block", message="of ada")
+    assert search(request).status_code == 429
+    assert RateLimitMiddleware(lambda request: HttpResponse("found"))(request).status_code == 429
+    decisions = records()
+    found = [(of(record)["allowed"], of(record)["denied_by"]) for record in decisions]
+    assert found == [(True, ()), (False, ("search:*:ip+header:X-Api-Key:9/h",)), (False, ("block",))]
+    whole = b"".join(pickle.dumps(vars(record)) + record.getMessage().encode() for record in decisions)
+    assert not [secret for secret in (ADDRESS.encode(), b"a-key-of-ada", b"of ada") if secret in whole]
+
+
+def test_switched_off_nothing_is_made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As it is unless somebody sets the level: no record, and no look at the decision for one."""
+    made: list[Any] = []
+    monkeypatch.setattr(decide, "log_decision", lambda *given: made.append(given))
+    mail = RateLimiter("mail", "1/h")
+    mail.hit("ada")
+    assert made == []
+    caplog.set_level(logging.DEBUG, logger.name)
+    mail.hit("ada")
+    assert len(made) == 1
