@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from types import CodeType, FrameType, TracebackType
@@ -22,7 +22,6 @@ from .engine.circuits import WORDS, Circuit, Ticket, circuits
 from .engine.run import arun, run
 from .engine.waiting import to_the_end
 from .exceptions import CircuitOpen
-from .identity import Identity
 from .rules.breakers import BreakerError, breaker_name, thresholds
 from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back, instead_of
 from .rules.stacks import guarding
@@ -67,7 +66,6 @@ class CircuitBreaker:
       call that is cancelled is neither a failure nor a success, but slow if it had lasted `slow`;
     - `fallback`: what a call returns that is not made: a value, or a callable with the same arguments; else
       `CircuitOpen` is raised;
-    - `key`: a callable with the call's arguments that says who is served, for brown-outs: the same people throughout.
 
     Times are text such as "30s", seconds, or a timedelta. Raises `LimitError` for what cannot be understood.
     """
@@ -87,7 +85,6 @@ class CircuitBreaker:
         probes: int = 3,
         failure: Failure = None,
         fallback: Any = NO_FALLBACK,
-        key: Callable[..., Identity] | None = None,
     ) -> None:
         self.name = breaker_name(name)
         given: dict[str, Any] = {
@@ -98,10 +95,7 @@ class CircuitBreaker:
             given["slow_ratio"] = slow_ratio
         if open_max is not None:
             given["open_max"] = open_max
-        if key is not None and not callable(key):
-            raise BreakerError(name, "key", f"is {key!r}: must be callable with the arguments of the call")
         self.fallback = fallback
-        self.key = key
         self.is_failure = _judge(name, failure)
         place = "unknown"
         for depth in (1, 2, 3):
@@ -124,8 +118,7 @@ class CircuitBreaker:
 
     @property
     def forced(self) -> str:
-        """What an operator has forced and still holds: open, closed or brownout, as far as this process knows; empty:
-        nothing.
+        """What an operator has forced and still holds: open or closed, as far as this process knows; empty: nothing.
 
         >>> CircuitBreaker("maps").forced
         ''
@@ -137,22 +130,21 @@ class CircuitBreaker:
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     @overload
-    def call(self, /, identity: Identity = None) -> Call: ...
+    def call(self, /) -> Call: ...
 
-    def call(self, /, *given: Any, **more: Any) -> Any:
+    def call(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function through the breaker, with these arguments, as if it were decorated: of a coroutine function,
         await the result. Without a function, return one call as a context manager, `with` or `async with`. Raises
-        `CircuitOpen` if the call is not to be made. `identity`: who is served, for brown-outs.
+        `CircuitOpen` if the call is not to be made.
 
         >>> CircuitBreaker("stock").call(max, 3, 5)
         5
-        >>> with CircuitBreaker("mail").call("ada@example.org") as call:
+        >>> with CircuitBreaker("mail").call() as call:
         ...     call.judge(200)
         """
-        if given and callable(given[0]):
-            function, *args = given
-            return self(function)(*args, **more)
-        return Call(self, *given, **more)
+        if function is None:
+            return Call(self)
+        return self(function)(*args, **kwargs)
 
     def __enter__(self) -> Call:
         return self._entered(self.call().__enter__(), _block(sys._getframe(1)))
@@ -209,11 +201,6 @@ class CircuitBreaker:
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             problem = f"cannot judge {inner.__qualname__}, which is a generator: decorate what it calls, or use `with`"
             raise BreakerError(self.name, "", problem)
-        key = self.key
-
-        def identify(*args: Any, **kwargs: Any) -> Generator[Any, Any, Identity]:
-            yield from ()
-            return None if key is None else key(*args, **kwargs)
 
         def instead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
             return fall_back(self.fallback, error, *args, **kwargs)
@@ -222,19 +209,13 @@ class CircuitBreaker:
             return await afall_back(self.fallback, error, *args, **kwargs)
 
         if inspect.iscoroutinefunction(function):
-            guard = self.aguarded(function, identify, ainstead)
+            guard = self.aguarded(function, ainstead)
         else:
-            guard = self.guarded(function, identify, instead)
-        return cast(F, guarding(guard, self.name, identify, instead_of(self.fallback, "raises")))
+            guard = self.guarded(function, instead)
+        return cast(F, guarding(guard, self.name, instead_of(self.fallback, "raises")))
 
-    def guarded(
-        self,
-        function: Callable[..., Any],
-        identify: Callable[..., Generator[Any, Any, Identity]],
-        instead: Callable[..., Any],
-    ) -> Callable[..., Any]:
-        """The function, called through the breaker. `identify` tells who is served; `instead` answers a call that is
-        not made."""
+    def guarded(self, function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, called through the breaker. `instead` answers a call that is not made."""
         circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
 
         @functools.wraps(function)
@@ -244,7 +225,7 @@ class CircuitBreaker:
                 ticket = circuit.calm
             else:
                 try:
-                    ticket = run(circuit.admitting(functools.partial(identify, *args, **kwargs)))
+                    ticket = run(circuit.admitting())
                 except CircuitOpen as error:
                     return instead(error, *args, **kwargs)
                 began = monotonic()
@@ -264,10 +245,7 @@ class CircuitBreaker:
         return guard
 
     def aguarded(
-        self,
-        function: Callable[..., Awaitable[Any]],
-        identify: Callable[..., Generator[Any, Any, Identity]],
-        instead: Callable[..., Awaitable[Any]],
+        self, function: Callable[..., Awaitable[Any]], instead: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
         """`guarded`, for coroutine functions."""
         circuit, is_failure, monotonic = self._circuit, self.is_failure, time.monotonic
@@ -279,7 +257,7 @@ class CircuitBreaker:
                 ticket = circuit.calm
             else:
                 try:
-                    ticket = await arun(circuit.admitting(functools.partial(identify, *args, **kwargs)))
+                    ticket = await arun(circuit.admitting())
                 except CircuitOpen as error:
                     return await instead(error, *args, **kwargs)
                 began = monotonic()
@@ -302,8 +280,8 @@ class CircuitBreaker:
 class Call:
     """One call of a resource: what happens inside `with` is judged when it ends."""
 
-    def __init__(self, breaker: CircuitBreaker, identity: Identity = None) -> None:
-        self._breaker, self._circuit, self._identity = breaker, breaker._circuit, identity
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._breaker, self._circuit = breaker, breaker._circuit
         self._ticket: Ticket | None = None
         self._failed: bool | None = False
         self._number, self._began = 0, 0.0
@@ -330,10 +308,6 @@ class Call:
         """It has failed, whatever comes of the rest."""
         self._failed = True
 
-    def _identify(self) -> Generator[Any, Any, Identity]:
-        yield from ()
-        return self._identity
-
     def _begin(self, ticket: Ticket) -> Call:
         circuit, self._ticket, self._began = self._circuit, ticket, time.monotonic()
         is_noted = circuit.slow_seconds is not None or ticket.probe
@@ -343,12 +317,12 @@ class Call:
     def __enter__(self) -> Call:
         circuit, now = self._circuit, time.monotonic()
         is_calm = now < circuit.calm_until and now < circuit.due_at
-        return self._begin(circuit.calm if is_calm else run(circuit.admitting(self._identify)))
+        return self._begin(circuit.calm if is_calm else run(circuit.admitting()))
 
     async def __aenter__(self) -> Call:
         circuit, now = self._circuit, time.monotonic()
         is_calm = now < circuit.calm_until and now < circuit.due_at
-        return self._begin(circuit.calm if is_calm else await arun(circuit.admitting(self._identify)))
+        return self._begin(circuit.calm if is_calm else await arun(circuit.admitting()))
 
     def _verdict(self, error: BaseException | None) -> tuple[Ticket, int, float, bool | None]:
         ticket, self._ticket = self._ticket, None

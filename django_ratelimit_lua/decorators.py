@@ -13,11 +13,10 @@ from django.http import HttpRequest, HttpResponseBase
 
 from .breaker import CircuitBreaker
 from .engine.decide import adecide, decide
-from .engine.run import Waiting, arun, run
+from .engine.run import arun, run
 from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
 from .exceptions import CircuitOpen, Ratelimited
-from .identity import Identity
-from .identity.keys import KeyLike, compile_key
+from .identity.keys import KeyLike
 from .identity.request_state import plain
 from .limits.options import Options
 from .limits.rate import LimitError
@@ -30,7 +29,7 @@ from .rules.stacks import Stack, guarding
 from .rules.template import CostLike, RateLike
 from .stats.recorder import recorder
 from .web.holding import hold_slots, watch_body
-from .web.plan import RequestPlanner, identifying
+from .web.plan import RequestPlanner
 from .web.reduced import areduced_capacity, reduced_capacity
 from .web.responses import add_ratelimit_headers, arefused_response, attach_decision, refused_response
 from .web.settlement import settle
@@ -219,9 +218,7 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
     return cast(Callable[..., Any], wrapper)
 
 
-def circuit(
-    breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, key: KeyLike = "user_or_ip", **options: Any
-) -> Callable[[View], View]:
+def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **options: Any) -> Callable[[View], View]:
     """Answer 503 in the place of a view while its breaker is open, or whatever `fallback` says.
 
     >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
@@ -233,7 +230,6 @@ def circuit(
     - `breaker`: its name, or a `CircuitBreaker`;
     - `fallback`: a view; else the answer is 503 with `Retry-After`, a problem document of the type
       *temporary-reduced-capacity* for clients that ask for JSON;
-    - `key`: who is served in a brown-out, as `@ratelimit` has it; who is logged in by user, others by address;
     - `options`: those of `CircuitBreaker`.
 
     Raises `LimitError` for what cannot be understood.
@@ -247,24 +243,15 @@ def circuit(
     of_view = found.fallback if fallback is NO_FALLBACK else fallback
     if of_view is not NO_FALLBACK and not callable(of_view):
         raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
-    compiled, by_address = compile_key(key), compile_key("ip")
-
-    def identify(request: HttpRequest, *args: Any, **kwargs: Any) -> Waiting[Identity]:
-        # Where no middleware knows users, all are told apart by address.
-        chosen = by_address if key == "user_or_ip" and not hasattr(request, "user") else compiled
-        identity: Identity = yield from identifying(plain(request), chosen, found.name)
-        return identity
 
     def decorate(view: View) -> View:
         if isinstance(view, type):
             right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
             raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
         instead = _Instead(of_view)
-        if _is_async(view):
-            guard = found.aguarded(view, identify, instead.aanswer)
-        else:
-            guard = found.guarded(view, identify, instead.answer)
-        return cast(View, guarding(guard, found.name, identify, instead_of(of_view, "503")))
+        is_async = _is_async(view)
+        guard = found.aguarded(view, instead.aanswer) if is_async else found.guarded(view, instead.answer)
+        return cast(View, guarding(guard, found.name, instead_of(of_view, "503")))
 
     return decorate
 

@@ -62,7 +62,7 @@ def _said(decision: Decision) -> str:
 
 class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went wrong
     """A breaker does not let a call through: `breaker` is its name, `retry_after` the seconds until it may (None: an
-    operator has switched it off without an end), `reason` is "open", "half-open", "ramp", "forced" or "brown-out".
+    operator has switched it off without an end), `reason` is "open", "half-open", "ramp" or "forced".
 
     >>> raise CircuitOpen("payments", 2.5)
     Traceback (most recent call last):

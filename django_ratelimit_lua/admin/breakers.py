@@ -45,7 +45,7 @@ REASONS = {
     "slow_ratio": gettext_lazy("too large a part of the calls was slow"),
     "probe": gettext_lazy("a probe failed"),
 }
-HOW = {"open": "open", "closed": "closed", "brownout": "brownout", "auto": ""}
+HOW = {"open": "open", "closed": "closed", "auto": ""}
 
 
 class ForceForm(forms.Form):
@@ -56,15 +56,10 @@ class ForceForm(forms.Form):
         widget=forms.RadioSelect,
         choices=(
             ("open", gettext_lazy("Open: it is not asked")),
-            ("brownout", gettext_lazy("Brown-out: it is asked for so many percent of people")),
             ("closed", gettext_lazy("Closed: it is asked, whatever happens")),
             ("auto", gettext_lazy("Automatic: by its own state")),
         ),
     )
-    share = forms.FloatField(
-        label=gettext_lazy("Percent served"), min_value=0, max_value=100, required=False,
-        help_text=gettext_lazy("Of a brown-out: the same people throughout an hour."),
-    )  # fmt: skip
     period = forms.ChoiceField(
         label=gettext_lazy("For"), required=False, initial="1h",
         choices=(
@@ -79,10 +74,8 @@ class ForceForm(forms.Form):
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=300, required=False)
 
     def clean(self) -> dict[str, Any]:
-        """Raises `ValidationError` for a brown-out without a number, and for an end that is over."""
+        """Raises `ValidationError` for an end that is over."""
         given: dict[str, Any] = super().clean() or {}
-        if given.get("how") == "brownout" and given.get("share") is None and "share" not in self.errors:
-            self.add_error("share", _("Enter percent, from 0 to 100."))
         until = given.get("until")
         if until is not None and until <= timezone.now():
             self.add_error("until", _("Enter a moment in the future."))
@@ -246,7 +239,7 @@ class BreakerAdmin(ActingAdmin):
         try:
             with acting(request.user), transaction.atomic(router.db_for_write(RateLimitBreaker)):
                 until = form.ends() if how else None
-                row = force(state.name, how, until=until, share=given["share"], why=given["why"])
+                row = force(state.name, how, until=until, why=given["why"])
                 words = _("Forced: %s.") % row.get_forced_display() if how else _("Automatic again.")
                 flag = CHANGE if state.row is not None else ADDITION
                 LogEntry.objects.log_actions(request.user.pk, [row], flag, words)  # type: ignore[arg-type]
@@ -260,9 +253,7 @@ class BreakerAdmin(ActingAdmin):
 def _initial(state: BreakerState) -> dict[str, Any]:
     if not state.forced or state.row is None:
         return {"how": "open"}
-    share = state.row.share
-    typed = round(share) if share is not None and share.is_integer() else share  # 25, not 25.0.
-    return {"how": state.row.forced, "share": typed, "why": state.row.why}
+    return {"how": state.row.forced, "why": state.row.why}
 
 
 def _shown(state: BreakerState) -> dict[str, Any]:

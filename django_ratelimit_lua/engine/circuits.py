@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,6 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import CircuitOpen, StoreError
-from ..identity import Identity, digest
 from ..limits import program
 from ..limits.program import Program
 from ..limits.rate import SECOND
@@ -181,8 +180,8 @@ class Circuit:
 
     # Before a call
 
-    def admitting(self, identify: Callable[[], Waiting[Identity]]) -> Waiting[Ticket]:
-        """Let a call through, or raise `CircuitOpen`. `identify` is asked in a brown-out alone."""
+    def admitting(self) -> Waiting[Ticket]:
+        """Let a call through, or raise `CircuitOpen`."""
         now = time.monotonic()
         self.used_at = now
         if not conf.ENABLE:
@@ -203,17 +202,13 @@ class Circuit:
         if force is not None:
             if force.how == "open":
                 raise CircuitOpen(self.name, _until(force.until_us), "forced")
-            if force.how == "closed":
-                return self.calm
-            if not self._is_served((yield from identify()), force.share):
-                raise CircuitOpen(self.name, _until(_next_hour(force.until_us)), "brown-out")
+            return self.calm
         if self.answer.state == "ramp" and time.monotonic() >= self._changes_at:
             self._changes_at = time.monotonic() + PROBE_PAUSE  # Others of this process wait for what comes of it.
             yield from self._exchanging(self._asked("tell"))  # It climbs.
         state = self.answer.state
         if state == "closed":
-            if force is None:
-                self._trust()
+            self._trust()
             return self.calm
         if state == "ramp":
             if chance.random() * 100 < self.answer.share:
@@ -235,11 +230,6 @@ class Circuit:
             return self.calm
         seconds = max(self.answer.wait / SECOND, PROBE_PAUSE)
         raise CircuitOpen(self.name, seconds, WORDS[self.answer.state])
-
-    def _is_served(self, identity: Identity, share: float) -> bool:
-        """Whether a brown-out lets somebody through: the same people throughout an hour, and as many percent as it
-        says. Who has no identity is drawn by lot."""
-        return (chance.random() * 100 if identity is None else place_in_brown_out(self.name, identity)) < share
 
     def _is_known(self, now: float) -> bool:
         if provider.in_force() is None:
@@ -673,19 +663,8 @@ def _us(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
-def place_in_brown_out(name: str, identity: Identity) -> float:
-    """Where somebody stands this hour, in percent: a brown-out of a larger share serves them."""
-    drawn = int(digest(("brown-out", name, now_us() // (3600 * SECOND), identity))[:13], 16) / 16**13
-    return drawn * 100
-
-
 def _until(moment_us: int | None) -> float | None:
     return None if moment_us is None else max(0.0, (moment_us - now_us()) / SECOND)
-
-
-def _next_hour(until_us: int | None) -> int:
-    hour = (now_us() // (3600 * SECOND) + 1) * 3600 * SECOND
-    return hour if until_us is None else min(hour, until_us)
 
 
 def _signalled(name: str, events: Iterable[Event], answer: Answer, *, shared: bool) -> Waiting[None]:

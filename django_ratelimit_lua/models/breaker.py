@@ -42,7 +42,6 @@ class RateLimitBreaker(AuditedModel):
 
         OPEN = "open", _("open: nothing is asked")
         CLOSED = "closed", _("closed: everything is asked")
-        BROWNOUT = "brownout", _("brown-out: so many percent are served")
 
     name = models.CharField(
         _("name"), max_length=200, unique=True, help_text=_("The name of a CircuitBreaker in the code.")
@@ -85,7 +84,6 @@ class RateLimitBreaker(AuditedModel):
         help_text=_("So many calls at a time try whether it is well again. Empty: as in the code."),
     )  # fmt: skip
     forced = models.CharField(_("forced"), max_length=8, blank=True, choices=Forced.choices, editable=False)
-    share = models.FloatField(_("percent served"), null=True, blank=True, editable=False)
     until = models.DateTimeField(_("until"), null=True, blank=True, editable=False)
     why = models.CharField(_("reason"), max_length=300, blank=True, editable=False)
 
@@ -95,7 +93,7 @@ class RateLimitBreaker(AuditedModel):
         verbose_name = _("breaker")
         verbose_name_plural = _("breakers")
         ordering = ("name",)
-        permissions = (("force_breaker", "May force breakers open or closed, and brown them out"),)
+        permissions = (("force_breaker", "May force breakers open or closed"),)
 
     def __str__(self) -> str:
         return self.name
@@ -114,7 +112,7 @@ class RateLimitBreaker(AuditedModel):
         values = {field: getattr(self, field) for field in BREAKER_FIELDS}
         values["until"] = None if self.until is None else self.until.isoformat()
         if not self.forced:
-            values |= {"share": None, "until": None, "why": None}
+            values |= {"until": None, "why": None}
         return {field: value for field, value in values.items() if value not in (None, "")}
 
     def published(self) -> Declared:
@@ -124,9 +122,9 @@ class RateLimitBreaker(AuditedModel):
             published["until"] = microseconds(self.until)
         return published
 
-    def force(self, how: str, until: datetime.datetime | None, share: float | None, why: str) -> None:
+    def force(self, how: str, until: datetime.datetime | None, why: str) -> None:
         """Force it, or no more where `how` is empty, and save."""
-        self.forced, self.until, self.share, self.why = how, until, share if how == "brownout" else None, why
+        self.forced, self.until, self.why = how, until, why
         self.save()
 
     def is_forced(self) -> bool:

@@ -173,17 +173,17 @@ def _with_numbers(known: BreakerState, kept: Mapping[bytes, bytes], now: int, pr
     )  # fmt: skip
 
 
-def force(
-    name: str, how: str, *, until: datetime.datetime | None = None, share: float | None = None, why: str = ""
-) -> RateLimitBreaker:
-    """Force a breaker "open", "closed" or into a "brownout" of `share` percent, until a moment (None: until it is taken
-    back); or go by its own state again, where `how` is empty. Recorded in the history, and live everywhere at once.
-    Raises `ValidationError`."""
+def force(name: str, how: str, *, until: datetime.datetime | None = None, why: str = "") -> RateLimitBreaker:
+    """Force a breaker "open" or "closed" until a moment (None: until it is taken back).
+
+    If `how` is empty, the breaker uses its own state again. Recorded in the history, and live everywhere at once.
+    Raises `ValidationError`.
+    """
     with transaction.atomic(router.db_for_write(RateLimitBreaker)):
         row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
         if until is not None and until <= timezone.now():
             raise ValidationError("the end has to be in the future")
-        row.forced, row.until, row.share, row.why = how, until, share if how == "brownout" else None, why
+        row.forced, row.until, row.why = how, until, why
         row.full_clean(validate_unique=False)
-        row.force(how, until, share, why)
+        row.force(how, until, why)
     return row

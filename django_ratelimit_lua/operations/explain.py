@@ -14,7 +14,6 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
-from ..engine.circuits import place_in_brown_out
 from ..engine.decide import PlannedCharge, answered, build_call, decide, forgetting, now_us
 from ..engine.run import run
 from ..exceptions import StoreError
@@ -35,7 +34,6 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import (
     BEFORE_METHODS,
-    Guard,
     Stack,
     Standing,
     StandingGuard,
@@ -92,14 +90,11 @@ class ExplainedBreaker:
     """A breaker that a request meets at its view.
 
     - `state`: as it is now; `instead`: what comes of a request that it does not let through;
-    - `is_served`: whether the brown-out that is forced serves whom the request is of; None: there is none, or chance
-      decides, or it cannot be told;
     - `passes`: whether it lets the request through; None: chance decides, or what others do.
     """
 
     state: BreakerState
     instead: Instead
-    is_served: bool | None = None
 
     @property
     def passes(self) -> bool | None:
@@ -107,14 +102,11 @@ class ExplainedBreaker:
         state, forced = self.state, self.state.forced
         if forced in ("open", "closed"):
             return forced == "closed"
-        if forced and self.is_served is False:
-            return False
         if state.state == "open" and state.seconds:
             return False
         if state.state == "half-open" and state.probes >= state.by.probes:
             return False
-        is_certain = state.state in ("closed", "open") and (not forced or self.is_served is True)
-        return True if is_certain else None
+        return True if state.state in ("closed", "open") else None
 
     @property
     def words(self) -> str:
@@ -128,18 +120,8 @@ class ExplainedBreaker:
         row = self.state.row
         assert row is not None
         until = _("until it is taken back") if row.until is None else _("until %s") % moment_words(row.until)
-        if row.forced != "brownout":
-            how = _("forced open %s") if row.forced == "open" else _("forced closed %s")
-            return how % until
-        share = {"until": until, "share": share_words((row.share or 0.0) / 100)}
-        text = _("brown-out %(until)s: %(share)s are served, as chance decides")
-        if self.is_served is not None:
-            text = (
-                _("brown-out %(until)s: %(share)s are served, this identity is")
-                if self.is_served
-                else _("brown-out %(until)s: %(share)s are served, this identity is not")
-            )
-        return text % share
+        how = _("forced open %s") if row.forced == "open" else _("forced closed %s")
+        return how % until
 
     def _own(self) -> str:
         state = self.state
@@ -333,23 +315,8 @@ class _Looking:
                 )
                 continue
             guard, state = one.guard, states[one.guard.breaker]
-            is_served = self._is_served(state, guard, (*one.of, self.request), match)
             instead: Instead = "503" if guard.instead == "raises" and answers else guard.instead
-            self.breakers.append(ExplainedBreaker(state, instead, is_served))
-
-    def _is_served(self, state: BreakerState, guard: Guard, args: Sequence[Any], match: Any) -> bool | None:
-        """Whether a brown-out serves whom the request is of."""
-        if state.forced != "brownout" or state.row is None:
-            return None
-        share = state.row.share or 0.0
-        if share in (0.0, 100.0):
-            return bool(share)
-        try:
-            identity = run(guard.identify(*args, *match.args, **match.kwargs))
-        except Exception as error:
-            self._on_error(guard.breaker, error)
-            return None
-        return None if identity is None else place_in_brown_out(guard.breaker, identity) < share
+            self.breakers.append(ExplainedBreaker(state, instead))
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:

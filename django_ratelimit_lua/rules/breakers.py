@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from ..limits.rate import SECOND, LimitError, time_text, time_us
 
-Forced = Literal["open", "closed", "brownout"]
+Forced = Literal["open", "closed"]
 FORCED: tuple[Forced, ...] = get_args(Forced)
 LONGEST_NAME = 200
 BUCKETS = 10
@@ -37,7 +37,7 @@ BOUNDS = {
     "slow": (1, LONGEST_PROBE_US),
 }
 """Between which each time has to be, in microseconds."""
-BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "share", "until", "why")
+BREAKER_FIELDS = ("name", "description", *TUNED, "forced", "until", "why")
 
 
 class BreakerError(LimitError):
@@ -178,12 +178,10 @@ def breaker_name(name: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """What an operator has forced: how, until when (microseconds since 1970; None: until it is taken back), and of a
-    brown-out the percent of identities that are let through."""
+    """What an operator has forced: how, and until when (microseconds since 1970; None: until it is taken back)."""
 
     how: Forced
     until_us: int | None = None
-    share: float = 100.0
 
     def lasts(self, now_us: int) -> bool:
         """Whether it holds at a moment, in microseconds since 1970."""
@@ -227,23 +225,19 @@ def read_row(given: Any, *, strict: bool = True) -> BreakerRow:
     """A row as it is declared. Raises `BreakerError`. Where it is not `strict`, as in what a newer version may have
     published, words that are not known are left out.
 
-    >>> read_row({"name": "payments", "forced": "brownout", "share": 20, "until": 1_900_000_000_000_000}).force.share
-    20.0
+    >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).force.how
+    'open'
     """
     if not isinstance(given, Mapping):
         raise BreakerError(str(given)[:50], "", "is no mapping")
     for problem in row_problems(given, strict=strict):
         raise problem
     name, tuned = given["name"], {word: given[word] for word in TUNED if given.get(word) is not None}
-    how, until, share = given.get("forced"), given.get("until"), given.get("share")
+    how, until = given.get("forced"), given.get("until")
     if not how:
         return BreakerRow(name, tuned)
     if how not in FORCED:
         raise BreakerError(name, "forced", f"is {how!r}: choose one of {', '.join(FORCED)}")
     if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 0):
         raise BreakerError(name, "until", f"is {until!r}: must be microseconds since 1970")
-    if how == "brownout":
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 100:
-            raise BreakerError(name, "share", f"is {share!r}: must be percent, from 0 to 100")
-        return BreakerRow(name, tuned, Force(how, until, float(share)))
     return BreakerRow(name, tuned, Force(how, until))

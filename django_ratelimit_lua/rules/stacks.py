@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
@@ -64,21 +64,17 @@ class Stack:
 class Guard:
     """A breaker that stands on a view; kept on the function that asks it.
 
-    `checker`: that function; `breaker`: its name; `identify`: who is served in a brown-out, given the arguments of the
-    call; `instead`: what comes of a call that is not made.
+    `checker`: that function; `breaker`: its name; `instead`: what comes of a call that is not made.
     """
 
     checker: Callable[..., Any]
     breaker: str
-    identify: Callable[..., Generator[Any, Any, Any]]
     instead: Instead
 
 
-def guarding(
-    checker: Any, breaker: str, identify: Callable[..., Generator[Any, Any, Any]], instead: Instead
-) -> Callable[..., Any]:
+def guarding(checker: Any, breaker: str, instead: Instead) -> Callable[..., Any]:
     """The function that asks a breaker, so that it is found on a view."""
-    checker._ratelimit_guard = Guard(checker, breaker, identify, instead)
+    checker._ratelimit_guard = Guard(checker, breaker, instead)
     found: Callable[..., Any] = checker
     return found
 

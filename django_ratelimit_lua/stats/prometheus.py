@@ -25,7 +25,7 @@ SECONDS = 5.0
 """For which a scrape waits for Redis at most; Prometheus by default waits ten."""
 STATES = {b"closed": "closed", b"open": "open", b"half": "half_open", b"ramp": "ramp"}
 """States of breakers, as their keys have them, and as labels."""
-FORCED = ("open", "closed", "brownout")
+FORCED = ("open", "closed")
 """What operators force, as labels."""
 REST = "other"
 """The label of all that have none of their own."""
@@ -43,7 +43,7 @@ class Collector:
     bans_active: Callable[[], Mapping[str, int]] = staticmethod(dict)
     """Bans in force, likewise."""
     breakers_forced: Callable[[], Mapping[str, str]] = staticmethod(dict)
-    """What operators have forced ("open", "closed", "brownout"), by the names of breakers, likewise."""
+    """What operators have forced ("open", "closed"), by the names of breakers, likewise."""
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values, by which a registry knows them; Redis is not asked."""

@@ -18,7 +18,7 @@ from django.http import HttpRequest
 from ..conf import PRIVATE, conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
 from ..engine.neighbours import known_user, neighbours
-from ..engine.run import Wait, Waiting
+from ..engine.run import Wait
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
@@ -446,14 +446,6 @@ async def _auser_or_error(request: HttpRequest) -> Callable[[], Any]:
 
 def _nobody() -> None:
     return None
-
-
-def identifying(request: HttpRequest, key: Key, group: str) -> Waiting[Identity]:
-    """Whom a key says that a request is of, where no limit is charged."""
-    identity: Identity = yield Wait(
-        partial(_identity_of, request, key, group), partial(_aidentity_of, request, key, group)
-    )
-    return identity
 
 
 def _identity_of(request: HttpRequest, key: Key, group: str) -> Identity:

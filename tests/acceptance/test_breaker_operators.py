@@ -31,8 +31,6 @@ from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.models import RateLimitBreaker, RateLimitChange
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.operations.breakers import breaker, breakers, force
-from django_ratelimit_lua.operations.described import build_request
-from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.rules.rule import RuleError
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -113,27 +111,8 @@ def test_the_code_is_told_what_is_forced(payments: Callable[..., str]) -> None:
     assert (breaker.forced, breaker.state) == ("open", "closed")
     assert repr(breaker) == "<CircuitBreaker 'payments': closed, forced open>"
     until(lambda: not breaker.forced)
-    force("payments", "brownout", share=20)
-    until(lambda: breaker.forced == "brownout")
-
-
-def test_a_brown_out_serves_the_same_people(payments: Callable[..., str]) -> None:
-    """So many percent of them, the same again and again; others who are served at more percent are served as well."""
-    force("payments", "brownout", share=30)
-    until(lambda: circuits.by_name["payments"].force() is not None)
-    hour = time.time() // 3600
-    first = {person for person in range(2000) if payments(person) == "paid"}
-    second = {person for person in range(2000) if payments(person) == "paid"}
-    if time.time() // 3600 == hour:
-        assert first == second
-    assert 0.25 < len(first) / 2000 < 0.35
-    force("payments", "brownout", share=60)
-    until(lambda: circuits.by_name["payments"].force().share == 60)
-    third = {person for person in range(2000) if payments(person) == "paid"}
-    if time.time() // 3600 == hour:
-        assert first < third
-    assert 0.55 < len(third) / 2000 < 0.65
-    assert 0 < sum(payments() == "paid" for _ in range(300)) < 300
+    force("payments", "closed")
+    until(lambda: breaker.forced == "closed")
 
 
 def test_a_row_retunes_it_and_keeps_what_was_counted(payments: Callable[..., str]) -> None:
@@ -177,18 +156,14 @@ def test_what_operators_do_is_in_the_history(payments: Callable[..., str], opera
     assert "open: nothing is asked" in page
 
 
-def test_the_history_says_numbers_and_moments_as_people_do(payments: Callable[..., str], operator: Client) -> None:
-    """What is little is not written with an exponent, nor what is whole with a point; and two moments of one minute
-    differ, as they do."""
+def test_the_history_tells_two_moments_of_one_minute_apart(payments: Callable[..., str]) -> None:
+    """With seconds."""
     ends = datetime.datetime(2037, 5, 6, 14, 5, 10, tzinfo=datetime.UTC)
-    force("payments", "brownout", until=ends, share=100.0)
-    force("payments", "brownout", until=ends + datetime.timedelta(seconds=30), share=1e-9)
+    force("payments", "open", until=ends)
+    force("payments", "open", until=ends + datetime.timedelta(seconds=30))
     words = changed_words(RateLimitChange.objects.latest("pk"))
-    assert "Percent served: 100 → 0.000000001" in words
     (until,) = [line for line in words if line.startswith("Until: ")]
     assert re.fullmatch(r"Until: .*\d\d:05:10 → .*\d\d:05:40", until)
-    force("payments", "brownout", share=25.0)
-    assert 'value="25"' in operator.get(f"{HERE}one/?name=payments").content.decode()
 
 
 def test_the_list_shows_all_breakers_and_how_they_are(payments: Callable[..., str], operator: Client) -> None:
@@ -206,19 +181,17 @@ def test_the_list_shows_all_breakers_and_how_they_are(payments: Callable[..., st
 
 
 def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) -> None:
-    """Each of the four, with an end; what is wrong is said beside its field."""
-    assert operator.post(f"{HERE}one/?name=payments", {"how": "brownout", "period": "1h"}).status_code == 200
+    """With an end; an error is shown beside its field."""
+    assert operator.post(f"{HERE}one/?name=payments", {"how": "ajar", "period": "1h"}).status_code == 200
     late = operator.post(f"{HERE}one/?name=payments", {"how": "open", "until": "2001-01-01T12:00"}).content.decode()
     assert "Enter a moment in the future." in late
     assert not RateLimitBreaker.objects.exists()
-    response = operator.post(
-        f"{HERE}one/?name=payments", {"how": "brownout", "share": "0", "period": "1d"}, follow=True
-    )
+    response = operator.post(f"{HERE}one/?name=payments", {"how": "open", "period": "1d"}, follow=True)
     assert "This holds everywhere within milliseconds." in response.content.decode()
     row = RateLimitBreaker.objects.get()
-    assert (row.forced, row.share) == ("brownout", 0)
+    assert row.forced == "open"
     assert abs((row.until - timezone.now()).total_seconds() - 86_400) < 60
-    until(lambda: pays(payments, "brown-out"))
+    until(lambda: pays(payments, "forced"))
     operator.post(f"{HERE}one/?name=payments", {"how": "auto"})
     until(lambda: pays(payments, "paid"))
 
@@ -328,7 +301,7 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit_breakers"
     tomorrow = (timezone.now() + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
-    assert "forced: brownout 20 % until " in run("brownout", "payments", "20", "--until", tomorrow)
+    assert "forced: open until " in run("open", "payments", "--until", tomorrow)
     assert "forced: closed until it is taken back" in run("close", "payments", "--for-good")
     assert "forced" not in run("auto", "payments")
     until(lambda: pays(payments, "paid"))
@@ -337,7 +310,7 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
         ["open", "payments", "--for", "soon"],
         ["open", "payments", "--until", "2001-01-01T00:00"],
         ["open", "payments", "--until", "noon"],
-        ["brownout", "payments", "120", "--for", "1h"],
+        ["ajar", "payments", "--for", "1h"],
     ):
         with pytest.raises(CommandError):
             run(*wrong)
@@ -494,17 +467,17 @@ def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
     from tests.acceptance.test_metrics import scraped
 
     def told(name: str) -> list[float]:
-        return [scraped()["ratelimit_breaker_forced", name, how] for how in ("open", "closed", "brownout")]
+        return [scraped()["ratelimit_breaker_forced", name, how] for how in ("open", "closed")]
 
     until(lambda: circuits.by_name["payments"].noted_at > 0)
-    assert told("payments") == [0, 0, 0]
-    force("payments", "brownout", share=20)
+    assert told("payments") == [0, 0]
+    force("payments", "closed")
     force("search", "open", until=timezone.now() + datetime.timedelta(seconds=1.5))
-    assert (told("payments"), told("search")) == ([0, 0, 1], [1, 0, 0])
+    assert (told("payments"), told("search")) == ([0, 1], [1, 0])
     assert scraped()["ratelimit_breaker_state", "payments", "closed"] == 1
     until(lambda: ("ratelimit_breaker_forced", "search", "open") not in scraped())
     force("payments", "")
-    assert told("payments") == [0, 0, 0]
+    assert told("payments") == [0, 0]
 
 
 def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(payments: Callable[..., str]) -> None:
@@ -535,19 +508,19 @@ def recommended(request: HttpRequest) -> HttpResponse:
     return HttpResponse("recommended")
 
 
-@circuit("checkout", minimum=10, open_for="30s", key="get:who")
+@circuit("checkout", minimum=10, open_for="30s")
 def checkout(request: HttpRequest) -> HttpResponse:
     if "fails" in request.GET:
         raise OSError("no route to the bank")
     return HttpResponse("paid")
 
 
-@circuit("checkout", minimum=10, open_for="30s", key="get:who", fallback=recommended)
+@circuit("checkout", minimum=10, open_for="30s", fallback=recommended)
 def shop(request: HttpRequest) -> HttpResponse:
     return HttpResponse("shop")
 
 
-paying = CircuitBreaker("checkout", minimum=10, open_for="30s", key=lambda view, request: request.GET["who"])
+paying = CircuitBreaker("checkout", minimum=10, open_for="30s")
 
 
 class Paying(View):
@@ -593,28 +566,6 @@ def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> N
     assert "would be allowed" in told
     force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
     assert re.search(r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; it would answer 503\n", explained())
-
-
-@pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize("path", ["/checkout/", "/paying/"])
-def test_who_a_brown_out_serves_is_explained(path: str, client: Client) -> None:
-    """As it is served indeed, also where the breaker is on a method."""
-    force("checkout", "brownout", share=40)
-    came: set[tuple[int, bool, bool]] = set()
-    until(lambda: len({client.get(f"{path}?who={number}").status_code for number in range(20)}) == 2)
-    for _ in range(2):  # Unless an hour ends in between.
-        came.clear()
-        for number in range(12):
-            asked = f"{path}?who={number}"
-            found = explain(build_request(asked))
-            (breaker,) = found.breakers
-            came.add((client.get(asked).status_code, breaker.is_served or False, found.stopped_by is None))
-        if len(came) == 2:
-            break
-    assert came == {(200, True, True), (503, False, False)}
-    served = "brown-out until it is taken back: 40% are served, this identity is"
-    lines = {re.search(r"breaker checkout: (.*)\n", explained(f"{path}?who={number}"))[1] for number in range(12)}
-    assert lines == {f"{served}; its own state: closed", f"{served} not; its own state: closed; it would answer 503"}
 
 
 @pytest.mark.usefixtures("guarded")

@@ -264,19 +264,3 @@ def test_what_an_operator_forces_holds_everywhere_at_once(start: Start) -> None:
         assert idle("pay()") == ("open" if how else "paid")
     print(f"median {median(late) * 1000:.1f} ms, most {max(late) * 1000:.1f} ms of {len(late)}")
     assert max(late) < AT_LAST
-
-
-def test_a_brown_out_serves_the_same_people_in_all_processes(start: Start) -> None:
-    """Whom one of them serves, all do."""
-    workers = start(3)
-    workers[0]("force('payments', 'brownout', share=40) and None")
-    for worker in workers:
-        until(
-            lambda worker=worker: worker("pay('paid', 'somebody') and circuits.by_name['payments'].force() is not None")
-        )
-    for _ in range(2):  # Unless an hour ends in between.
-        came = [worker("[pay('paid', number) for number in range(300)]") for worker in workers]
-        if came[0] == came[1] == came[2]:
-            break
-    assert came[0] == came[1] == came[2]
-    assert 70 < came[0].count("paid") < 170

@@ -15,11 +15,10 @@ from ...operations.breakers import BreakerState, breaker, breakers, force, meant
 from ...publishing import triggers
 from ..arguments import seconds_of
 
-HOW = {"open": "open", "close": "closed", "brownout": "brownout", "auto": ""}
+HOW = {"open": "open", "close": "closed", "auto": ""}
 HELP = {
     "open": "ask the resource no more",
     "close": "ask it whatever happens",
-    "brownout": "serve only so many percent, the same ones throughout an hour",
     "auto": "go by its own state again",
 }
 
@@ -27,7 +26,7 @@ HELP = {
 class Command(BaseCommand):
     """Lists breakers, and forces them."""
 
-    help = "Lists the circuit breakers with their states and numbers, and forces one open, closed or into a brown-out."
+    help = "Lists the circuit breakers with their states and numbers, and forces one open or closed."
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
@@ -35,8 +34,6 @@ class Command(BaseCommand):
         for action, text in HELP.items():
             sub = actions.add_parser(action, help=text)
             sub.add_argument("name", help="of the breaker")
-            if action == "brownout":
-                sub.add_argument("share", type=float, help="percent that are served")
             if action != "auto":
                 until = sub.add_mutually_exclusive_group(required=True)
                 until.add_argument("--for", dest="period", metavar="TIME", help="30m, 1h, 7d …")
@@ -57,7 +54,7 @@ class Command(BaseCommand):
         until = None if action == "auto" else _until(options)
         try:
             with acting("ratelimit_breakers"):
-                force(name, HOW[action], until=until, share=options.get("share"), why=options["why"])
+                force(name, HOW[action], until=until, why=options["why"])
         except ValidationError as error:
             raise CommandError("; ".join(error.messages)) from error
         state = breaker(name)
@@ -99,6 +96,5 @@ def line(state: BreakerState) -> str:
         moment = row.until
         local = moment if moment is None or timezone.is_naive(moment) else timezone.localtime(moment)
         until = "until it is taken back" if local is None else f"until {local:%Y-%m-%d %H:%M %Z}".rstrip()
-        share = f" {row.share:g} %" if row.forced == "brownout" else ""
-        words.append(f"forced: {row.forced}{share} {until}" + (f" ({row.why})" if row.why else ""))
+        words.append(f"forced: {row.forced} {until}" + (f" ({row.why})" if row.why else ""))
     return "; ".join(words)

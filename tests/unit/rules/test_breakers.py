@@ -27,9 +27,8 @@ def test_a_row_says_some_and_the_code_the_rest() -> None:
 
 
 def test_force_is_read() -> None:
-    """How, until when, and of a brown-out for whom."""
+    """How, and until when."""
     assert read_row({"name": "x", "forced": "open", "until": 5}).force == Force("open", 5)
-    assert read_row({"name": "x", "forced": "brownout", "share": 12.5}).force == Force("brownout", None, 12.5)
     assert read_row({"name": "x"}).force is None
 
 
@@ -40,8 +39,6 @@ def test_force_is_read() -> None:
         {"name": ""},
         {"name": "a\nb"},
         {"name": "x", "forced": "ajar"},
-        {"name": "x", "forced": "brownout"},
-        {"name": "x", "forced": "brownout", "share": 101},
         {"name": "x", "forced": "open", "until": "noon"},
         {"name": "x", "minimum": "20"},
         {"name": "x", "window": "2d"},
