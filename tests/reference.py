@@ -651,8 +651,8 @@ class SlidingLog(Reference):
 
 
 class SlidingWindow(Reference):
-    """Counted in segments: a unit counts until its whole segment is a period old. Kept as (last departure, units) of
-    each segment; hits before `since` are none of theirs."""
+    """Counted in segments: the units of a segment count until its last hit is a period old. Kept as (last departure,
+    units) of each segment, which an edit leaves as they are. Hits before `since` belong to none of them."""
 
     def __init__(self, limit: Limit) -> None:
         self.segments: list[tuple[int, int]] = []
@@ -663,23 +663,12 @@ class SlidingWindow(Reference):
         return self.period // (self.limit.segments or 10)
 
     def shift(self, back: int) -> None:
-        back -= back % self.length()
         super().shift(back)
         self.since -= back
         self.segments = [(last - back, units) for last, units in self.segments]
 
-    def end(self, at: int) -> int:
-        return at - at % self.length() + self.length()
-
     def live(self, moment: int) -> list[tuple[int, int]]:
-        segments: list[tuple[int, int]] = []
-        for last, units in self.segments:
-            if self.end(last) + self.period <= moment:
-                continue
-            if segments and self.end(segments[-1][0]) == self.end(last):
-                units += segments.pop()[1]
-            segments.append((last, units))
-        return segments
+        return [(last, units) for last, units in self.segments if last + self.period > moment]
 
     def used(self, moment: int) -> int:
         return sum(units for _, units in self.live(moment))
@@ -688,30 +677,30 @@ class SlidingWindow(Reference):
         return self.segments[-1][0] if self.segments else 0
 
     def keep(self, now: int, segments: list[tuple[int, int]]) -> None:
-        gone = [self.end(last) for last, _ in self.segments if self.end(last) + self.period <= self.clock(now)]
+        gone = [last + 1 for last, _ in self.segments if last + self.period <= self.clock(now)]
         self.since = max([self.since, *gone])
         self.segments = segments
         self.wrote(now, idle=not segments)
 
     def earliest(self, now: int, cost: int) -> int:
         moment = max(self.clock(now), self.last())
-        candidates = [moment] + [self.end(last) + self.period for last, _ in self.live(moment)]
+        candidates = [moment] + [last + self.period for last, _ in self.live(moment)]
         return next(at for at in sorted(candidates) if self.used(at) + cost <= self.size)
 
     def take(self, now: int, at: int, cost: int) -> int:
         at = max(at, self.clock(now), self.last())
         segments = self.live(self.clock(now))
         if not segments:
-            self.segments, self.since = [], self.end(at) - self.length()
-        if segments and self.end(segments[-1][0]) == self.end(at):
+            self.segments, self.since = [], at
+        if segments and segments[-1][0] // self.length() == at // self.length():
             segments[-1] = (at, segments[-1][1] + cost)
         else:
             segments.append((at, cost))
         if len(segments) > SPARE_SEGMENTS + Fraction(self.period, self.length()):
-            place = next(place for place, (last, _) in enumerate(segments) if last > self.clock(now))
-            after = segments[place + 1 : place + 2]
-            if after and self.end(after[0][0]) + self.period <= at:
-                segments[place : place + 2] = [(after[0][0], segments[place][1] + after[0][1])]
+            ahead = [place for place, (last, _) in enumerate(segments) if last > self.clock(now)]
+            after = segments[ahead[0] + 1 : ahead[0] + 2] if ahead else []
+            if after and after[0][0] + self.period <= at:
+                segments[ahead[0] : ahead[0] + 2] = [(after[0][0], segments[ahead[0]][1] + after[0][1])]
         self.keep(now, segments)
         return at
 
@@ -723,7 +712,7 @@ class SlidingWindow(Reference):
         self.keep(now, segments)
         places = list(range(len(segments)))[::-1]
         if hit_at is not None:
-            places = [place for place in places if self.since <= hit_at < self.end(segments[place][0])][-1:]
+            places = [place for place in places if self.since <= hit_at <= segments[place][0]][-1:]
         for place in places:
             last, units = segments[place]
             back = min(cost, units)
@@ -736,7 +725,7 @@ class SlidingWindow(Reference):
 
     def idle(self, now: int) -> int:
         live = self.live(self.clock(now))
-        return self.end(live[-1][0]) + self.period if live else now
+        return live[-1][0] + self.period if live else now
 
 
 REFERENCES = {
