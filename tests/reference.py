@@ -307,7 +307,7 @@ class TokenBucket(Reference):
 
     def punish(self, now: int, cost: int) -> int:
         self.note(now, self.clock(now), cost)
-        self.owes(now, min(self.debt(now) + cost, Fraction(self.capacity())))
+        self.owes(now, max(self.debt(now), min(self.debt(now) + cost, Fraction(self.capacity()))))
         return self.clock(now)
 
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
@@ -750,9 +750,16 @@ class Answer(NamedTuple):
 
 
 def decide(
-    limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False, hit_at: int | None = None
+    limits: list[Reference],
+    operation: str,
+    now: int,
+    cost: int,
+    partial: bool = False,
+    hit_at: int | None = None,
+    debt: bool = False,
 ) -> tuple[bool, int, list[Answer]]:
-    """One call: whether it is allowed, the units granted, and each limit's answer."""
+    """One call: whether it is allowed, the units granted, and each limit's answer. With `debt`, token buckets that owe
+    no more than they hold grant any cost."""
     has_bans = operation not in ("refund", "charge")
     for limit in limits:
         limit.follow(now)
@@ -772,7 +779,8 @@ def decide(
     is_banned = any(limit in enforced for limit in held)
 
     def ask(limit: Reference, cost: int) -> tuple[int | None, int | None]:
-        at, accepts = limit.ask(now, cost)
+        may_owe = debt and type(limit) is TokenBucket and limit.capacity() > 0
+        at, accepts = limit.ask(now, 0 if may_owe else cost)
         until = bans[limit].banned(now) if limit in bans else None
         return (at, accepts) if until is None or at is None else (max(at, until), max(accepts or 0, until))
 

@@ -221,7 +221,8 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
-    retry = counter.retry_after(now, max(charge.cost, 1))
+    may_owe = call.debt and charge.limit.algorithm == "token_bucket"
+    retry = counter.retry_after(now, 0 if may_owe else max(charge.cost, 1))
     longest = call.max_wait_us_of(charge.limit)
     if charge.limit.holds:
         return retry  # Whoever waits for a slot asks again.

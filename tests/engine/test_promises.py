@@ -364,3 +364,57 @@ def test_windows_that_an_edit_makes_one_end_when_it_was_told() -> None:
         assert not ask(START + later * 1_000_000)
     assert not ask(START + 70_999_999)
     assert ask(START + 71_000_000)
+
+
+def test_a_debt_is_granted_at_once_and_paid_by_those_who_come_later() -> None:
+    """A token bucket that owes no more than it holds grants any cost; the next hit waits until the debt is paid, and so
+    does the next debt, for as long as it takes until no more is owed than the bucket holds."""
+    ask = Asker(Limit("debt", "10/s", algorithm="token_bucket"))
+    assert (ask(START, 50).allowed, ask(START, 50).retry_after) == (False, None), "without debt, it never fits"
+    granted = ask(START, 50, debt=True)
+    assert (granted.allowed, granted.granted, granted.wait, granted.remaining) == (True, 50, 0, 0)
+    assert ask(START, 1).retry_after == 4.1
+    for cost in (1, 50):
+        refused = ask(START, cost, debt=True)
+        assert (refused.allowed, refused.retry_after) == (False, 4.0)
+    assert not ask(START + 3_999_999, 50, debt=True)
+    assert ask(START + 4_000_000, 50, debt=True, max_wait_us=0), "it is empty, and owes nothing"
+    assert ask(START + 4_000_000, 1, max_wait_us=-1).wait == 5.1
+    assert ask(START + 4_000_000, 7, debt=True, max_wait_us=-1).wait == 5.1
+
+
+@pytest.mark.parametrize("rate", ["300007/s", "7/11s", "10/m"])
+def test_debts_exceed_a_token_bucket_by_the_last_one_at_most(rate: str) -> None:
+    """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last hit."""
+    limit, chance = Limit("debts", rate, algorithm="token_bucket", burst=3), random.Random(rate)
+    per_us = Fraction(limit.rate.limit, limit.rate.period_us)
+    ask, now, granted = Asker(limit), START, []
+    for _ in range(300):
+        cost, debt = chance.choice([1, 2, 5, 40]), chance.random() < 0.7
+        decision = ask(now, cost, debt=debt)
+        if decision:
+            granted.append((now, cost))
+        elif decision.retry_after is not None:
+            now += chance.choice([0, round(decision.retry_after * 1e6)])
+    assert len(granted) > 50
+    for first in range(len(granted)):
+        units = 0
+        for moment, cost in granted[first:]:
+            assert units <= 3 + (moment - granted[first][0]) * per_us
+            units += cost
+
+
+def test_a_refund_forgives_a_debt_and_a_refused_hit_does_not() -> None:
+    """What is given back of a debt is as if it had never been taken; `count_denied` adds to a debt or leaves it."""
+    ask = Asker(Limit("back", "10/s", algorithm="token_bucket"))
+    taken = ask(START, 50, debt=True).limits[0].counted_at
+    assert ask(START, 50, "refund", hit_at=taken).limits[0].used == 0
+    strict = Asker(Limit("strict", "10/s", algorithm="token_bucket", count_denied=True))
+    assert strict(START, 50, debt=True)
+    assert strict(START, 1).retry_after == 4.1
+
+
+def test_a_debt_of_nothing_at_all_is_refused() -> None:
+    """A rate of 0 refuses it for good."""
+    decision = Asker(Limit("closed", "0/s", algorithm="token_bucket"))(START, 5, debt=True)
+    assert (decision.allowed, decision.retry_after) == (False, None)

@@ -175,9 +175,13 @@ local function charge(cost, moment, refused)
     latest, units = time, 0
   end
   if moment > us then us, part = moment, 0 end
+  local owed, rest = us, part
   us, part = moved(us, part, cost)
-  -- A refused hit costs too, but never more than an empty bucket.
-  if refused and (us - time > full or (us - time == full and part > full_part)) then us, part = time + full, full_part end
+  -- A refused hit costs too, but never more than an empty bucket; it forgives nothing that is owed beyond that.
+  if refused and (us - time > full or (us - time == full and part > full_part)) then
+    us, part = time + full, full_part
+    if owed > us or (owed == us and rest > part) then us, part = owed, rest end
+  end
   save()
   return moment
 end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING
 
-from ..rate import SECOND, LimitError
+from ..rate import SECOND, LimitError, Rate
 from ..values import gettext_noop as _
 from .algorithm import EXACT, Algorithm, Numbers
 
@@ -45,13 +45,28 @@ def _burst(limit: Limit) -> int:
 def bucket_numbers(limit: Limit, capacity: int, what: str, option: str) -> Numbers:
     """The numbers of a bucket that holds so many tokens. Raises `LimitError` where they would not be exact."""
     # A limit of 0 is a bucket that nothing fits into, at any rate.
-    units, period = limit.rate.limit or 1, limit.rate.period_us
-    shared = gcd(units, period)
-    tokens, micros = units // shared, period // shared
-    if (capacity + 1) * tokens > EXACT or capacity * micros // tokens > EXACT // 4:
+    tokens, micros = _lowest_terms(limit.rate)
+    if capacity > most_units(limit.rate):
         raise LimitError(
             f"Limit {limit.name!r}: {what} of {capacity} at {limit.rate} cannot be kept exactly; "
             f"lower it, or choose a rate and period that share a larger divisor",
             option,
         )
-    return (capacity, period, tokens, micros, *divmod(micros, tokens), *divmod(capacity * micros, tokens))
+    intervals = divmod(micros, tokens)
+    return (capacity, limit.rate.period_us, tokens, micros, *intervals, *divmod(capacity * micros, tokens))
+
+
+def _lowest_terms(rate: Rate) -> tuple[int, int]:
+    units, period = rate.limit or 1, rate.period_us
+    shared = gcd(units, period)
+    return units // shared, period // shared
+
+
+def most_units(rate: Rate) -> int:
+    """The most tokens that are kept exactly at a rate, whether a bucket holds or owes them.
+
+    >>> most_units(Rate.parse("1/s"))
+    2251799813
+    """
+    tokens, micros = _lowest_terms(rate)
+    return min(EXACT // tokens - 1, ((EXACT // 4 + 1) * tokens - 1) // micros)
