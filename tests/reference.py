@@ -29,6 +29,8 @@ MOST_HOLES = 16
 MOST_WINDOWS = 16
 SPARE_SEGMENTS = 16
 SPARE_UNITS = 128
+REMEMBERED = 30 * 86_400_000_000
+"""Microseconds: for so long a full token bucket with `initial` is remembered. Then its client is new again."""
 
 
 @dataclass
@@ -169,6 +171,9 @@ class Reference:
         if self.seen - now > SET_BACK:
             self.shift(self.seen - now)
 
+    def begin(self, now: int) -> None:
+        """Somebody asks."""
+
     def shift(self, back: int) -> None:
         self.seen -= back
 
@@ -207,6 +212,7 @@ class TokenBucket(Reference):
 
     written = Fraction(0)
     under: object = None
+    has_begun = False
 
     def __init__(self, limit: Limit) -> None:
         self.hits: list[Hit] = []
@@ -228,6 +234,25 @@ class TokenBucket(Reference):
 
     def rate(self) -> Fraction:
         return Fraction(self.size, self.period)
+
+    def missing(self) -> int:
+        """Units that a new client does not have."""
+        return 0 if self.limit.initial is None else self.capacity() - self.limit.initial
+
+    def begin(self, now: int) -> None:
+        """A new client has what it would have if all but the initial units had just been taken. One is new that was
+        never asked about, or whose bucket has been full for so long."""
+        self.has_begun = bool(self.missing()) and self.is_new(now)
+        if self.has_begun:
+            self.owes(now, Fraction(0))
+            self.seen = 0
+            self.take(now, now, self.missing())
+
+    def is_new(self, now: int) -> bool:
+        if self.under is None:
+            return True
+        full_at = self.seen + math.ceil(self.owed() / self.rate()) if self.owed() else self.seen
+        return full_at + REMEMBERED <= self.clock(now)
 
     def is_edited(self) -> bool:
         return self.under not in (None, (self.rate(), self.capacity()))
@@ -264,7 +289,10 @@ class TokenBucket(Reference):
         if tokens <= 0:
             self.hits, self.past, self.is_open = [], None, False
         self.written, self.under = max(tokens, Fraction(0)), (self.rate(), self.capacity())
-        self.wrote(now, idle=tokens <= 0)
+        is_forgotten = tokens <= 0 and not self.missing()
+        if is_forgotten:
+            self.under = None
+        self.wrote(now, idle=is_forgotten)
 
     def earliest(self, now: int, cost: int) -> int:
         missing = self.debt(now) + cost - self.capacity()
@@ -311,6 +339,8 @@ class TokenBucket(Reference):
         return self.clock(now)
 
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        if self.has_begun:
+            return
         debt = self.debt(now)
         self.remember(now)
         self.is_open = False
@@ -763,6 +793,7 @@ def decide(
     has_bans = operation not in ("refund", "charge")
     for limit in limits:
         limit.follow(now)
+        limit.begin(now)
         if has_bans and limit.bans:
             limit.bans.follow(now)
             if operation == "offend" and cost:

@@ -261,11 +261,3 @@ def test_a_debt_is_for_token_buckets_and_for_what_is_exact() -> None:
     assert limiter.peek("ada").remaining == 7
     assert limiter.acquire("ada", most, debt=True).allowed
     assert not limiter.hit("ada")
-
-
-def test_a_split_limit_owes_in_its_process() -> None:
-    """A part is a token bucket as well."""
-    limiter = RateLimiter("part", "100/h", algorithm="token_bucket", split="equal")
-    assert limiter.acquire("ada", 500, timeout=0, debt=True).allowed
-    assert not limiter.acquire("ada", 1, timeout=0, debt=True)
-    assert limiter.acquire("bob", 500, timeout=0).retry_after is None

@@ -36,6 +36,8 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False
     few = st.integers(1, 12)
     if "burst" in takes and draw(st.booleans()):
         options["burst"] = draw(few)
+    if "initial" in takes and not plain and draw(st.booleans()):
+        options["initial"] = draw(st.integers(0, options.setdefault("burst", draw(few))))
     if "queue" in takes and draw(st.booleans()):
         options["queue"] = draw(few)
     if "segments" in takes and draw(st.booleans()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
+from struct import pack
 from typing import TYPE_CHECKING
 
 from ..rate import SECOND, LimitError, Rate
@@ -19,17 +21,31 @@ class TokenBucket(Algorithm):
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
     suffix = b"tb2"
-    options = frozenset({"burst", "max_wait", "count_denied", "lease", "split"})
+    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The rate in lowest terms, and an interval and a burst as whole microseconds and a rest."""
         burst = _burst(limit)
+        if limit.initial is not None:
+            if limit.initial > burst:
+                raise LimitError(f"Limit {limit.name!r}: initial is {limit.initial}: at most the burst, {burst}", "initial")
+            if limit.lease is not None or limit.split is not None:
+                raise LimitError(f"Limit {limit.name!r}: initial needs Redis for each hit: no lease, no split", "initial")
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as many back.
             burst -= -(-limit.rate.limit * self.lapse_us(limit) // limit.rate.period_us)
             if burst < 1:
                 raise LimitError(f"Limit {limit.name!r}: lease needs a burst of at least 2", "lease")
         return bucket_numbers(limit, burst, "a burst", "burst")
+
+    def wants_more(self, limit: Limit) -> bool:
+        """Where new clients may have less than a full bucket."""
+        return limit.initial is not None
+
+    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
+        """How much less."""
+        missing = 0 if limit.initial is None else _burst(limit) - limit.initial
+        return pack("<d", missing) if missing else b""
 
     def lapse_us(self, limit: Limit) -> int:
         """A second, or as long as a tenth of the bucket takes to fill."""
