@@ -55,7 +55,8 @@ class _Ratelimit:
     - `count_if`, `reset_if`, `cost_after`: called with the request and its response, or the exception it raised. Where
       `count_if` says no, the units are given back; where `reset_if` says yes, the identity is cleared; `cost_after`
       says how many more units the request turned out to cost;
-    - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
+    - the options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone, max_wait,
+      count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the request
     until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would take

@@ -289,8 +289,9 @@ class RateLimiter:
         takes the place of the limit's `max_wait`; a leaky bucket's `queue` bounds how many wait only where it is given.
         Who is interrupted while waiting gives the turn back.
 
-        With `debt`, a token bucket grants any cost as soon as it owes no more than it holds, and callers after that
-        wait until the debt is paid. Raises `LimitError` for other algorithms, and for a debt that cannot be kept exactly.
+        With `debt`, a token bucket grants any cost as soon as it owes no more than it holds, and callers after
+        that wait until the debt is paid. Raises `LimitError` for other algorithms, and for a debt that cannot be
+        kept exactly.
 
         >>> RateLimiter("reports", "10/s", algorithm="token_bucket").acquire("ada", 50, debt=True).wait
         0.0

@@ -496,7 +496,8 @@ def build_call(
 
     `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot, where none is given.
 
-    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a clock of the caller's own;
+    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a clock of the
+    caller's own;
     `ruleset`: the rules it goes by, where it has to go by the current ones; `subjects`: whose overrides it goes by.
     """
     partial = partial and any(charge.cost for charge in charges)

@@ -418,3 +418,45 @@ def test_a_debt_of_nothing_at_all_is_refused() -> None:
     """A rate of 0 refuses it for good."""
     decision = Asker(Limit("closed", "0/s", algorithm="token_bucket"))(START, 5, debt=True)
     assert (decision.allowed, decision.retry_after) == (False, None)
+
+
+def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
+    """Also one that is refused, or only looked at: its bucket begins with the first call about it."""
+    for operation in ("hit", "peek"):
+        ask = Asker(Limit("new", "10/s", algorithm="token_bucket", burst=20, initial=0))
+        assert ask(START, 5, operation).retry_after == 0.5
+        assert not ask(START + 499_999, 5)
+        assert ask(START + 500_000, 5)
+        assert ask(START + 2_500_000, 0, "peek").remaining == 20
+    ask = Asker(Limit("some", "10/s", algorithm="token_bucket", burst=20, initial=3))
+    assert [ask(START).allowed for _ in range(4)] == [True, True, True, False]
+    assert ask(START + 1_700_000, 0, "peek").remaining == 17
+
+
+def test_expiry_is_not_what_makes_a_client_new(direct: redis.Redis) -> None:
+    """A full bucket is remembered for 30 days, by the program's own time. At the moment its key would expire, the
+    verdict is the same with the key and without it."""
+    month = 30 * 86_400_000_000
+    limit = Limit("month", "10/s", algorithm="token_bucket", burst=20, initial=0)
+    for is_deleted in (False, True):
+        ask = Asker(limit)
+        ask(START)
+        full_at = START + 2_000_000
+        assert ask(full_at + month - 1, 0, "peek").remaining == 20
+        if is_deleted:
+            direct.delete(*ask.keys())
+        state = ask(full_at + month, 1, "peek").limits[0]
+        assert (state.remaining, state.retry_after) == (0, 0.1)
+    ask = Asker(limit)
+    reset = ask(None).limits[0].reset_after
+    assert month / 1e6 + reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= month / 1e6 + reset + 0.002
+
+
+def test_a_refund_makes_no_client_full_that_is_new() -> None:
+    """Neither one that was never asked about, nor by the moment of a hit that was taken before a `reset`."""
+    ask = Asker(Limit("back", "10/s", algorithm="token_bucket", burst=20, initial=2))
+    assert ask(START, 5, "refund").remaining == 2
+    other = Asker(Limit("back", "10/s", algorithm="token_bucket", burst=20, initial=2))
+    taken = other(START, 2).limits[0].counted_at
+    assert other(START, 2, "refund", hit_at=taken).remaining == 2
+    assert other(START + 1, 2, "refund", hit_at=START - 1).remaining == 2

@@ -151,8 +151,8 @@ def test_who_gives_everything_back_is_refused_for_what_is_in_flight_only(
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
 def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, script: Any) -> None:
-    """Afterwards the limit is what it would be had only those asked whose units were kept, each when it counts. A sliding
-    window that lost the last hit of a segment keeps the rest of it for at most one segment longer."""
+    """Afterwards the limit is what it would be had only those asked whose units were kept, each when it counts. A
+    sliding window that lost the last hit of a segment keeps the rest of it for at most one segment longer."""
     limit = limits(algorithm, rate, None, burst)
     taken, ask, now = flow(limit, script)
     ideal = REFERENCES[algorithm](limit)

@@ -28,9 +28,13 @@ class TokenBucket(Algorithm):
         burst = _burst(limit)
         if limit.initial is not None:
             if limit.initial > burst:
-                raise LimitError(f"Limit {limit.name!r}: initial is {limit.initial}: at most the burst, {burst}", "initial")
+                raise LimitError(
+                    f"Limit {limit.name!r}: initial is {limit.initial}: at most the burst, {burst}", "initial"
+                )
             if limit.lease is not None or limit.split is not None:
-                raise LimitError(f"Limit {limit.name!r}: initial needs Redis for each hit: no lease, no split", "initial")
+                raise LimitError(
+                    f"Limit {limit.name!r}: initial needs Redis for each hit: no lease, no split", "initial"
+                )
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as many back.
             burst -= -(-limit.rate.limit * self.lapse_us(limit) // limit.rate.period_us)

@@ -316,7 +316,9 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
             assert found.used == sum(hit[2] for hit in taken if not hit[3] and hit[4] > end)
         else:
             assert found.used >= ideal.used
-        if algorithm == "sliding_window":  # What is left of a segment counts as long as its last hit, given back or not.
+        if (
+            algorithm == "sliding_window"
+        ):  # What is left of a segment counts as long as its last hit, given back or not.
             assert -1e-4 <= found.reset_after - ideal.reset_after <= 1.6 + 1e-4
         elif algorithm == "sliding_log" or (algorithm == "token_bucket" and len(taken) <= 16):
             assert found.used == ideal.used
