@@ -60,7 +60,8 @@ class _Ratelimit:
       function that is not a view and has a request as its first argument, a value or a callable. Of several decorators
       on one view, the outermost that has a fallback;
     - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_STATISTICS_DAYS`;
-    - the options of `Limit`: algorithm, burst, queue, segments, align, time_zone, max_wait, count_denied, mode.
+    - the options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone, max_wait,
+      count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the request
     until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would take

@@ -33,6 +33,7 @@ from .engine.run import Wait, arun, run
 from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity import Identity, digest
+from .limits.algorithms.token_bucket import most_units
 from .limits.call import Call, Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
@@ -274,25 +275,46 @@ class RateLimiter:
             raise LimitError(f"RateLimiter {self.name!r} does not ban: say ban_after and ban_for", "ban_after")
         return banning
 
-    def acquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
+    def acquire(
+        self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
+    ) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
 
         The turn is reserved at once, in one call, and then slept for. Where it would come too late, nothing is taken
         and nothing is waited for: the decision is refused, and its `wait` is the time it would have taken. The timeout
         takes the place of the limit's `max_wait`; a leaky bucket's `queue` bounds how many wait only where it is given.
         Who is interrupted while waiting gives the turn back.
+
+        With `debt`, a token bucket grants any cost as soon as it owes no more than it holds, and callers after
+        that wait until the debt is paid. Raises `LimitError` for other algorithms, and for a debt that cannot be
+        kept exactly.
+
+        >>> RateLimiter("reports", "10/s", algorithm="token_bucket").acquire("ada", 50, debt=True).wait
+        0.0
         """
-        outcome = decide(self._plan("hit", identity, cost, max_wait_us=_patience(timeout)))
+        outcome = decide(self._acquiring(identity, cost, timeout, debt))
         if outcome.decision and outcome.decision.wait > 0:
             hold(outcome)
         return outcome.decision
 
-    async def aacquire(self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None) -> Decision:
+    async def aacquire(
+        self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
+    ) -> Decision:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
-        outcome = await adecide(self._plan("hit", identity, cost, max_wait_us=_patience(timeout)))
+        outcome = await adecide(self._acquiring(identity, cost, timeout, debt))
         if outcome.decision and outcome.decision.wait > 0:
             await ahold(outcome)
         return outcome.decision
+
+    def _acquiring(self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool) -> _Planner:
+        for limit in self.limits if debt else ():
+            if limit.algorithm != "token_bucket":
+                problem = f"debt is for algorithm='token_bucket', and this limit is a {limit.algorithm}"
+                raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
+            if whole_cost(cost) > (most := most_units(limit.rate)):
+                problem = f"cost is {cost}: a debt at {limit.rate} is kept exactly up to a cost of {most}"
+                raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
+        return self._plan("hit", identity, cost, max_wait_us=_patience(timeout), debt=debt)
 
     @overload
     def __call__(self, function: F) -> F: ...

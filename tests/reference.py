@@ -29,6 +29,8 @@ MOST_HOLES = 16
 MOST_WINDOWS = 16
 SPARE_SEGMENTS = 16
 SPARE_UNITS = 128
+REMEMBERED = 30 * 86_400_000_000
+"""Microseconds: for so long a full token bucket with `initial` is remembered. Then its client is new again."""
 
 
 @dataclass
@@ -169,6 +171,9 @@ class Reference:
         if self.seen - now > SET_BACK:
             self.shift(self.seen - now)
 
+    def begin(self, now: int) -> None:
+        """Somebody asks."""
+
     def shift(self, back: int) -> None:
         self.seen -= back
 
@@ -207,6 +212,7 @@ class TokenBucket(Reference):
 
     written = Fraction(0)
     under: object = None
+    has_begun = False
 
     def __init__(self, limit: Limit) -> None:
         self.hits: list[Hit] = []
@@ -228,6 +234,25 @@ class TokenBucket(Reference):
 
     def rate(self) -> Fraction:
         return Fraction(self.size, self.period)
+
+    def missing(self) -> int:
+        """Units that a new client does not have."""
+        return 0 if self.limit.initial is None else self.capacity() - self.limit.initial
+
+    def begin(self, now: int) -> None:
+        """A new client has what it would have if all but the initial units had just been taken. One is new that was
+        never asked about, or whose bucket has been full for so long."""
+        self.has_begun = bool(self.missing()) and self.is_new(now)
+        if self.has_begun:
+            self.owes(now, Fraction(0))
+            self.seen = 0
+            self.take(now, now, self.missing())
+
+    def is_new(self, now: int) -> bool:
+        if self.under is None:
+            return True
+        full_at = self.seen + math.ceil(self.owed() / self.rate()) if self.owed() else self.seen
+        return full_at + REMEMBERED <= self.clock(now)
 
     def is_edited(self) -> bool:
         return self.under not in (None, (self.rate(), self.capacity()))
@@ -264,7 +289,10 @@ class TokenBucket(Reference):
         if tokens <= 0:
             self.hits, self.past, self.is_open = [], None, False
         self.written, self.under = max(tokens, Fraction(0)), (self.rate(), self.capacity())
-        self.wrote(now, idle=tokens <= 0)
+        is_forgotten = tokens <= 0 and not self.missing()
+        if is_forgotten:
+            self.under = None
+        self.wrote(now, idle=is_forgotten)
 
     def earliest(self, now: int, cost: int) -> int:
         missing = self.debt(now) + cost - self.capacity()
@@ -307,10 +335,12 @@ class TokenBucket(Reference):
 
     def punish(self, now: int, cost: int) -> int:
         self.note(now, self.clock(now), cost)
-        self.owes(now, min(self.debt(now) + cost, Fraction(self.capacity())))
+        self.owes(now, max(self.debt(now), min(self.debt(now) + cost, Fraction(self.capacity()))))
         return self.clock(now)
 
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
+        if self.has_begun:
+            return
         debt = self.debt(now)
         self.remember(now)
         self.is_open = False
@@ -651,8 +681,8 @@ class SlidingLog(Reference):
 
 
 class SlidingWindow(Reference):
-    """Counted in segments: a unit counts until its whole segment is a period old. Kept as (last departure, units) of
-    each segment; hits before `since` are none of theirs."""
+    """Counted in segments: the units of a segment count until its last hit is a period old. Kept as (last departure,
+    units) of each segment, which an edit leaves as they are. Hits before `since` belong to none of them."""
 
     def __init__(self, limit: Limit) -> None:
         self.segments: list[tuple[int, int]] = []
@@ -663,23 +693,12 @@ class SlidingWindow(Reference):
         return self.period // (self.limit.segments or 10)
 
     def shift(self, back: int) -> None:
-        back -= back % self.length()
         super().shift(back)
         self.since -= back
         self.segments = [(last - back, units) for last, units in self.segments]
 
-    def end(self, at: int) -> int:
-        return at - at % self.length() + self.length()
-
     def live(self, moment: int) -> list[tuple[int, int]]:
-        segments: list[tuple[int, int]] = []
-        for last, units in self.segments:
-            if self.end(last) + self.period <= moment:
-                continue
-            if segments and self.end(segments[-1][0]) == self.end(last):
-                units += segments.pop()[1]
-            segments.append((last, units))
-        return segments
+        return [(last, units) for last, units in self.segments if last + self.period > moment]
 
     def used(self, moment: int) -> int:
         return sum(units for _, units in self.live(moment))
@@ -688,30 +707,30 @@ class SlidingWindow(Reference):
         return self.segments[-1][0] if self.segments else 0
 
     def keep(self, now: int, segments: list[tuple[int, int]]) -> None:
-        gone = [self.end(last) for last, _ in self.segments if self.end(last) + self.period <= self.clock(now)]
+        gone = [last + 1 for last, _ in self.segments if last + self.period <= self.clock(now)]
         self.since = max([self.since, *gone])
         self.segments = segments
         self.wrote(now, idle=not segments)
 
     def earliest(self, now: int, cost: int) -> int:
         moment = max(self.clock(now), self.last())
-        candidates = [moment] + [self.end(last) + self.period for last, _ in self.live(moment)]
+        candidates = [moment] + [last + self.period for last, _ in self.live(moment)]
         return next(at for at in sorted(candidates) if self.used(at) + cost <= self.size)
 
     def take(self, now: int, at: int, cost: int) -> int:
         at = max(at, self.clock(now), self.last())
         segments = self.live(self.clock(now))
         if not segments:
-            self.segments, self.since = [], self.end(at) - self.length()
-        if segments and self.end(segments[-1][0]) == self.end(at):
+            self.segments, self.since = [], at
+        if segments and segments[-1][0] // self.length() == at // self.length():
             segments[-1] = (at, segments[-1][1] + cost)
         else:
             segments.append((at, cost))
         if len(segments) > SPARE_SEGMENTS + Fraction(self.period, self.length()):
-            place = next(place for place, (last, _) in enumerate(segments) if last > self.clock(now))
-            after = segments[place + 1 : place + 2]
-            if after and self.end(after[0][0]) + self.period <= at:
-                segments[place : place + 2] = [(after[0][0], segments[place][1] + after[0][1])]
+            ahead = [place for place, (last, _) in enumerate(segments) if last > self.clock(now)]
+            after = segments[ahead[0] + 1 : ahead[0] + 2] if ahead else []
+            if after and after[0][0] + self.period <= at:
+                segments[ahead[0] : ahead[0] + 2] = [(after[0][0], segments[ahead[0]][1] + after[0][1])]
         self.keep(now, segments)
         return at
 
@@ -723,7 +742,7 @@ class SlidingWindow(Reference):
         self.keep(now, segments)
         places = list(range(len(segments)))[::-1]
         if hit_at is not None:
-            places = [place for place in places if self.since <= hit_at < self.end(segments[place][0])][-1:]
+            places = [place for place in places if self.since <= hit_at <= segments[place][0]][-1:]
         for place in places:
             last, units = segments[place]
             back = min(cost, units)
@@ -736,7 +755,7 @@ class SlidingWindow(Reference):
 
     def idle(self, now: int) -> int:
         live = self.live(self.clock(now))
-        return self.end(live[-1][0]) + self.period if live else now
+        return live[-1][0] + self.period if live else now
 
 
 REFERENCES = {
@@ -761,12 +780,20 @@ class Answer(NamedTuple):
 
 
 def decide(
-    limits: list[Reference], operation: str, now: int, cost: int, partial: bool = False, hit_at: int | None = None
+    limits: list[Reference],
+    operation: str,
+    now: int,
+    cost: int,
+    partial: bool = False,
+    hit_at: int | None = None,
+    debt: bool = False,
 ) -> tuple[bool, int, list[Answer]]:
-    """One call: whether it is allowed, the units granted, and each limit's answer."""
+    """One call: whether it is allowed, the units granted, and each limit's answer. With `debt`, token buckets that owe
+    no more than they hold grant any cost."""
     has_bans = operation not in ("refund", "charge")
     for limit in limits:
         limit.follow(now)
+        limit.begin(now)
         if has_bans and limit.bans:
             limit.bans.follow(now)
             if operation == "offend" and cost:
@@ -783,7 +810,8 @@ def decide(
     is_banned = any(limit in enforced for limit in held)
 
     def ask(limit: Reference, cost: int) -> tuple[int | None, int | None]:
-        at, accepts = limit.ask(now, cost)
+        may_owe = debt and type(limit) is TokenBucket and limit.capacity() > 0
+        at, accepts = limit.ask(now, 0 if may_owe else cost)
         until = bans[limit].banned(now) if limit in bans else None
         return (at, accepts) if until is None or at is None else (max(at, until), max(accepts or 0, until))
 

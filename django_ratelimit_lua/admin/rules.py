@@ -45,7 +45,7 @@ from .preview import previewed
 from .rules_file import RulesFile
 
 _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
-_PLACED = ("mode", "algorithm", "burst", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
+_PLACED = ("mode", "algorithm", "burst", "initial", "max_wait", "queue", "segments", "align", "time_zone", *_BANS)
 """Options that have their places in the form; the others follow them."""
 _TOKEN = "csrfmiddlewaretoken"
 MODES = {"enforce": gettext_lazy("Enforce"), "shadow": gettext_lazy("Shadow mode"), "off": gettext_lazy("Switch off")}
@@ -113,7 +113,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
                 "classes": ("ratelimit-limit",),
                 "fields": (
                     ("limit", "period", "unit"), "more_rates", "key",
-                    "algorithm", "burst", "queue", "segments", "align", "time_zone", "cost",
+                    "algorithm", "burst", "initial", "queue", "segments", "align", "time_zone", "cost",
                 ),
             },
         ),

@@ -251,7 +251,7 @@ class Window(Counter):
         self._segment = self._period / (limit.segments or 10) if limit.algorithm == "sliding_window" else 0.0
         self._together = limit.algorithm == "fixed_window"
         if is_other:
-            latest = now + (self._bounds()[1] if self._together else self._period + self._segment)
+            latest = now + (self._bounds()[1] if self._together else self._period)
             too_late = bisect_right(self._ends, latest, self._first)
             self._ends[too_late:] = [latest] * (len(self._ends) - too_late)
 
@@ -293,7 +293,8 @@ class Window(Counter):
         own: longer, never shorter."""
         if not self._sums:
             self._lapsed = 0
-        if used and (self._together or self._ends[-1] >= end or self._moments.count >= self._moments.most):
+        has_room = self._moments.count < self._moments.most
+        if used and (self._together or self._ends[-1] >= end or not has_room or self._is_segment(self._ends[-1], end)):
             self._ends[-1] = max(self._ends[-1], end)
             self._sums[-1] += units
         else:
@@ -316,7 +317,11 @@ class Window(Counter):
         if self._together and self.limit.align is not None:
             ago, left = self._bounds()
             return now + left if since >= now - ago else since
-        return (since // self._segment + 1) * self._segment + self._period if self._segment else since + self._period
+        return since + self._period
+
+    def _is_segment(self, end: float, other: float) -> bool:
+        """Whether units that count until these moments are in one segment."""
+        return self._segment > 0 and end // self._segment == other // self._segment
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
         used = self.used(now)
@@ -337,8 +342,8 @@ class Window(Counter):
             end = self._ends[-1] if self._ends and since >= self._opened else now
         else:
             end = self._end(since, now)
-        place = bisect_left(self._ends, end, self._first) if end > now else len(self._ends)
-        if place == len(self._ends):
+        place = bisect_left(self._ends, end, self._first)
+        if place == len(self._ends) or (end <= now and not self._is_segment(self._ends[place], end)):
             return
         before = self._sums[place - 1] if place > self._first else self._lapsed
         back = min(cost, self._sums[place] - before)

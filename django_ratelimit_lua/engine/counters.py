@@ -221,14 +221,16 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
     """Seconds until such a hit is admitted; None: never."""
-    retry = counter.retry_after(now, max(charge.cost, 1))
+    may_owe = call.debt and charge.limit.algorithm == "token_bucket"
+    retry = counter.retry_after(now, 0 if may_owe else max(charge.cost, 1))
     longest = call.max_wait_us_of(charge.limit)
     if charge.limit.holds:
         return retry  # Whoever waits for a slot asks again.
-    if retry and charge.limit.wants_more and call.max_wait_us is not None and charge.limit.align is None:
-        retry = 0.0  # Whoever says how long to wait does so in a queue of any length.
-    if retry == 0.0 and charge.limit.algorithm == "leaky_bucket" and longest >= 0:
-        retry = max(0.0, counter.wait(now) - longest / SECOND)
+    if charge.limit.algorithm == "leaky_bucket":
+        if retry and charge.limit.wants_more and call.max_wait_us is not None:
+            retry = 0.0  # Whoever says how long to wait does so in a queue of any length.
+        if retry == 0.0 and longest >= 0:
+            retry = max(0.0, counter.wait(now) - longest / SECOND)
     return retry
 
 

@@ -495,12 +495,14 @@ def build_call(
     subjects: Sequence[Subject] = (),
     slot: bytes = b"",
     waits: bool = False,
+    debt: bool = False,
 ) -> Call:
     """The call that decides these charges, with what the settings say about keys and the clock.
 
     `slot`, `waits`: see `Call`; a hit of concurrency limits gets a new slot, where none is given.
 
-    `max_wait_us`, `longest_hold_us`: see `Call`; `now`: microseconds since 1970, for a clock of the caller's own;
+    `max_wait_us`, `longest_hold_us`, `debt`: see `Call`; `now`: microseconds since 1970, for a clock of the
+    caller's own;
     `ruleset`: the rules it goes by, where it has to go by the current ones; `subjects`: whose overrides it goes by.
     """
     partial = partial and any(charge.cost for charge in charges)
@@ -514,14 +516,14 @@ def build_call(
     if ruleset is None or ruleset.fence is None:
         return Call(
             charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us,
-            slot=slot, waits=waits,
+            slot=slot, waits=waits, debt=debt,
         )  # fmt: skip
     if ruleset.published is not ruleset.revision:
         subjects = ()  # Nothing is written there about anybody: what is known of them holds.
     return Call(
         charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
         revision=ruleset.published, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
-        slot=slot, waits=waits,
+        slot=slot, waits=waits, debt=debt,
     )  # fmt: skip
 
 

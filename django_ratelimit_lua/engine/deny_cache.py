@@ -106,7 +106,8 @@ class DenyCache:
 def _key(call: Call) -> Any:
     charges = tuple([(charge.digest, charge.limit.key_part, charge.cost, charge.banned) for charge in call.charges])
     subjects = tuple([(subject.digest, subject.tag) for subject in call.subjects]) if call.subjects else ()
-    return (call.prefix, call.revision, call.partial, call.max_wait_us, call.longest_hold_us, subjects, charges)
+    how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
+    return (call.prefix, call.revision, how, subjects, charges)
 
 
 def _digests(key: Any) -> set[bytes]:

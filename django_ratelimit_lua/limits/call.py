@@ -140,7 +140,8 @@ class Call(NamedTuple):
     - `max_wait_us`: instead of each limit's own, for this call; below 0: any wait will do;
     - `longest_hold_us`: how long a hit may be held by a limit that names no `max_wait` and makes callers wait anyway,
       as a leaky bucket does; None: as long as it takes;
-    - `partial`: grant as many units as there are;
+    - `partial`: grant as many units as there are; `debt`: a token bucket that owes no more than it holds grants any
+      cost, and whoever comes later waits until the debt is paid;
     - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest are;
     - `revision`, `fence`: the rules revision the caller goes by and the key of the hash that holds the current one;
     - `subjects`: whose overrides the caller knows; they are in the same hash. Only with a `revision`;
@@ -168,6 +169,7 @@ class Call(NamedTuple):
     slot: bytes = b""
     waits: bool = False
     confirm_ms: int = 0
+    debt: bool = False
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """How long a hit may be reserved ahead under one of the limits; below 0: any wait will do."""
@@ -243,9 +245,11 @@ class Call(NamedTuple):
             self.operation.encode(),
             b"" if self.revision is None else self.revision.text,
             b"" if self.now is None else b"%016d" % self.now,
-            (b"%d" % self.hit_at if self.hit_at else b"") if self.operation == "refund" else b"%d" % self.partial,
+            b"2" if self.debt else b"%d" % self.partial,
         ]
-        if self.operation == "ban":
+        if self.operation == "refund":
+            args[3] = b"%d" % self.hit_at if self.hit_at else b""
+        elif self.operation == "ban":
             args[3] = self.why[:LONGEST_WHY].encode("utf-8", "replace")
         if self.slack_us is not None:
             args[2] += b" %d" % self.slack_us

@@ -43,6 +43,7 @@ class Limit:
     rate: Rate
     algorithm: str
     burst: int | None
+    initial: int | None
     queue: int | None
     segments: int | None
     align: Align | None
@@ -136,6 +137,8 @@ class Limit:
         options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         if burst is not None:
             options["burst"] = burst
+        if self.initial is not None:
+            options["initial"] = min(self.initial, options["burst"] or rate.limit)
         is_advising = self.mode == "advise"
         if is_advising:
             options["mode"] = "enforce"

@@ -99,6 +99,10 @@ class Options(TypedDict, total=False):
         None, Whole(1, Rate.MOST_UNITS), _("burst"), _("Token bucket: requests allowed at once. Empty: the limit."),
         words=_("bursts of %(burst)s"),
     )]
+    initial: Annotated[int | None, Option(
+        None, Whole(0, Rate.MOST_UNITS), _("initial units"),
+        _("Token bucket: units that a new client has. The bucket fills up from there. Empty: the burst."),
+    )]
     queue: Annotated[int | None, Option(
         None, Whole(0, Rate.MOST_UNITS),
         _("queue"),

@@ -12,7 +12,8 @@ ARGV[2]         the rules revision the caller decided by, as `<number>-<tag>` (t
                 none was ever published; empty: do not ask (the fence)
 ARGV[3]         the time in microseconds; empty: this server's own clock. By a time of the caller's, keys are kept for a
                 minute longer than they are worth; or for as many microseconds as stand behind it and a space
-ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; of a refund, the time of the hit
+ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; 2: a token bucket that owes no more than it
+                holds grants any cost, and is in debt for what is beyond it; of a refund, the time of the hit
                 whose units are given back (the latest, if empty); of a ban, why
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
@@ -55,7 +56,7 @@ for _, ban in ipairs(bans) do
 end
 count = limits
 
-local entries = {}
+local entries, owes = {}, op ~= 'refund' and ARGV[4] == '2'
 for i = 1, count do
   local record = ARGV[4 + 2 * i]
   local cost, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
@@ -64,7 +65,8 @@ for i = 1, count do
     ARGV[3 + 2 * i], KEYS[i], limit, period, a, b, c, d, e, f, more)
   entries[i] = {cost = cost, shadow = shadow, count_denied = count_denied, max_wait = max_wait,
                 when_allowed = when_allowed, charge = charge, refund = refund, report = report, beyond = beyond,
-                departs = now, accepts = now, allowed = true}
+                departs = now, accepts = now, allowed = true,
+                owes = owes and limit > 0 and ARGV[3 + 2 * i] == 'token_bucket'}
 end
 for _, ban in ipairs(bans) do
   if ban.place > 0 then entries[ban.place].ban = ban end
@@ -88,8 +90,10 @@ local function hold(entry)
 end
 
 local function look(entry)
-  -- A cost of 0 asks what a cost of 1 would be told.
-  entry.departs, entry.accepts = decide(entry, entry.cost > 0 and entry.cost or 1)
+  -- A cost of 0 asks what a cost of 1 would be told; of a cost that may be owed, nothing has to fit.
+  local cost = entry.cost > 0 and entry.cost or 1
+  if entry.owes then cost = 0 end
+  entry.departs, entry.accepts = decide(entry, cost)
   hold(entry)
   entry.allowed = entry.departs and entry.accepts <= now
 end

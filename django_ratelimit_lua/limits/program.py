@@ -194,6 +194,7 @@ def program_for(call: Call) -> Program:
     if (
         call.operation != "hit"
         or call.partial
+        or call.debt
         or call.max_wait_us
         or call.waits
         or not 1 <= len(charges) <= MOST_LIMITS

@@ -140,7 +140,7 @@ class ShardedStore(Store):
         call = Call(
             call.charges, call.operation, call.prefix, call.now, call.max_wait_us, call.partial, hit_at=call.hit_at,
             longest_hold_us=call.longest_hold_us, slack_us=call.slack_us, slot=call.slot, waits=call.waits,
-            registers=False, why=call.why, confirm_ms=call.confirm_ms,
+            registers=False, why=call.why, confirm_ms=call.confirm_ms, debt=call.debt,
         )  # fmt: skip
         elsewhere = [place for place, charge in call.banning if _bans_elsewhere(charge)]
         if elsewhere:

@@ -289,12 +289,12 @@ def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
     assert key() == "post:username"
 
     def offered() -> list[str]:
-        names = ("burst", "queue", "segments", "align", "time_zone", "groups")
+        names = ("burst", "initial", "queue", "segments", "align", "time_zone", "groups")
         return [name for name in names if browser.find_element("class name", f"field-{name}").is_displayed()]
 
     assert offered() == ["segments"]
     fill(browser, algorithm="token_bucket")
-    assert offered() == ["burst"]
+    assert offered() == ["burst", "initial"]
     fill(browser, burst="5", algorithm="fixed_window", align="day", audience="groups")
     assert offered() == ["burst", "align", "time_zone", "groups"]  # What has a value is never unseen.
     routes = browser.execute_script(
@@ -353,7 +353,7 @@ def test_the_form_of_a_rule_has_its_fields_beside_the_preview(browser: Any, demo
             assert label["y"] + label["height"] <= lines[name]
         helps = browser.find_elements("css selector", ".ratelimit-columns > div .help[id]")
         told = {str(one.get_attribute("id"))[3:-9] for one in helps if one.is_displayed()}
-        options = {"burst", "queue", "segments", "align", "time_zone"}
+        options = {"burst", "initial", "queue", "segments", "align", "time_zone"}
         assert told & options == set(lines) & options, algorithm
     assert complaints(browser) == []
 

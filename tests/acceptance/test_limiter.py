@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
+from django_ratelimit_lua.limits.algorithms.token_bucket import most_units
 
 
 def test_hit_peek_refund_reset() -> None:
@@ -242,3 +243,50 @@ def test_the_clients_clock_where_redis_may_not_be_asked(settings: Any) -> None:
     assert [decision.allowed for decision in decisions] == [True, True, False]
     time.sleep(decisions[-1].retry_after)
     assert limiter.hit("ada")
+
+
+def test_acquire_grants_more_than_fits_and_later_callers_pay() -> None:
+    """With `debt`, at once; whoever comes next waits, or is refused with the time that it would have taken."""
+    limiter = RateLimiter("reports", "100/s", algorithm="token_bucket", burst=10)
+    assert limiter.acquire("ada", 50, timeout=0).retry_after is None
+    first = limiter.acquire("ada", 50, timeout=0, debt=True)
+    assert (first.allowed, first.granted, first.wait) == (True, 50, 0.0)
+    refused = limiter.acquire("ada", 50, timeout=0, debt=True)
+    assert not refused
+    assert 0 < refused.wait <= 0.4
+    assert limiter.hit("ada").retry_after is not None
+    began = time.monotonic()
+    assert limiter.acquire("ada", 5, debt=True)
+    assert time.monotonic() - began >= refused.wait - 0.1
+
+
+def test_coroutines_may_owe_as_well() -> None:
+    """And a turn that is cancelled while it is waited for takes its debt back."""
+    limiter = RateLimiter("reports", "10/h", algorithm="token_bucket")
+
+    async def owe() -> None:
+        assert (await limiter.aacquire("ada", 50, timeout=0, debt=True)).granted == 50
+        task = asyncio.ensure_future(limiter.aacquire("ada", 70, debt=True))
+        while limiter.peek("ada").limits[0].reset_after < 60 * 360:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(owe())
+    assert 50 * 360 - 60 < limiter.peek("ada").limits[0].reset_after <= 50 * 360
+
+
+def test_a_debt_is_for_token_buckets_and_for_what_is_exact() -> None:
+    """Else the error says what is right, before anything is taken."""
+    with pytest.raises(LimitError, match="debt is for algorithm='token_bucket', and this limit is a sliding_window"):
+        RateLimiter("window", "10/h").acquire("ada", 20, debt=True)
+    limiter = RateLimiter("large", "7/11s", algorithm="token_bucket")
+    most = most_units(limiter.limits[0].rate)
+    with pytest.raises(LimitError, match=f"up to a cost of {most}"):
+        limiter.acquire("ada", most + 1, debt=True)
+    with pytest.raises(LimitError, match="whole number"):
+        limiter.acquire("ada", -1, debt=True)
+    assert limiter.peek("ada").remaining == 7
+    assert limiter.acquire("ada", most, debt=True).allowed
+    assert not limiter.hit("ada")

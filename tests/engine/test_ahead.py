@@ -178,5 +178,4 @@ def test_a_backlog_is_kept_in_little(algorithm: str, direct: redis.Redis) -> Non
         moments, moments[4 if algorithm in ("token_bucket", "fixed_window") else 2 :], strict=False
     ):
         assert after - before >= 1_000_000
-    expected = {"sliding_window": 1.1}.get(algorithm, 1.0) * 500_000_000
-    assert moments[-1] - START <= expected
+    assert moments[-1] - START <= 500_000_000

@@ -36,6 +36,8 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False
     few = st.integers(1, 12)
     if "burst" in takes and draw(st.booleans()):
         options["burst"] = draw(few)
+    if "initial" in takes and not plain and draw(st.booleans()):
+        options["initial"] = draw(st.integers(0, options.setdefault("burst", draw(few))))
     if "queue" in takes and draw(st.booleans()):
         options["queue"] = draw(few)
     if "segments" in takes and draw(st.booleans()):
@@ -68,7 +70,7 @@ LATER = [
     0, 0, 0, 1, 2, 7, 999_983, 1_000_000, 6_000_000, 59_999_999, 3_600_000_000, -1, -2_000_000, -61_000_000,
     -3_600_000_007,
 ]  # fmt: skip
-ACTIONS = ["peek"] + ["hit"] * 6 + ["partial", "refund", "return", "return", "edit"]
+ACTIONS = ["peek"] + ["hit"] * 8 + ["partial", "debt", "refund", "return", "return", "edit"]
 
 
 def scripts(actions: list[str]) -> Any:
@@ -124,8 +126,8 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, ba
             for reference, limit in zip(references, current, strict=True):
                 reference.edit(limit)
             continue
-        operation = {"partial": "hit", "return": "refund"}.get(action, action)
-        partial = action == "partial" and cost > 0
+        operation = {"partial": "hit", "debt": "hit", "return": "refund"}.get(action, action)
+        partial, debt = action == "partial" and cost > 0, action == "debt"
         hit_at = None
         if action == "return" and taken:
             # Of one of the latest hits, or of one that is no more.
@@ -133,11 +135,13 @@ def compare(limit_data: Any, algorithms: list[str], script: Any, plain: bool, ba
         if action == "ban":
             cost *= 500_000
 
-        def ask(operation: str, now: int, cost: int = cost, partial: bool = partial, **options: Any) -> Decision:
+        def ask(
+            operation: str, now: int, cost: int = cost, partial: bool = partial, debt: bool = debt, **options: Any
+        ) -> Decision:
             charges = [Charge(limit, who, cost) for limit in current]  # noqa: B023
-            return by_both(Call(charges, operation, b"m:", now, partial=partial, **options))
+            return by_both(Call(charges, operation, b"m:", now, partial=partial, debt=debt, **options))
 
-        expected, granted, answers = decide(references, operation, now, cost, partial, hit_at)
+        expected, granted, answers = decide(references, operation, now, cost, partial, hit_at, debt)
         decision = ask(operation, now, hit_at=hit_at)
         if granted:
             taken.append((answers[0].counted or now, granted))

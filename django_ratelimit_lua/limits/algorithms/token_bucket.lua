@@ -12,15 +12,20 @@ is still to go. So `due` is never too early, and what is left when all are given
 
 record          limit, period, tokens, micros, step, step_part, full, full_part
                 limit: the burst; tokens / micros: the rate in lowest terms; step and step_part: an interval, as such a
-                pair; full and full_part: a burst, as such a pair; more: not empty where the algorithm that opens it keeps
-                something else in the place of the hits
+                pair; full and full_part: a burst, as such a pair; more: `holes` where the algorithm that opens it keeps
+                something else in the place of the hits; or, as a double, how many units a new client does not have
 state           integers of 7 bytes, of 4 where units are marked: us, part, tokens, micros, burst; the clock, and the units (4) of
                 the hit that was taken at that moment, or 0; then of the others, the latest first, the moment and the units (4);
                 at the end perhaps the past: the moments of its first and last, its units, and the us and part it led to
-promise         in any interval of x microseconds it lets at most burst + x * tokens / micros units go
+promise         in any interval of x microseconds it lets at most burst + x * tokens / micros units go; with debts, and the cost
+                of the last one of these
 ]]
 local tokens, micros, step, step_part, full, full_part = a, b, c, d, e, f
 local time, us, part, latest, units, hits = now, now, 0, now, 0, ''
+local has_holes, missing, kept = more == 'holes', 0, 0
+-- Whoever has less at first is remembered for 30 days after the bucket was full. That is the meaning of new, not of expiry.
+if #more == 8 then missing, kept = unpack('<d', more), 2592000000000 end
+local is_new = missing > 0
 
 -- Where so many units lead to from a moment.
 local function moved(us, part, units)
@@ -42,7 +47,7 @@ local function owe_anew(clock, due, rest, old_tokens, old_micros)
   owed = owed < limit and owed or limit
   local moment, over = moved(clock, 0, owed)
   local noted = ''
-  if more == '' then
+  if not has_holes then
     -- All of them are the past, with the units that were taken: so many may be given back.
     local size, first, last, sum = #hits % 11 == 2 and #hits - 35 or #hits, 9007199254740991, clock, 0
     if size < #hits then first, last, sum = unpack('<I7I7I7', hits, size + 1) end
@@ -64,12 +69,12 @@ local function move_back(state, back)
   local function earlier(moment) return moment > back and moment - back or 0 end
   local due, rest, old_tokens, old_micros, old_burst = unpack('<I7I7I7I7I7', state)
   local found = {pack('<I7I7I7I7I7', earlier(due), rest, old_tokens, old_micros, old_burst)}
-  local past = more == '' and #state % 11 == 4 and #state - 34 or #state + 1
-  for offset = 36, more == '' and past - 11 or 36, 11 do
+  local past = not has_holes and #state % 11 == 4 and #state - 34 or #state + 1
+  for offset = 36, not has_holes and past - 11 or 36, 11 do
     local moment, count = unpack('<I7I4', state, offset)
     found[#found + 1] = pack('<I7I4', earlier(moment), count)
   end
-  if more ~= '' then
+  if has_holes then
     for offset = 47, #state, 7 do found[#found + 1] = pack('<I7', earlier(unpack('<I7', state, offset))) end
   elseif past < #state then
     local first, last, sum, led, over = unpack('<I7I7I7I7I7', state, past)
@@ -80,8 +85,8 @@ end
 
 local state = checked(redis.pcall('GET', key), key)
 local length, most = state and #state or 0, 9007199254740992
-if length >= 46 and length <= 270 and (more ~= '' and length % 14 == 4
-    or more == '' and (length % 11 == 2 or length % 11 == 4 and length >= 81)) then
+if length >= 46 and length <= 270 and (has_holes and length % 14 == 4
+    or not has_holes and (length % 11 == 2 or length % 11 == 4 and length >= 81)) then
   local due, rest, old_tokens, old_micros, old_burst, clock, noted = unpack('<I7I7I7I7I7I7I4', state)
   -- Else not written by this program: no more ours to keep than a key of another type.
   if due < most and rest < old_tokens and old_tokens < most and old_micros > 0 and old_micros < most
@@ -92,7 +97,7 @@ if length >= 46 and length <= 270 and (more ~= '' and length % 14 == 4
       rcall('SET', key, state, 'KEEPTTL')
       due, rest, old_tokens, old_micros, old_burst, clock, noted = unpack('<I7I7I7I7I7I7I4', state)
     end
-    hits = string.sub(state, more == '' and 36 or 47)
+    hits = string.sub(state, not has_holes and 36 or 47)
     latest, units = clock, noted
     if old_tokens ~= tokens or old_micros ~= micros or old_burst ~= limit then
       units = 0
@@ -100,6 +105,7 @@ if length >= 46 and length <= 270 and (more ~= '' and length % 14 == 4
     end
     if clock > time then time = clock end
     us, part = due, rest
+    is_new = is_new and (part > 0 and us + 1 or us) + kept <= time
     if us < time or (us == time and part == 0) then us, part, units, hits = time, 0, 0, '' end
   end
 end
@@ -118,7 +124,7 @@ local function when_allowed(cost)
 end
 
 local function save()
-  local finish = part > 0 and us + 1 or us
+  local finish = (part > 0 and us + 1 or us) + kept
   write(key, pack('<I7I7I7I7I7I7I4', us, part, tokens, micros, limit, latest, units) .. hits, finish, time)
 end
 
@@ -169,23 +175,28 @@ end
 
 local function charge(cost, moment, refused)
   if moment < time then moment = time end
-  if more == '' then
+  if not has_holes then
     note(cost, moment)
   else
     latest, units = time, 0
   end
   if moment > us then us, part = moment, 0 end
+  local owed, rest = us, part
   us, part = moved(us, part, cost)
-  -- A refused hit costs too, but never more than an empty bucket.
-  if refused and (us - time > full or (us - time == full and part > full_part)) then us, part = time + full, full_part end
+  -- A refused hit costs too, but never more than an empty bucket; it forgives nothing that is owed beyond that.
+  if refused and (us - time > full or (us - time == full and part > full_part)) then
+    us, part = time + full, full_part
+    if owed > us or (owed == us and rest > part) then us, part = owed, rest end
+  end
   save()
   return moment
 end
 
 -- Take units out of the hit of that moment (without one: out of the latest) and see what is owed without them.
 local refund = op == 'refund' and function(cost)
+  if is_new then return end
   latest, units = time, 0
-  if more ~= '' then
+  if has_holes then
     us, part = moved(us, part, -cost)
     if us < time then us, part, hits = time, 0, '' end
     return save()
@@ -262,7 +273,10 @@ local function report()
   return limit - room, room, unused and now or part > 0 and us + 1 or us
 end
 
-if more == '' then return when_allowed, charge, refund, report end
+-- As if all but the initial units had just been taken.
+if is_new then charge(missing, time, false) end
+
+if not has_holes then return when_allowed, charge, refund, report end
 
 -- For an algorithm that keeps something else in the place of the hits: that, and what takes its place.
 local function in_place_of_hits(text)
@@ -287,7 +301,7 @@ end
 return when_allowed, charge, refund, report, time, in_place_of_hits, begins_at, due_at
 
 --[==[ hit
-local time, us, part, latest, units, hits, more = now, now, 0, now, 0, '', ''
+local time, us, part, latest, units, hits, has_holes, kept = now, now, 0, now, 0, '', false, 0
 if state then
   local size, most = #state, 9007199254740992
   if size < 46 or size > 270 or size % 11 ~= 2 and (size % 11 ~= 4 or size < 81) then return again end

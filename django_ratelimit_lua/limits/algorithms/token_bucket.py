@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
+from struct import pack
 from typing import TYPE_CHECKING
 
-from ..rate import SECOND, LimitError
+from ..rate import SECOND, LimitError, Rate
 from ..values import gettext_noop as _
 from .algorithm import EXACT, Algorithm, Numbers
 
@@ -19,17 +21,35 @@ class TokenBucket(Algorithm):
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
     suffix = b"tb2"
-    options = frozenset({"burst", "max_wait", "count_denied", "lease", "split"})
+    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The rate in lowest terms, and an interval and a burst as whole microseconds and a rest."""
         burst = _burst(limit)
+        if limit.initial is not None:
+            if limit.initial > burst:
+                raise LimitError(
+                    f"Limit {limit.name!r}: initial is {limit.initial}: at most the burst, {burst}", "initial"
+                )
+            if limit.lease is not None or limit.split is not None:
+                raise LimitError(
+                    f"Limit {limit.name!r}: initial needs Redis for each hit: no lease, no split", "initial"
+                )
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as many back.
             burst -= -(-limit.rate.limit * self.lapse_us(limit) // limit.rate.period_us)
             if burst < 1:
                 raise LimitError(f"Limit {limit.name!r}: lease needs a burst of at least 2", "lease")
         return bucket_numbers(limit, burst, "a burst", "burst")
+
+    def wants_more(self, limit: Limit) -> bool:
+        """Where new clients may have less than a full bucket."""
+        return limit.initial is not None
+
+    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
+        """How much less."""
+        missing = 0 if limit.initial is None else _burst(limit) - limit.initial
+        return pack("<d", missing) if missing else b""
 
     def lapse_us(self, limit: Limit) -> int:
         """A second, or as long as a tenth of the bucket takes to fill."""
@@ -45,13 +65,28 @@ def _burst(limit: Limit) -> int:
 def bucket_numbers(limit: Limit, capacity: int, what: str, option: str) -> Numbers:
     """The numbers of a bucket that holds so many tokens. Raises `LimitError` where they would not be exact."""
     # A limit of 0 is a bucket that nothing fits into, at any rate.
-    units, period = limit.rate.limit or 1, limit.rate.period_us
-    shared = gcd(units, period)
-    tokens, micros = units // shared, period // shared
-    if (capacity + 1) * tokens > EXACT or capacity * micros // tokens > EXACT // 4:
+    tokens, micros = _lowest_terms(limit.rate)
+    if capacity > most_units(limit.rate):
         raise LimitError(
             f"Limit {limit.name!r}: {what} of {capacity} at {limit.rate} cannot be kept exactly; "
             f"lower it, or choose a rate and period that share a larger divisor",
             option,
         )
-    return (capacity, period, tokens, micros, *divmod(micros, tokens), *divmod(capacity * micros, tokens))
+    intervals = divmod(micros, tokens)
+    return (capacity, limit.rate.period_us, tokens, micros, *intervals, *divmod(capacity * micros, tokens))
+
+
+def _lowest_terms(rate: Rate) -> tuple[int, int]:
+    units, period = rate.limit or 1, rate.period_us
+    shared = gcd(units, period)
+    return units // shared, period // shared
+
+
+def most_units(rate: Rate) -> int:
+    """The most tokens that are kept exactly at a rate, whether a bucket holds or owes them.
+
+    >>> most_units(Rate.parse("1/s"))
+    2251799813
+    """
+    tokens, micros = _lowest_terms(rate)
+    return min(EXACT // tokens - 1, ((EXACT // 4 + 1) * tokens - 1) // micros)

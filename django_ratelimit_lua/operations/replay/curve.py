@@ -4,9 +4,10 @@ Think of N places, and of each request taking the first that is free, for as lon
 places are taken never depends on whether there are more behind them. So a request that takes place m with any number of
 places would have been refused by every N below m, and by no other: one pass over the log tells all limits, exactly.
 
-That holds where it is known when a request comes until when it counts: for a sliding log, a sliding window and a fixed
-window. A token bucket empties at a speed that depends on N. With N as its burst it never refuses who has at most N
-requests in any period; so for it the curve of a sliding log says which N is enough.
+That holds where it is known when a request comes until when it counts: for a sliding log and a fixed window. For others
+the curve gives an N that is enough. A token bucket empties at a speed that depends on N. With N as its burst it never
+refuses who has at most N requests in any period, as a sliding log counts them. A segment of a sliding window counts
+until the last hit in it that N admits is a period old: here, as long as if that came at the end of the segment.
 
 Requests that end together and have places in a row are kept as one run. In a sliding log each ends at its own time: of
 more runs than `MOST_COUNTED`, no curve is drawn, so memory does not grow with the lines.
@@ -53,7 +54,7 @@ class RefusalCurve:
     """Requests by the limit that would just have admitted them, and identities by the limit that never refuses them.
 
     - `period`: seconds; `requests`, `identities`: all of them; `today`: the limit that is in force, if one is;
-    - `is_bound`: the limit is a token bucket's, for which the curve says what is enough.
+    - `is_bound`: the limit is a token bucket's or a sliding window's, for which the curve says what is enough.
 
     >>> curve = RefusalCurve({1: 7, 2: 2, 3: 1}, {1: 4, 3: 1}, 60.0)
     >>> curve.at(1), curve.at(2), curve.at(3)
@@ -201,7 +202,7 @@ class RefusalCounter:
         return self._runs <= MOST_COUNTED // 2
 
     def _until(self, places: _Places, moment: int) -> int:
-        """Until when a request counts."""
+        """Until when a request counts, at most."""
         if self._segment:
             return moment - moment % self._segment + self._segment + self._period
         if self._kind != "fixed_window":
@@ -220,7 +221,7 @@ class RefusalCounter:
         """What was counted, of requests of so many units."""
         by_place = {place * cost: count for place, count in enumerate(self._by_place) if count}
         peaks = Counter(places.peak * cost for places in self._places.values())
-        is_bound = self._kind == "token_bucket"
+        is_bound = self._kind in ("token_bucket", "sliding_window")
         return RefusalCurve(by_place, dict(peaks), self._period / 1_000_000, self.limit.rate.limit, is_bound)
 
 

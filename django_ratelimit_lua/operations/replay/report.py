@@ -234,7 +234,7 @@ def _about_curve(curve: dict[str, Any]) -> Iterator[str]:
             f"{one['share'] * 100:g} %", CurvePoint(one["limit"], one["requests"], one["identities"]), curve
         )
     yield f"  (per {curve['per']}" + (
-        "; with a token bucket of that burst, at most so many identities)" if curve["is_bound"] else ")"
+        "; at most so many identities are refused, by a token bucket with that burst)" if curve["is_bound"] else ")"
     )
 
 

@@ -135,9 +135,9 @@ def test_an_edited_limit_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) 
         edited = Limit("x", "12/h", algorithm=algorithm, split="equal")
         assert hits(here, edited, "ada", 20) == 2, algorithm
         short = Limit("x", "12/m", algorithm=algorithm, split="equal")
-        clock.now += 61 + 6
+        clock.now += 59
         assert hits(here, short, "ada", 20) == 0 or algorithm == "token_bucket"
-        clock.now += 61 + 6
+        clock.now += 61
         assert hits(here, short, "ada", 20) == 12, algorithm
 
 
@@ -316,7 +316,11 @@ def test_what_goes_back_to_a_part_was_never_taken(algorithm: str, history: list[
             assert found.used == sum(hit[2] for hit in taken if not hit[3] and hit[4] > end)
         else:
             assert found.used >= ideal.used
-        if algorithm in ("sliding_window", "sliding_log") or (algorithm == "token_bucket" and len(taken) <= 16):
+        if (
+            algorithm == "sliding_window"
+        ):  # What is left of a segment counts as long as its last hit, given back or not.
+            assert -1e-4 <= found.reset_after - ideal.reset_after <= 1.6 + 1e-4
+        elif algorithm == "sliding_log" or (algorithm == "token_bucket" and len(taken) <= 16):
             assert found.used == ideal.used
             assert found.reset_after == pytest.approx(ideal.reset_after, abs=1e-4)
         for _, moment, cost, is_back, _ in reversed(taken):
