@@ -412,8 +412,8 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
 def test_in_a_cluster_slots_outlive_the_node_that_lists_them(
     is_one_gone: bool, limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
-    """A node that hangs ends the slots in its own keys only, also if it has the list of holders and knows which slots an
-    operator has ended. A slot that is gone elsewhere is reported, and taken again when that node answers."""
+    """A node that hangs ends the slots in its own keys only, also if it has the list of holders and knows which slots
+    an operator has ended. A slot that is gone elsewhere is reported, and taken again when that node answers."""
     with clusters.cluster(replicas=False) as found, contextlib.ExitStack() as stack:
         settings.RATELIMIT_TIMEOUT = 5
         settings.RATELIMIT_SLOT_SECONDS = 2
