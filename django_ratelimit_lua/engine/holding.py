@@ -90,6 +90,7 @@ class Held:
     def releasing(self) -> Waiting[None]:
         """`release`, for whoever drives it with other things."""
         slots, self._slots = self._slots, []
+        held_slots.note_late(slots)  # The process may have been stopped until now.
         mine = {(slot.key, slot.slot) for slot in held_slots.drop(slots)}
         yield from refunding(
             [one for one, slot in zip(self._charges, slots, strict=False) if (slot.key, slot.slot) in mine]

@@ -48,20 +48,25 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 class Listener:
     """The one of this process."""
 
+    _subscription: Subscription | None = None
+
     def __init__(self) -> None:
         self._heard_of: Callable[[Collection[bytes]], None] = lambda tags: None
         self._doubt_circuits: Callable[[], None] = lambda: None
         self._has_circuits: Callable[[], bool] = lambda: False
         self._begin()
         self.task = Task(
-            "listener", self._step, wake=self._hang_up, at_stop=self._end,
+            "listener", self._step, wake=self._hang_up, at_stop=self._begin,
             meanwhile="requests ask, once a second, whether rules have changed",
         )  # fmt: skip
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # A child has connections of its own; letting go of this one closes the child's copy only.
-        self._subscription: Subscription | None = None
+        # A child has connections of its own, and closes its copy of this one. To let go of it is not enough: in the
+        # child, the frames of its parent's thread hold it for good.
+        if self._subscription is not None:
+            self._subscription.close()
+        self._subscription = None
         self._connect_at = self._ask_at = self._asked_at = self._connected_at = float("-inf")
         self._pause, self._was_told = FIRST_PAUSE, False
         self._is_told_to_renew = self._is_told = self._has_news = False
@@ -121,11 +126,6 @@ class Listener:
         subscription = self._subscription
         if subscription is not None:
             subscription.hang_up()
-
-    def _end(self) -> None:
-        if self._subscription is not None:
-            self._subscription.close()
-        self._begin()
 
     def _step(self) -> float:
         is_told_to_renew, self._is_told_to_renew = self._is_told_to_renew, False  # Before the settings are read.

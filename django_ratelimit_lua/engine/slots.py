@@ -179,6 +179,10 @@ class HeldSlots:
         """Seconds between two renewals."""
         return conf.SLOT_SECONDS / RENEWALS
 
+    def _patience(self) -> Patience:
+        """For one question: the next renewal must not be late."""
+        return Patience(max(self.interval / 2, SOON_SECONDS))
+
     def all(self) -> list[HeldSlot]:
         """What this process holds."""
         with self._lock:
@@ -241,10 +245,11 @@ class HeldSlots:
         if held:
             self._used_at = time.monotonic()
             unasked = self.renew(held)
-            self._note_late(unasked)
+            self.note_late(unasked)
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
-        self._tell(held)
+        with suppress(StoreError):  # In a cluster, another node may have the list: slots are renewed all the same.
+            self._tell(held)
         return self.interval if held or time.monotonic() - self._used_at < LINGER_SECONDS else None
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
@@ -254,7 +259,10 @@ class HeldSlots:
         gone, unasked = self._perform(b"renew", held)
         if not gone:
             return unasked
-        ended = self._ended_by_operators(gone)
+        try:
+            ended = self._ended_by_operators(gone)
+        except StoreError:  # None is retaken that an operator may have ended.
+            return [*unasked, *gone]
         wanted = [slot for slot in gone if slot.id not in ended and self._is_held(slot)]
         refused, later = self._perform(b"retake", wanted)
         again = set(wanted).difference(refused, later)
@@ -274,7 +282,7 @@ class HeldSlots:
         now, asked_at = self.time_of_calls(), time.monotonic()
         common = (b"" if now is None else b"%d" % now, what)
         items = [(slot.redis_key, slot.record()) for slot in slots]
-        patience = patience or Patience(max(self.interval / 2, 0.25))
+        patience = patience or self._patience()
         answers = get_store(background=True).run_each(_PROGRAM, common, items, patience)
         gone: list[HeldSlot] = []
         unasked: list[HeldSlot] = []
@@ -289,8 +297,8 @@ class HeldSlots:
     def _is_held(self, slot: HeldSlot) -> bool:
         return self.of(slot.key).get(slot.slot) is slot
 
-    def _note_late(self, held: Sequence[HeldSlot]) -> None:
-        """Redis could not be asked: those whose time is over may have ended there."""
+    def note_late(self, held: Sequence[HeldSlot]) -> None:
+        """Report those that were not renewed in time: they may have ended in Redis."""
         for slot in held:
             if time.monotonic() >= slot.ends_at and not slot.is_local and not slot.is_late and self._is_held(slot):
                 slot.is_late = True
@@ -342,16 +350,18 @@ class HeldSlots:
                     (b"ZADD", _processes_key(), b"%d" % now, self._process),
                     (b"ZREMRANGEBYSCORE", _processes_key(), b"-inf", b"%d" % (now - 3600)),
                     (b"EXPIRE", _processes_key(), b"7200"),
-                ]
+                ],
+                self._patience(),
             )
             self._is_listed = True
         elif self._is_listed:
-            get_store(background=True).execute_all([(b"DEL", key), (b"ZREM", _processes_key(), self._process)])
+            forgotten = [(b"DEL", key), (b"ZREM", _processes_key(), self._process)]
+            get_store(background=True).execute_all(forgotten, self._patience())
             self._is_listed = False
 
     def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
         ids = [slot.id.encode() for slot in slots]
-        scores = get_store(background=True).execute(b"ZMSCORE", _ended_key(), *ids)
+        scores = get_store(background=True).execute(b"ZMSCORE", _ended_key(), *ids, patience=self._patience())
         return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
 
 

@@ -178,6 +178,9 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 staged, written = None, dict(_records(overrides.filter(subject__in=changed)))
                 removed = [digest for digest in changed if digest.encode() not in written]
             written[SWEPT] = b"%d" % microseconds(moment)
+            # Where each statement sees what is committed by then, these may be the rules of two revisions.
+            if RateLimitRevision.read(using) != row:
+                continue
         if compare_and_publish(published, row, snapshot, staged, removed, written, take_over=take_over) == row.text:
             provider.note_owner(row.database)
             deny_cache.clear()

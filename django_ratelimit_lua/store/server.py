@@ -219,9 +219,11 @@ class Store:
         reply: list[Any] = await self._aexchange(to_ask(program, keys, arguments), patience)
         return reply
 
-    def execute_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+    def execute_all(self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
         """The replies to several other commands, which are sent together. Raises `StoreError` where one is an error."""
-        replies: list[Any] = self._exchange(Pipeline([to_execute(*parts) for parts in commands])) if commands else []
+        if not commands:
+            return []
+        replies: list[Any] = self._exchange(Pipeline([to_execute(*parts) for parts in commands]), patience)
         return replies
 
     def run_each(

@@ -94,8 +94,8 @@ class ShardedStore(Store):
         reply: list[Any] = await self._adrive(self._ask(slot_of(keys[0]), question, self._patience(patience)))
         return reply
 
-    def execute_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
-        return [self.execute(*parts) for parts in commands]  # Each of the node that has its key.
+    def execute_all(self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+        return [self.execute(*parts, patience=patience) for parts in commands]  # Each of the node that has its key.
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         return [self.decide(call) for call in calls]  # Any of them may be another node's.

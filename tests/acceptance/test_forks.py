@@ -26,6 +26,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.leases import leases
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
@@ -270,3 +271,28 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
     with open(reading) as pipe:
         assert pipe.read() == ""
     assert codes == [0]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's list of descriptors")
+def test_a_child_keeps_no_connection_of_its_parent_open(own: Server) -> None:
+    """Neither of requests nor of what runs in the background: if a child lives longer than its parent, the server would
+    send messages to it that nobody reads."""
+    everything("x")()
+    listener.wait(BOUND)
+    reading, writing = os.pipe()
+    with redis.Redis.from_url(own.url) as direct:
+        direct.ping()  # Is not of this package, so that children have it.
+        for _ in range(10):  # An exchange of another thread may be under way in the moment of one of these.
+            assert ended([child_of(lambda: os.write(writing, b"%d " % connections_to(own.port)))]) == [0]
+    os.close(writing)
+    with open(reading) as pipe:
+        assert min(map(int, pipe.read().split())) == 1
+
+
+def connections_to(port: int) -> int:
+    """The open descriptors that are connections to that port."""
+    found = 0
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            found += connection.getpeername()[1:2] == (port,)  # A name, of a socket without addresses.
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import subprocess
@@ -15,9 +16,13 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import connection
 from django.test import override_settings
 
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models.audit import one_change
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.publishing.publish import publish
 from tests.clusters import until
 from tests.demo import await_port, free_port
 
@@ -178,3 +183,49 @@ def test_a_block_holds_and_ends_for_every_process_at_once(server: tuple[int, str
     assert {status for when, status in seen if when == 2} == {429}
     other.delete()
     assert ask(port, path)["limit"] == 10**9
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="its readers see one state, and keep writers waiting")
+def test_what_is_published_is_one_revision_whenever_others_commit(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of a rule and its tier is committed, and not published yet, before each of the statements by which
+    another process publishes: the rule and its tier are of the revision that is published."""
+    monkeypatch.setattr(triggers, "_publish_committed", lambda: None)  # Each process is killed after its commit.
+    rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1)
+    tier = RateLimitTier.objects.create(rule=rule, group="staff", limit=1)
+    texts: dict[bytes, int] = {}
+
+    def edit(limit: int) -> None:
+        with one_change("default"):
+            for row in (rule, tier):
+                row.limit = limit
+                row.save()
+        texts[RateLimitRevision.read("default").text] = limit
+
+    def edit_beside(limit: int) -> None:
+        try:
+            edit(limit)
+        finally:
+            connection.close()
+
+    for statement in itertools.count(1):
+        numbers = itertools.count(1)
+
+        def interfere(execute: Any, *arguments: Any, at: int = statement, count: Iterator[int] = numbers) -> Any:
+            if next(count) == at:
+                thread = threading.Thread(target=edit_beside, args=(2 * at + 1,))
+                thread.start()
+                thread.join()
+            return execute(*arguments)
+
+        edit(2 * statement)
+        with connection.execute_wrapper(interfere):
+            publish()
+        revision, snapshot = direct.hmget(f"{prefix}{{rules}}", "revision", "rules")
+        (published,) = json.loads(snapshot)["rules"]
+        limits = {published["rate"].partition("/")[0], published["tiers"][0]["rate"].partition("/")[0]}
+        assert limits == {str(texts[revision])}, statement
+        if next(numbers) <= statement:
+            break
+    assert statement > 10

@@ -18,7 +18,7 @@ import redis
 from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import heartbeat
-from django_ratelimit_lua.engine.slots import Holder, _processes_key, end_slot, held_slots, holders
+from django_ratelimit_lua.engine.slots import HeldSlot, Holder, _processes_key, end_slot, held_slots, holders
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -140,6 +140,28 @@ def test_a_process_that_was_stopped_is_told_what_it_has_lost(prefix: str, limite
         assert used(limiter) == 1
         process("held.__exit__()")
         assert used(limiter) == 0
+
+
+def test_a_slot_that_is_released_too_late_is_reported_as_lost(prefix: str, limiter: RateLimiter) -> None:
+    """The process was stopped for longer than its slot lasts, and releases it before the next renewal: that releases
+    no slot of others."""
+    with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
+        process(BEGIN)
+        # Renewals come too late, and leave it to the release.
+        process("from django_ratelimit_lua.engine.slots import HeldSlots ;; HeldSlots.interval = 3600.0")
+        process(HOLD)
+        os.kill(process._process.pid, signal.SIGSTOP)
+        try:
+            ends(lambda: used(limiter) == 0, "the slot of a stopped process ends")
+            time.sleep(SLOT_SECONDS)  # By the clock of the process, it began when the answer was there.
+            with limiter.slot("ada"), limiter.slot("ada"):
+                process.send("held.__exit__(None, None, None)")
+                os.kill(process._process.pid, signal.SIGCONT)
+                process.answer()
+                ends(lambda: process("lost") == [False], "it is told")
+                assert used(limiter) == 2
+        finally:
+            os.kill(process._process.pid, signal.SIGCONT)
 
 
 def test_a_child_holds_nothing_of_its_parent(limiter: RateLimiter) -> None:
@@ -384,6 +406,45 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
             assert end_slot(holders()[0].id)
             ends(lambda: len(lost) == 1, "its holder is told")
         assert [used(limiter, name) for name in names] == [0] * len(names)
+
+
+@pytest.mark.parametrize("is_one_gone", [False, True])
+def test_in_a_cluster_slots_outlive_the_node_that_lists_them(
+    is_one_gone: bool, limiter: RateLimiter, settings: Any, lost: list[Any]
+) -> None:
+    """A node that hangs ends the slots in its own keys only, also if it has the list of holders and knows which slots
+    an operator has ended. A slot that is gone elsewhere is reported, and taken again when that node answers."""
+    with clusters.cluster(replicas=False) as found, contextlib.ExitStack() as stack:
+        settings.RATELIMIT_TIMEOUT = 5
+        settings.RATELIMIT_SLOT_SECONDS = 2
+        settings.CACHES = found.cache()
+        lists = found.master_of(_processes_key())
+        for number in range(12):
+            stack.enter_context(limiter.slot(f"user {number}"))
+        ports = {slot: found.master_of(slot.redis_key).port for slot in held_slots.all()}
+        held_slots.drop([slot for slot, port in ports.items() if port == lists.port])
+        gone, *others = held_slots.all()
+        ends(lambda: len(holders()) == 1 + len(others), "all are shown")
+
+        def is_held(slot: HeldSlot) -> bool:
+            with clusters.client(ports[slot]) as node:
+                seconds, microseconds = node.time()
+                now = seconds * 1_000_000 + microseconds
+                return bool(node.zcount(slot.redis_key, f"({now}", "+inf"))
+
+        os.kill(lists.pid, signal.SIGSTOP)
+        try:
+            if is_one_gone:
+                with clusters.client(ports[gone]) as node:
+                    node.delete(gone.redis_key)
+            end = time.monotonic() + 2 * settings.RATELIMIT_SLOT_SECONDS
+            while time.monotonic() < end:
+                assert all(map(is_held, others))
+                time.sleep(0.1)
+        finally:
+            os.kill(lists.pid, signal.SIGCONT)
+        ends(lambda: is_held(gone), "it is taken again")
+        assert [told["retaken"] for told in lost] == [False] * is_one_gone
 
 
 def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:

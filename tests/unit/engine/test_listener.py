@@ -18,7 +18,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     monkeypatch.setattr(module.provider, "compare_with_published", lambda loads: True)
     listener = Listener()
     yield listener
-    listener._end()
+    listener._begin()
 
 
 def test_settings_that_change_while_they_are_read_are_read_again(
