@@ -646,7 +646,7 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(algorithm: str, direct:
         ("token_bucket", "tb2 a361a98518239bfe"),
         ("leaky_bucket", "lb2 8ca4fe10a7853191"),
         ("fixed_window", "fw 516cb93340b9c176"),
-        ("sliding_window", "sw 696b6e83eb708c6a"),
+        ("sliding_window", "sw 0cfde0684a0106d1"),
         ("sliding_log", "sl 20134605a61b17c2"),
     ],
 )
