@@ -21,7 +21,7 @@ from ..rules.ruleset import settings_rules
 from ..stats import results
 from ..stats.keys import DAY, HOURS_KEPT
 from ..stats.reading import Hour, durable_names, hours
-from ..store import get_store
+from ..store import get_store, take_turn
 from .cleanup import kept_since, sweep_hours
 from .publish import primary
 
@@ -97,8 +97,7 @@ def look() -> None:
 
 def _takes_turn() -> bool:
     """Whether this process may write now; for `KEEP_SECONDS` no other one may."""
-    command = (b"SET", _key(b"turn"), b"1", b"NX", b"PX", b"%d" % round(KEEP_SECONDS * 1000))
-    return bool(get_store(background=True).execute(*command))
+    return take_turn(_key(b"turn"), KEEP_SECONDS)
 
 
 def _step() -> float | None:

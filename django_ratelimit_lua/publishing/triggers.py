@@ -22,7 +22,7 @@ from ..rules.overrides import override_cache
 from ..rules.problems import problems
 from ..rules.snapshot import FORMAT
 from ..signals import rules_changed
-from ..store import UNPUBLISHED, get_store, rules_key
+from ..store import UNPUBLISHED, get_store, rules_key, take_turn
 from . import hours
 from .publish import (
     BESIDE_SECONDS,
@@ -160,8 +160,7 @@ def _turn_key() -> bytes:
 
 
 def _is_my_turn() -> bool:
-    milliseconds = b"%d" % round(provider.COMPARE_SECONDS * 1000)
-    return get_store(background=True).execute(b"SET", _turn_key(), b"1", b"NX", b"PX", milliseconds) is not None
+    return take_turn(_turn_key(), provider.COMPARE_SECONDS)
 
 
 def _leave_to_newer(error: NewerFormatError) -> None:

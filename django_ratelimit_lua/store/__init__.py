@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from functools import cache
+
+from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -36,6 +39,7 @@ __all__ = [
     "read_reset",
     "rules_key",
     "store_at",
+    "take_turn",
     "why_unusable",
 ]
 
@@ -47,6 +51,8 @@ LAST_PATIENCE = 1.0
 
 _stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
+_get_ident = threading.get_ident
+"""gevent and eventlet replace this function when they patch the standard library."""
 
 
 @cache
@@ -59,6 +65,7 @@ def get_store(background: bool = False) -> Store:
         stores, store_key = _stores, (conf.USE_CACHE, background)
         store = stores.get(store_key)
         if store is None:
+            _check_patching()
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
             new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
@@ -66,6 +73,28 @@ def get_store(background: bool = False) -> Store:
             store = stores.setdefault(store_key, new_store)
         if stores is _stores:  # Else it may be of the settings of before, and would be remembered.
             return store
+
+
+def _check_patching() -> None:
+    """Raise `ImproperlyConfigured` if greenlets would share the locks of threads, which block the whole process."""
+    if threading.get_ident is not _get_ident:
+        raise ImproperlyConfigured(
+            "gevent or eventlet patched the standard library after django_ratelimit_lua was imported."
+            " Patch it first; for gunicorn --preload, in the first lines of gunicorn.conf.py:"
+            " from gevent import monkey; monkey.patch_all()"
+        )
+
+
+def take_turn(key: bytes, seconds: float) -> bool:
+    """Take a lock that expires after so many seconds. Return whether this process got it. Raises `StoreError`."""
+    store, lifetime = get_store(background=True), round(seconds * 1000)
+    lock = (b"SET", key, b"1", b"PX", b"%d" % lifetime)
+    if store.execute(*lock, b"NX"):
+        return True
+    if store.execute(b"PTTL", key) <= lifetime:
+        return False
+    # The server's clock was set back: the lock would not expire until it has caught up.
+    return bool(store.execute(*lock))
 
 
 def store_at(url: str) -> Store:
