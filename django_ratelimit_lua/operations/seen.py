@@ -406,7 +406,7 @@ def span_of(period: str, now: float | None = None) -> Span:
     """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do. Days have 23 to 25 hours."""
     length, step = PERIODS[period]
     moment = datetime.datetime.fromtimestamp(_now() if now is None else now, datetime.UTC)
-    midnight = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    midnight = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
     if step == DAY:
         tomorrow = midnight + datetime.timedelta(days=1)
         start = tomorrow - datetime.timedelta(seconds=length)
@@ -418,11 +418,10 @@ def span_of(period: str, now: float | None = None) -> Span:
 
 def _by_day(points: Iterable[Point]) -> list[Point]:
     """Add up the hours of each day by the clocks of the site."""
-    days: dict[datetime.date, Point] = {}
+    days: dict[str, Point] = {}
     for point in points:
-        moment = datetime.datetime.fromtimestamp(point.moment, datetime.UTC)
-        day = days.setdefault(timezone.localtime(moment).date(), Point(point.moment, Counter()))
-        day.counts.update(point.counts)
+        date = _moment(point.moment)[:10]
+        days.setdefault(date, Point(point.moment, Counter())).counts.update(point.counts)
     return list(days.values())
 
 

@@ -135,7 +135,7 @@ def look() -> None:
 def _look() -> None:
     try:
         # Where it is not known yet which database this is, each process has to find out.
-        if provider.database is None or problems.unpublished or _is_my_turn():
+        if provider.database is None or problems.unpublished or take_turn(_turn_key(), provider.COMPARE_SECONDS):
             publish()
             hours.look()
             if provider.other is not None and provider.database:
@@ -157,10 +157,6 @@ reading = Errand("reading")
 
 def _turn_key() -> bytes:
     return provider.beside_key(provider.database or "") + b":looked"
-
-
-def _is_my_turn() -> bool:
-    return take_turn(_turn_key(), provider.COMPARE_SECONDS)
 
 
 def _leave_to_newer(error: NewerFormatError) -> None:

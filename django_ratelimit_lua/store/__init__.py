@@ -65,7 +65,12 @@ def get_store(background: bool = False) -> Store:
         stores, store_key = _stores, (conf.USE_CACHE, background)
         store = stores.get(store_key)
         if store is None:
-            _check_patching()
+            if threading.get_ident is not _get_ident:  # Greenlets would share locks, and block the whole process.
+                raise ImproperlyConfigured(
+                    "gevent or eventlet patched the standard library after django_ratelimit_lua was imported."
+                    " Patch it first; for gunicorn --preload, in the first lines of gunicorn.conf.py:"
+                    " from gevent import monkey; monkey.patch_all()"
+                )
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
             new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
@@ -75,26 +80,12 @@ def get_store(background: bool = False) -> Store:
             return store
 
 
-def _check_patching() -> None:
-    """Raise `ImproperlyConfigured` if greenlets would share the locks of threads, which block the whole process."""
-    if threading.get_ident is not _get_ident:
-        raise ImproperlyConfigured(
-            "gevent or eventlet patched the standard library after django_ratelimit_lua was imported."
-            " Patch it first; for gunicorn --preload, in the first lines of gunicorn.conf.py:"
-            " from gevent import monkey; monkey.patch_all()"
-        )
-
-
 def take_turn(key: bytes, seconds: float) -> bool:
     """Take a lock that expires after so many seconds. Return whether this process got it. Raises `StoreError`."""
     store, lifetime = get_store(background=True), round(seconds * 1000)
-    lock = (b"SET", key, b"1", b"PX", b"%d" % lifetime)
-    if store.execute(*lock, b"NX"):
-        return True
-    if store.execute(b"PTTL", key) <= lifetime:
-        return False
-    # The server's clock was set back: the lock would not expire until it has caught up.
-    return bool(store.execute(*lock))
+    if store.execute(b"PTTL", key) > lifetime:  # The server's clock was set back: it would last until that catches up.
+        store.execute(b"DEL", key)
+    return bool(store.execute(b"SET", key, b"1", b"NX", b"PX", b"%d" % lifetime))
 
 
 def store_at(url: str) -> Store:

@@ -11,13 +11,16 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine import heartbeat as beating
 from django_ratelimit_lua.engine import slots
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
+from django_ratelimit_lua.process import tasks
 from django_ratelimit_lua.publishing import hours, triggers
+from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.stats import reading, writing
+from django_ratelimit_lua.stats import recorder as recording
+from django_ratelimit_lua.stats.reading import Span
 from django_ratelimit_lua.stats.recorder import recorder
 from tests.engine.test_promises import START, Asker
 
@@ -91,17 +94,42 @@ def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
     assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("take", [hours._takes_turn, triggers._is_my_turn])
-def test_a_turn_ends_though_the_servers_clock_was_set_back(take: Any, direct: redis.Redis) -> None:
+@pytest.mark.parametrize("task", ["hours", "comparison"])
+def test_a_turn_ends_though_the_servers_clock_was_set_back(
+    task: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One process has it, for no longer than ever."""
-    assert take()
-    (key,) = [key for key in direct.keys(f"{conf.CACHE_PREFIX.decode()}*") if direct.type(key) == b"string"]
-    usual = direct.pttl(key)
-    assert not take()
+    done: list[str] = []
+    monkeypatch.setattr(triggers, "publish", lambda: done.append("comparison"))
+    monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
+    monkeypatch.setattr(provider, "database", "of the tests")
+    look, key = triggers._look, triggers._turn_key()
+    if task == "hours":
+        look, key = hours.look, hours._key(b"turn")
+    look()
+    lifetime = direct.pttl(key)
+    look()
+    assert done.count(task) == 1
     direct.pexpire(key, 365 * DAY * 1000)
-    assert take()
-    assert direct.pttl(key) <= usual + 1000
-    assert not take()
+    look()
+    look()
+    assert done.count(task) == 2
+    assert direct.pttl(key) <= lifetime + 1000
+
+
+def test_a_process_without_threads_counts_requests_in_their_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes what it has counted during later requests."""
+    monkeypatch.setattr(tasks, "_start_thread", lambda *arguments: None)
+    limiter = RateLimiter("threadless", "100/h")
+    now = int(time.time()) // 3600 * 3600
+    for ago in (3, 2, 1):
+        monkeypatch.setattr(recording, "time", WrongClock(now - 3600 * ago - int(time.time())))
+        recorder._due_at = 0.0
+        for _ in range(5):
+            assert limiter.hit("ada")
+    monkeypatch.undo()
+    points = reading.series("threadless", Span(now - 3 * 3600, now, 3600))
+    assert [point.counts["a"] for point in points] == [5, 5, 5]
 
 
 def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct: redis.Redis, prefix: str) -> None:
