@@ -55,7 +55,7 @@ LINGER_SECONDS = 30.0
 """For how long the thread waits for the next slot when none is held any more: to start one is dear."""
 MOST_SHOWN = 1000
 """Slots of one process that operators are shown: those that are held for longest."""
-MOST_LATE = MAX_LISTED = 10_000
+MOST_LATE = 10_000
 """Slots that are to be released when Redis can be asked again; others end by themselves."""
 SHOWN_LETTERS = 200
 MOST_NAMES = 200
@@ -339,7 +339,7 @@ class HeldSlots:
                 [
                     (b"SET", key, told, b"PX", lasts),
                     (b"ZADD", _processes_key(), b"%d" % time.time(), self._process),
-                    (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MAX_LISTED)),
+                    (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MOST_LATE)),
                     (b"EXPIRE", _processes_key(), b"7200"),
                 ]
             )

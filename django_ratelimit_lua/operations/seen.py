@@ -420,8 +420,8 @@ def _by_day(points: Iterable[Point]) -> list[Point]:
     """Add up the hours of each day by the clocks of the site."""
     days: dict[str, Point] = {}
     for point in points:
-        date = _moment(point.moment)[:10]
-        days.setdefault(date, Point(point.moment, Counter())).counts.update(point.counts)
+        day = days.setdefault(_moment(point.moment)[:10], Point(point.moment, Counter()))
+        day.counts.update(point.counts)
     return list(days.values())
 
 

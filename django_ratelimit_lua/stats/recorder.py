@@ -141,6 +141,8 @@ class Recorder:
     there, or a second later.
     """
 
+    _due_at = 0.0
+
     def __init__(self) -> None:
         self._writer = Writer()
         self._companions: list[Companion] = []
@@ -155,7 +157,6 @@ class Recorder:
         self._forget_names()
         self._queue: deque[Decided] = deque()
         self._is_awaited = False
-        self._due_at = 0.0
         self._renew()
         self._writer.begin()
 
