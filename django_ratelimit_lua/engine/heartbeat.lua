@@ -20,10 +20,14 @@ local time = redis.call('TIME')
 local now, lifetime = tonumber(time[1]), tonumber(ARGV[3])
 local began, heard = redis.call('GET', KEYS[3]), redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2]
 local seconds = began and tonumber(string.match(began, '^(%d+) %d+$'))
-if not seconds or seconds > now or not heard or now - heard >= lifetime / 2 then
+if not seconds or seconds > now or not heard or math.abs(now - heard) >= lifetime / 2 then
   began, seconds = string.format('%d %d', now, time[2]), now
 end
 local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - lifetime)
+-- The clock was set back: these entries would last until it has caught up. A live process adds itself again.
+for _, process in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now + lifetime / 2, '+inf')) do
+  gone[#gone + 1] = process
+end
 if ARGV[4] == '1' then gone[#gone + 1] = ARGV[1] end
 for _, process in ipairs(gone) do
   redis.call('ZREM', KEYS[1], process)

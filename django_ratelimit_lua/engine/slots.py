@@ -343,12 +343,11 @@ class HeldSlots:
                 {"host": socket.gethostname(), "pid": os.getpid(), "slots": entries, "in_flight": most}
             ).encode()
             lasts = b"%d" % round(max(conf.SLOT_SECONDS, 1) * 1000)
-            now = int(time.time())
             get_store(background=True).execute_all(
                 [
                     (b"SET", key, told, b"PX", lasts),
-                    (b"ZADD", _processes_key(), b"%d" % now, self._process),
-                    (b"ZREMRANGEBYSCORE", _processes_key(), b"-inf", b"%d" % (now - 3600)),
+                    (b"ZADD", _processes_key(), b"%d" % time.time(), self._process),
+                    (b"ZREMRANGEBYRANK", _processes_key(), b"0", b"%d" % (-1 - MOST_LATE)),
                     (b"EXPIRE", _processes_key(), b"7200"),
                 ],
                 self._patience(),
@@ -397,7 +396,12 @@ def _told() -> Iterator[Any]:
     """What each process has told last."""
     store = get_store(background=True)
     processes = store.execute(b"ZRANGE", _processes_key(), b"0", b"-1")
-    for told in store.execute_all([(b"GET", _process_key(process)) for process in processes]):
+    answers = store.execute_all([(b"GET", _process_key(process)) for process in processes])
+    # Not by age: the clocks of hosts differ.
+    if gone := [process for process, told in zip(processes, answers, strict=True) if told is None]:
+        with suppress(StoreError):
+            store.execute(b"ZREM", _processes_key(), *gone)
+    for told in answers:
         if told is not None:
             with suppress(ValueError):
                 yield json.loads(told)

@@ -256,7 +256,10 @@ def one(name: str, period: str, now: float | None = None) -> dict[str, Any]:
     what = named(name)
     span = span_of(period, now)
     # What is drawn by hours may be in the database, where Redis has lost it.
-    points = kept_series(name, span) if span.step >= HOUR else series(name, span)
+    if span.step == DAY:
+        points = _by_day(kept_series(name, span._replace(step=HOUR)))
+    else:
+        points = kept_series(name, span) if span.step >= HOUR else series(name, span)
     histograms = detail(name, span)
     # Whole hours, or days, that begin together: what is not counted by minutes.
     whole = total(name, Span(histograms.since, span.end, 3600))
@@ -400,13 +403,26 @@ def _told_offender(offender: Offender) -> dict[str, Any]:
 
 
 def span_of(period: str, now: float | None = None) -> Span:
-    """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do."""
+    """A period of `PERIODS` up to now, in steps that begin as the clocks of the site do. Days have 23 to 25 hours."""
     length, step = PERIODS[period]
     moment = datetime.datetime.fromtimestamp(_now() if now is None else now, datetime.UTC)
     midnight = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
+    if step == DAY:
+        tomorrow = midnight + datetime.timedelta(days=1)
+        start = tomorrow - datetime.timedelta(seconds=length)
+        return Span(int(start.timestamp()), int(tomorrow.timestamp()), step)
     first = int(midnight.timestamp())
     end = first + (int(moment.timestamp()) - first) // step * step + step
     return Span(end - length, end, step)
+
+
+def _by_day(points: Iterable[Point]) -> list[Point]:
+    """Add up the hours of each day by the clocks of the site."""
+    days: dict[str, Point] = {}
+    for point in points:
+        day = days.setdefault(_moment(point.moment)[:10], Point(point.moment, Counter()))
+        day.counts.update(point.counts)
+    return list(days.values())
 
 
 def changes_of(what: Named, span: Span) -> list[RateLimitChange]:

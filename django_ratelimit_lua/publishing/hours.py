@@ -20,7 +20,7 @@ from ..rules.ruleset import settings_rules
 from ..stats import results
 from ..stats.keys import DAY, HOURS_KEPT
 from ..stats.reading import Hour, durable_names, hours
-from ..store import get_store, rules_key
+from ..store import get_store, rules_key, take_turn
 from .cleanup import kept_since, sweep_hours
 from .publish import primary
 
@@ -89,21 +89,15 @@ _looks_left = LAST_LOOKS
 def look() -> None:
     """Start to write hours in a thread of its own, unless another process is at it."""
     global _has_turn, _looks_left
-    if _takes_turn():
+    if take_turn(_key(b"turn"), KEEP_SECONDS):
         _has_turn, _looks_left = True, LAST_LOOKS
         keeping.start()
-
-
-def _takes_turn() -> bool:
-    """Whether this process may write now; for `KEEP_SECONDS` no other one may."""
-    command = (b"SET", _key(b"turn"), b"1", b"NX", b"PX", b"%d" % round(KEEP_SECONDS * 1000))
-    return bool(get_store(background=True).execute(*command))
 
 
 def _step() -> float | None:
     """Write hours, and come again: the last requests of a quiet site are written without a further one."""
     global _has_turn, _looks_left
-    if not (_has_turn or _takes_turn()):
+    if not (_has_turn or take_turn(_key(b"turn"), KEEP_SECONDS)):
         return None  # Another process goes on.
     _has_turn = True  # Also of a look that fails, which is repeated.
     found = _keep()

@@ -22,7 +22,7 @@ from ..rules.overrides import override_cache
 from ..rules.problems import problems
 from ..rules.snapshot import FORMAT
 from ..signals import rules_changed
-from ..store import UNPUBLISHED, get_store, rules_key
+from ..store import UNPUBLISHED, get_store, rules_key, take_turn
 from . import hours
 from .publish import (
     NewerFormatError,
@@ -136,7 +136,7 @@ def look() -> None:
 def _look() -> None:
     try:
         # Where it is not known yet which database this is, each process has to find out.
-        if provider.database is None or problems.unpublished or _is_my_turn():
+        if provider.database is None or problems.unpublished or take_turn(_turn_key(), provider.COMPARE_SECONDS):
             publish()
             hours.look()
             _mended()
@@ -156,11 +156,6 @@ reading = Errand("reading")
 
 def _turn_key() -> bytes:
     return rules_key() + b":" + (provider.database or "").encode() + b":looked"
-
-
-def _is_my_turn() -> bool:
-    milliseconds = b"%d" % round(provider.COMPARE_SECONDS * 1000)
-    return get_store(background=True).execute(b"SET", _turn_key(), b"1", b"NX", b"PX", milliseconds) is not None
 
 
 def _leave_to_newer(error: NewerFormatError) -> None:

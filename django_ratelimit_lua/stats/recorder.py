@@ -23,7 +23,7 @@ from ..limits.limit import Limit, shortened
 from ..limits.rate import LimitError
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
-from ..store import Patience, failures, last_patience
+from ..store import Patience, failures, get_store, last_patience
 from .buckets import TIME_BOUNDS, units_bucket
 from .keys import HOUR, MINUTE, OTHER, SITE
 from .names import Name, is_short, shown
@@ -144,6 +144,8 @@ class Recorder:
     there, or a second later.
     """
 
+    _due_at = 0.0
+
     def __init__(self) -> None:
         self._writer = Writer()
         self._companions: list[Companion] = []
@@ -194,6 +196,8 @@ class Recorder:
         that other decisions may be about as well; None: this is the only one."""
         if not conf.STATISTICS:
             return
+        if self._began and not self._task.is_running:
+            self._flush_without_thread()
         queue = self._queue
         queue.append((planned, decision, seconds, exempt, request))
         if not self._is_awaited:  # Said by `flush` before it looks at the queue.
@@ -201,6 +205,13 @@ class Recorder:
             self._is_awaited = self._task.start()
         if len(queue) >= MOST_QUEUED:
             self._count_queue()
+
+    def _flush_without_thread(self) -> None:
+        """Write once a second during requests, if no thread can be started."""
+        now = time.monotonic()
+        if now >= self._due_at and not get_store().is_paused:
+            self._due_at = now + FLUSH_SECONDS
+            self.flush(Patience(conf.TIMEOUT))
 
     def keep(self, name: str) -> None:
         """Have the statistics of a name kept in the database; of the first `MOST_NAMES` names. Raises `LimitError` for

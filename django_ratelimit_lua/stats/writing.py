@@ -578,7 +578,7 @@ class Writer:
             some = names[at : at + MOST_WORDS // 2]
             given = [name.encode("utf-8", "surrogatepass") for name in some]
             most = (b"%d" % MOST_KNOWN, b"%d" % MOST_PLACES)
-            limits = (b"%d" % hour, b"%d" % (hour - HOURS_KEPT // HOUR), *most, OTHER.encode())
+            limits = (b"%d" % hour, b"%d" % (HOURS_KEPT // HOUR), *most, OTHER.encode())
             durable = b"%d" % sum(name in self.durable for name in some)
             keys = [site_key(word) for word in (b"names", b"places", b"durable")]
             arguments = (b"3", *keys, *limits, durable, *given)

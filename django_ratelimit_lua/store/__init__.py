@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from functools import cache
+
+from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -36,6 +39,7 @@ __all__ = [
     "read_reset",
     "rules_key",
     "store_at",
+    "take_turn",
     "why_unusable",
 ]
 
@@ -47,6 +51,8 @@ LAST_PATIENCE = 1.0
 
 _stores: dict[tuple[str, bool], Store] = {}
 _last: Patience | None = None
+_get_ident = threading.get_ident
+"""gevent and eventlet replace this function when they patch the standard library."""
 
 
 @cache
@@ -59,6 +65,12 @@ def get_store(background: bool = False) -> Store:
         stores, store_key = _stores, (conf.USE_CACHE, background)
         store = stores.get(store_key)
         if store is None:
+            if threading.get_ident is not _get_ident:  # Greenlets would share locks, and block the whole process.
+                raise ImproperlyConfigured(
+                    "gevent or eventlet patched the standard library after django_ratelimit_lua was imported."
+                    " Patch it first; for gunicorn --preload, in the first lines of gunicorn.conf.py:"
+                    " from gevent import monkey; monkey.patch_all()"
+                )
             params = ConnectionParams.of(conf.USE_CACHE)
             kind = ShardedStore if params.nodes else Store
             new_store = kind(params, PATIENCE if background else conf.TIMEOUT, background=background)
@@ -66,6 +78,14 @@ def get_store(background: bool = False) -> Store:
             store = stores.setdefault(store_key, new_store)
         if stores is _stores:  # Else it may be of the settings of before, and would be remembered.
             return store
+
+
+def take_turn(key: bytes, seconds: float) -> bool:
+    """Take a lock that expires after so many seconds. Return whether this process got it. Raises `StoreError`."""
+    store, lifetime = get_store(background=True), round(seconds * 1000)
+    if store.execute(b"PTTL", key) > lifetime:  # The server's clock was set back: it would last until that catches up.
+        store.execute(b"DEL", key)
+    return bool(store.execute(b"SET", key, b"1", b"NX", b"PX", b"%d" % lifetime))
 
 
 def store_at(url: str) -> Store:

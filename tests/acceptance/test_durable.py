@@ -9,9 +9,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -305,6 +306,37 @@ def test_a_page_counts_each_request_once_and_outlives_redis(
     assert told["requests"] == sum(point["requests"] for point in told["points"]) == 6
     direct.delete(*direct.keys(key_of("mail.drawn", b"hours:*").decode()))
     assert one("mail.drawn", period)["requests"] == 6
+
+
+@pytest.mark.parametrize(
+    ("zone", "changed"),
+    [
+        ("Europe/Berlin", datetime(2025, 3, 30)),
+        ("Europe/Berlin", datetime(2025, 10, 26)),
+        ("America/Havana", datetime(2025, 3, 9)),
+        ("America/Havana", datetime(2025, 11, 2)),
+        ("America/Santiago", datetime(2025, 9, 7)),
+        ("Africa/Casablanca", datetime(2025, 2, 23)),
+        ("UTC", datetime(2024, 2, 29)),
+    ],
+)
+def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(zone: str, changed: datetime, settings: Any) -> None:
+    """Of 23 to 25 hours, whenever the page is looked at: each request is in the day of its local date."""
+    settings.TIME_ZONE = zone
+    dice, place = random.Random(zone), ZoneInfo(zone)
+    middle = round(changed.replace(tzinfo=place).timestamp()) // HOUR * HOUR
+    counted: Counter[date] = Counter()
+    for hour in range(-5 * 24, 5 * 24):
+        moment, number = middle + hour * HOUR, dice.randint(1, 9)
+        RateLimitHour.objects.create(name="days", moment=moment, allowed=number)
+        counted[datetime.fromtimestamp(moment, place).date()] += number
+    for hours in (-30, -1, 0, 1, 23, 24, 25, 90):
+        now = middle + hours * HOUR + 1800
+        today = datetime.fromtimestamp(now, place).date()
+        points = one("days", "90d", now)["points"]
+        days = [today - timedelta(days=ago) for ago in range(89, -1, -1)]
+        assert [datetime.fromisoformat(point["at"]).date() for point in points] == days
+        assert [point["requests"] for point in points] == [counted[day] for day in days]
 
 
 def test_hours_that_do_not_change_are_asked_for_once() -> None:

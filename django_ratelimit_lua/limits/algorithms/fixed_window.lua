@@ -18,6 +18,10 @@ local starts, counts, boundaries = {}, {}, nil
 if kind == 2 then
   boundaries = {previous, current, following, last}
   for offset = 9, #more, 8 do boundaries[#boundaries + 1] = unpack('<d', more, offset) end
+  -- The caller's clock is days off: move its calendar by whole periods, so that it surrounds this server's time.
+  local is_off = now < previous or now >= last
+  local shift = is_off and floor((now - current) / period) * period or 0
+  for i = 1, #boundaries do boundaries[i] = boundaries[i] + shift end
 end
 
 -- Where the window that holds a moment starts and ends, if it does not start with its own first hit; of a moment that
@@ -25,7 +29,7 @@ end
 local function window(moment)
   if kind == 0 then return nil, nil end
   if kind == 1 then return moment - moment % period, moment - moment % period + period end
-  if moment < previous then return previous - period, previous end
+  if moment < boundaries[1] then return boundaries[1] - period, boundaries[1] end
   for i = 2, #boundaries do
     if moment < boundaries[i] then return boundaries[i - 1], boundaries[i] end
   end
@@ -50,7 +54,8 @@ local state = checked(redis.pcall('GET', key), key)
 if state and #state >= 40 and #state % 16 == 8 and is_ours(state, #state) then
   local clock
   clock, from, last_end = unpack('<ddd', state)
-  local back = kind ~= 2 and clock_regression(clock) or 0 -- Days and months are what the calendar says.
+  local back = clock_regression(clock)
+  if kind == 2 and clock < boundaries[4] then back = 0 end -- Days and months are what the calendar says.
   clock, from, last_end = clock - back, from - back, last_end - back
   for offset = 25, #state, 16 do
     size = size + 1

@@ -1,0 +1,182 @@
+"""A host or a server whose clock is wrong for a while changes nothing for the others."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.engine import heartbeat as beating
+from django_ratelimit_lua.engine import slots
+from django_ratelimit_lua.engine.heartbeat import Heartbeat
+from django_ratelimit_lua.limits import call
+from django_ratelimit_lua.process import tasks
+from django_ratelimit_lua.publishing import hours, triggers
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.stats import reading, writing
+from django_ratelimit_lua.stats import recorder as recording
+from django_ratelimit_lua.stats.reading import Span
+from django_ratelimit_lua.stats.recorder import recorder
+from tests.engine.test_promises import START, Asker
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DAY = 86_400
+RATES = {"day": "5/d", "week": "5/w", "month": "5/30d"}
+WRONG = [days * DAY for days in (-15_000, -365, -40, -9, -3, -1, 1, 3, 9, 40, 365, 15_000)]
+
+
+class WrongClock:
+    """The module `time` on a host whose wall clock is wrong by some seconds."""
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    def time(self) -> float:
+        return time.time() + self._seconds
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self._seconds * 10**9
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def zone_at_noon() -> str:
+    """A time zone in which no day ends while a test runs."""
+    return f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"
+
+
+@pytest.mark.parametrize("align", list(RATES))
+@pytest.mark.parametrize("seconds", WRONG)
+def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_say(
+    align: str, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if only the wrong host asks; and no client is refused for longer than one window."""
+    if abs(seconds) == DAY and align == "day":
+        seconds //= 2  # The two hosts are in the same or in neighboring days.
+    limiter = RateLimiter(
+        f"{align}{seconds}", RATES[align], algorithm="fixed_window", align=align, time_zone=zone_at_noon()
+    )
+
+    def hits(client: str, seconds: int) -> int:
+        monkeypatch.setattr(call, "time", WrongClock(seconds))
+        return sum(bool(limiter.hit(client)) for _ in range(4))
+
+    assert [hits("right first", 0), hits("right first", seconds), hits("right first", 0)] == [4, 1, 0]
+    assert [hits("wrong first", seconds), hits("wrong first", 0), hits("wrong first", seconds)] == [4, 1, 0]
+    assert [hits("only wrong", seconds), hits("only wrong", seconds)] == [4, 1]
+    for client in ("right first", "wrong first", "only wrong"):
+        for clock in (0, seconds):
+            monkeypatch.setattr(call, "time", WrongClock(clock))
+            retry_after = limiter.peek(client, 1).retry_after
+            assert retry_after is not None
+            assert retry_after <= {"day": 1, "week": 7, "month": 31}[align] * DAY
+
+
+@pytest.mark.parametrize("align", list(RATES))
+@pytest.mark.parametrize("days", [100, 365, 15_000])
+def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(align: str, days: int) -> None:
+    """What was counted stays counted in the window that is current when the clock is right again."""
+    ask = Asker(RateLimiter("ahead", RATES[align], algorithm="fixed_window", align=align).limits[0])
+    longest = {"day": 1, "week": 7, "month": 31}[align] * DAY
+    assert [bool(ask(START + days * DAY * 10**6)) for _ in range(6)] == [True] * 5 + [False]
+    refused = ask(START)
+    assert not refused
+    assert refused.retry_after is not None
+    assert refused.retry_after <= longest
+    then = START + round(refused.retry_after * 10**6)
+    assert not ask(then - 1)
+    assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("task", ["hours", "comparison"])
+def test_a_turn_ends_though_the_servers_clock_was_set_back(
+    task: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process has it, for no longer than ever."""
+    done: list[str] = []
+    monkeypatch.setattr(triggers, "publish", lambda: done.append("comparison"))
+    monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
+    monkeypatch.setattr(provider, "database", "of the tests")
+    look, key = triggers._look, triggers._turn_key()
+    if task == "hours":
+        look, key = hours.look, hours._key(b"turn")
+    look()
+    lifetime = direct.pttl(key)
+    look()
+    assert done.count(task) == 1
+    direct.pexpire(key, 365 * DAY * 1000)
+    look()
+    look()
+    assert done.count(task) == 2
+    assert direct.pttl(key) <= lifetime + 1000
+
+
+def test_a_process_without_threads_counts_requests_in_their_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes what it has counted during later requests."""
+    monkeypatch.setattr(tasks, "_start_thread", lambda *arguments: None)
+    limiter = RateLimiter("threadless", "100/h")
+    now = int(time.time()) // 3600 * 3600
+    for ago in (3, 2, 1):
+        monkeypatch.setattr(recording, "time", WrongClock(now - 3600 * ago - int(time.time())))
+        recorder._due_at = 0.0
+        for _ in range(5):
+            assert limiter.hit("ada")
+    monkeypatch.undo()
+    points = reading.series("threadless", Span(now - 3 * 3600, now, 3600))
+    assert [point.counts["a"] for point in points] == [5, 5, 5]
+
+
+def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct: redis.Redis, prefix: str) -> None:
+    """Its entry is from the future: it would stay until the clock has caught up."""
+    beat = Heartbeat()
+    assert beat.beat() == 1
+    listed, weights, began = (prefix + key.decode() for key in beating.KEYS)
+    direct.zadd(listed, {"dead": time.time() + 3600})
+    direct.zadd(weights, {"dead": 1})
+    beat.beat()
+    assert direct.zscore(listed, "dead") is None
+    assert direct.zcard(weights) == 1
+    # Other processes may be missing now: the register begins anew, so that no share grows too early.
+    assert abs(float(direct.get(began).split()[0]) - time.time()) < 60
+
+
+@pytest.mark.parametrize("days", [-15_000, -365, -91, 91, 365, 15_000])
+def test_a_process_with_a_wrong_clock_makes_no_name_of_statistics_forgotten(
+    days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of others nor its own; and no metric falls."""
+    right = RateLimiter("right", "100/h", durable=True)
+    wrong = RateLimiter("wrong", "100/h", durable=True)
+    for _ in range(2):
+        monkeypatch.setattr(writing, "time", time)
+        assert right.hit("ada")
+        recorder.flush()
+        recorder._writer._noted.clear()  # As another process.
+        monkeypatch.setattr(writing, "time", WrongClock(days * DAY))
+        assert wrong.hit("ada")
+        recorder.flush()
+        recorder._writer._noted.clear()
+    monkeypatch.undo()
+    assert set(reading.known_names()) == set(reading.durable_names()) == {"right", "wrong"}
+    assert {name: counts["a"] for name, counts in reading.totals().of_names.items()} == {"right": 2, "wrong": 2}
+
+
+def test_slots_of_a_host_whose_clock_is_hours_behind_are_listed(
+    settings: Any, direct: redis.Redis, prefix: str
+) -> None:
+    """Processes that have ended are not, however young they are."""
+    settings.RATELIMIT_SLOT_SECONDS = 4
+    listed = f"{prefix}{{rules}}:slots"
+    direct.set(f"{listed}:behind", json.dumps({"host": "h", "pid": 1, "slots": [], "in_flight": {"exports": 3}}))
+    direct.zadd(listed, {"behind": time.time() - 7 * 3600, "ended": time.time()})
+    exports = RateLimiter("exports", "5", algorithm="concurrency")
+    with exports.slot("ada"):
+        slots.held_slots._step()
+        assert slots.in_flight()["exports"] == 4
+    assert direct.zscore(listed, "ended") is None
