@@ -26,7 +26,7 @@ from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from .rule import FIELDS, Rule, RuleError, compile_rule
 
-FORMAT = 3
+FORMAT = 4
 """The version of what this package publishes. Raise it whenever older versions would leave something out of it: a new
 word of a rule, an override or a breaker, or a new part. A process never publishes over a higher format."""
 CHOICES = ("mode", "audience", *(option for option, row in OPTIONS.items() if row.names))
