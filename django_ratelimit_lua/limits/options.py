@@ -194,7 +194,7 @@ class Options(TypedDict, total=False):
     split_weights: Annotated[str | None, Option(
         None, _weights, _("weights of hosts"),
         _("For example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named: 1."),
-        needs={"split": "it weighs the shares of the processes"}, is_general=True,
+        needs={"split": "it weighs the shares of the processes"},
     )]
     ban_after: Annotated[int | None, Option(
         None, Whole(1, MOST_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),
