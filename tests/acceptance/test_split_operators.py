@@ -1,4 +1,4 @@
-"""Splits in operators' hands: weights of hosts in a rule, and the processes with their parts, on a page and in `health`."""
+"""Splits in operators' hands: weights of hosts in a rule, and the processes with their parts."""
 
 from __future__ import annotations
 
