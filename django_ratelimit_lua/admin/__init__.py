@@ -11,6 +11,8 @@ from .index_entry import (
     BansEntryAdmin,
     InspectorEntry,
     InspectorEntryAdmin,
+    ProcessesEntry,
+    ProcessesEntryAdmin,
     SlotsEntry,
     SlotsEntryAdmin,
     StatisticsEntry,
@@ -28,3 +30,4 @@ admin.site.register([InspectorEntry], InspectorEntryAdmin)
 admin.site.register([StatisticsEntry], StatisticsEntryAdmin)
 admin.site.register([BansEntry], BansEntryAdmin)
 admin.site.register([SlotsEntry], SlotsEntryAdmin)
+admin.site.register([ProcessesEntry], ProcessesEntryAdmin)

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .bans import BanPages
 from .inspector import may_inspect
+from .processes import ProcessPages
 from .slots import SlotPages, may_see_slots
 from .statistics import StatisticsPages, may_see
 
@@ -56,6 +57,12 @@ class SlotsEntry:
     """The slots that are held, as the admin registers a model."""
 
     _meta = _Options("Slots", _("Slots"))
+
+
+class ProcessesEntry:
+    """The processes, as the admin registers a model."""
+
+    _meta = _Options("Processes", _("Processes"))
 
 
 class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -116,6 +123,14 @@ class BansEntryAdmin(PageAdmin, BanPages):
 
 class SlotsEntryAdmin(PageAdmin, SlotPages):
     """The slots that are held."""
+
+    def may_see(self, request: HttpRequest) -> bool:
+        """Whether they may."""
+        return may_see_slots(request)
+
+
+class ProcessesEntryAdmin(PageAdmin, ProcessPages):
+    """The processes."""
 
     def may_see(self, request: HttpRequest) -> bool:
         """Whether they may."""

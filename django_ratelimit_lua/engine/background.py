@@ -13,6 +13,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "listener": "hears of changes of rules and of resets, and asks twice a second whether the rules are current",
         "heartbeat": "says every two seconds that this process is there, where its share of a limit may be needed",
+        "joining": "sends that at once where this process begins to use a split limit, so that it has a part of it",
         "leases": "gives back what was taken ahead of hot limits and not spent, ten times a second while any is left",
         "slots": "renews the slots of concurrency limits that this process holds, four times while they last",
         "lost slots": "tells the receivers of `slot_lost`, one after the other",

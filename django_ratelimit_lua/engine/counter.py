@@ -78,6 +78,8 @@ class Counter:
     def retry_after(self, now: float, cost: int) -> float | None:
         """Seconds until so many units fit; None: never."""
         used = self.used(now)
+        if not self.size and self.limit.rate.limit:
+            return FULL_SECONDS  # The part of this process is 0, but parts change and others have some.
         over = used + cost - (cost if self.size < cost <= self._most_alone else self.size)
         if not self.size or over > used:
             return None

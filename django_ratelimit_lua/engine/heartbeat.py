@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import threading
+import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,15 +18,24 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..limits import program
 from ..limits.limit import Limit
+from ..limits.options import read_weights
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Patience, get_store, last_patience
 
 SCRIPT = program.source("engine/heartbeat").encode()
-KEYS = (b"{rules}:processes", b"{rules}:process-weights", b"{rules}:processes-since")
+ALL = b"{rules}:process"
+"""The keys of the register of all processes begin so, behind the prefix."""
+SPLIT = b"{rules}:split:"
+"""The keys of a split limit's register begin so; what follows is the name of its count."""
+DESCRIPTIONS = b"{rules}:process-descriptions"
 BEAT_SECONDS = 2.0
 LIFETIME = 10
-"""Seconds after which a process that is not heard of is no more."""
+"""Seconds without a heartbeat after which a process is removed from the registers."""
+USED_SECONDS = 5.0
+"""Seconds since its last hit of a split limit for which a process has a part of it."""
+MAX_SPLITS = 100
+"""Split limits that a process uses at once. Further ones are counted in Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,87 +67,190 @@ class ProcessShare:
         return limit * self.fraction
 
 
+class Register:
+    """What this process knows of the processes in one register, which Redis keeps under `prefix`.
+
+    `count`: how many there are; `share`: the part of this process (None: not known yet); `limit`: the split limit of
+    the register (None: the register lists all processes), with the moment of this process's last hit, `used_at`.
+
+    If the register has begun anew, because Redis was emptied or away, the other processes are added one after the
+    other. A smaller number than before is not used until each has had a lifetime to send a heartbeat.
+    """
+
+    def __init__(self, prefix: bytes, limit: Limit | None = None) -> None:
+        self.prefix, self.limit = prefix, limit
+        self.count = 1
+        self.share: ProcessShare | None = None
+        self.used_at = time.monotonic()
+        self._began: bytes | None = None
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The keys that the script of the heartbeat reads and writes."""
+        prefix = conf.CACHE_PREFIX + self.prefix
+        return [prefix + b"es", prefix + b"-weights", prefix + b"es-since"]
+
+    @property
+    def weight(self) -> float:
+        """The weight of this process in the register; 0: it leaves the register."""
+        if self.limit is None:
+            return 1
+        if time.monotonic() - self.used_at > USED_SECONDS:
+            return 0
+        default = conf.INSTANCE_WEIGHT if self.limit.split == "weighted" else 1
+        return read_weights(self.limit.split_weights).get(socket.gethostname().lower(), default)
+
+    def read(self, reply: Sequence[Any], own: float) -> None:
+        """Use what Redis has replied to a heartbeat with that weight."""
+        began, is_settled, rank, *weights = reply
+        # Exact numbers, so that there is nothing between the parts of two processes.
+        counts = zip(weights[::2], weights[1::2], strict=True)
+        by_weight = {Fraction(float(weight)): count for weight, count in counts}
+        lighter = {weight: count for weight, count in by_weight.items() if weight < own}
+        before = sum(weight * count for weight, count in lighter.items())
+        before += (rank - sum(lighter.values())) * Fraction(own)
+        count = max(1, sum(by_weight.values()))
+        # The floor stays until the register is settled: a new process may stand for one that is missing.
+        if self._began in (None, began) or is_settled:
+            self._began = began
+        elif count < self.count:
+            return
+        self.count = count
+        whole = sum(weight * count for weight, count in by_weight.items())
+        self.share = ProcessShare(before, Fraction(own), whole)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """A process's part of a split limit: so many `units` of `limit`, by its `weight`."""
+
+    name: str
+    units: int
+    limit: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, as its last heartbeat described it. `since`: when it began, in seconds since 1970."""
+
+    host: str
+    pid: int
+    since: float
+    parts: tuple[SplitPart, ...] = ()
+
+
 class Heartbeat:
-    """Says every few seconds that this process is alive, in a thread of its own, and keeps how many are.
+    """Sends Redis a heartbeat every few seconds, in a thread of its own, and keeps what it replies.
 
-    `count`: how many; `equal`, `weighted`: this one's part (None: not known yet).
-
-    Where the register of processes has begun anew, as Redis was emptied or away, the others are listed one after the
-    other. Fewer than before are not believed until each has had a lifetime to say that it is alive.
+    `count`: the number of processes. A process is in the register of a split limit while it uses the limit; the first
+    hit adds it at once.
     """
 
     count: int
-    equal: ProcessShare | None
-    weighted: ProcessShare | None
-    _register: bytes | None
-    """When the register began that its numbers are of."""
 
     def __init__(self) -> None:
-        self.forget()
         self._begin()
+        self.forget()
         meanwhile = "this process's parts of limits are those that were known last"
         self.task = Task("heartbeat", self._step, meanwhile=meanwhile, at_exit=self.goodbye)
+        self.joining = Task("joining", self._join, meanwhile="new split limits are counted in Redis")
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # A child is an instance of its own; until it has heard of the others, there are as many as its parent knew of.
-        self.equal = self.weighted = None
+        # A child is an instance of its own; until its first heartbeat, its parent's number of processes is used.
+        self._splits: dict[bytes, Register] = {}
+        self._lock = threading.Lock()
         self._id = uuid.uuid4().hex
+        self._since = time.time()
         self._is_listed = False
 
     def start(self) -> None:
-        """Start saying so, unless that has begun."""
+        """Start sending heartbeats, unless that has begun."""
         self.task.start()
 
     def part_of(self, limit: Limit) -> ProcessShare | None:
         """This process's part of a limit that is split; None: it is not split, or the part is not known yet."""
         if limit.split is None:
             return None
-        return self.weighted if limit.split == "weighted" else self.equal
+        register = self._splits.get(limit.key_part)
+        return None if register is None else register.share
+
+    def use(self, limit: Limit) -> None:
+        """Record a hit of a split limit, so that this process has a part of it."""
+        register = self._splits.get(limit.key_part)
+        if register is None:
+            if len(self._splits) >= MAX_SPLITS:
+                return
+            register = self._splits.setdefault(limit.key_part, Register(SPLIT + limit.key_part + b":process", limit))
+        register.limit, register.used_at = limit, time.monotonic()
+        if register.share is None:
+            self.joining.start()
 
     def beat(self) -> int:
-        """Say so once; returns how many there are. Raises `StoreError`."""
-        self._is_listed = True
-        own = conf.INSTANCE_WEIGHT
-        register, is_settled, rank, *weights = self._say(own)
-        # Exact numbers, so that there is nothing between the parts of two processes.
-        by_weight = {Fraction(float(weight)): count for weight, count in zip(weights[::2], weights[1::2], strict=True)}
-        lighter = {weight: count for weight, count in by_weight.items() if weight < own}
-        before = sum(weight * count for weight, count in lighter.items())
-        before += (rank - sum(lighter.values())) * Fraction(own)
-        count = max(1, sum(by_weight.values()))
-        # The floor stays until the register is settled: who is new may stand for one that is missing.
-        if self._register in (None, register) or is_settled:
-            self._register = register
-        elif count < self.count:
+        """Send a heartbeat; returns how many processes there are. Raises `StoreError`."""
+        with self._lock:
+            self._is_listed = True
+            registers = [self._all, *self._splits.values()]
+            weights = [register.weight for register in registers]
+            replies = self._say(registers, weights)
+            for register, weight, reply in zip(registers, weights, replies, strict=True):
+                if weight:
+                    register.read(reply, weight)
+                elif register.limit is not None:
+                    self._splits.pop(register.limit.key_part, None)
+            self.count = self._all.count
             return self.count
-        self.count = count
-        self.equal = ProcessShare(rank, 1, self.count)
-        whole = sum(weight * count for weight, count in by_weight.items())
-        self.weighted = ProcessShare(before, Fraction(own), whole)
-        return self.count
 
     def goodbye(self) -> None:
-        """Say that this process is no more, so that the others take over its part."""
-        if self._is_listed:  # A child that never said a word ends without one.
+        """Leave all registers, so that the other processes take over this one's parts."""
+        if self._is_listed:  # A child that never sent a heartbeat ends without one.
+            registers = [self._all, *self._splits.values()]
             with suppress(Exception):
-                self._say(0, last_patience(), is_goodbye=True)
+                self._say(registers, [0] * len(registers), last_patience())
 
-    def _say(self, weight: float, patience: Patience | None = None, *, is_goodbye: bool = False) -> list[Any]:
-        keys = [conf.CACHE_PREFIX + key for key in KEYS]
-        values = (self._id.encode(), f"{weight:.17g}".encode(), b"%d" % LIFETIME, b"%d" % is_goodbye)
-        question = (b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *values)
-        reply: list[Any] = get_store(background=True).execute(*question, patience=patience)
+    def _say(
+        self, registers: Sequence[Register], weights: Sequence[float], patience: Patience | None = None
+    ) -> list[Any]:
+        keys = [key for register in registers for key in register.keys]
+        keys.append(conf.CACHE_PREFIX + DESCRIPTIONS)
+        values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
+        values += [f"{weight:.17g}".encode() for weight in weights]
+        command = (b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *values)
+        reply: list[Any] = get_store(background=True).execute(*command, patience=patience)
         return reply
 
+    def _description(self) -> str:
+        parts = [
+            (limit.name, share.units(limit.rate.limit), limit.rate.limit, float(share.own))
+            for register in self._splits.values()
+            if (limit := register.limit) is not None and (share := register.share) is not None
+        ]
+        return json.dumps((socket.gethostname(), os.getpid(), self._since, sorted(parts)))
+
     def forget(self) -> None:
-        """Know nothing of the others: who shares another prefix is another site."""
-        self.count, self.equal, self.weighted = 1, None, None
-        self._register = None
+        """Forget the other processes: a process with another prefix belongs to another site."""
+        self._all, self._splits = Register(ALL), {}
+        self.count = self._all.count
 
     def _step(self) -> float:
         self.beat()
         return BEAT_SECONDS
+
+    def _join(self) -> None:
+        self.beat()
+
+
+def processes() -> list[Process]:
+    """The processes that decide limits, and their parts of split limits, as of their last heartbeats. Raises
+    `StoreError`."""
+    found: list[Process] = []
+    command = (b"HGETALL", conf.CACHE_PREFIX + DESCRIPTIONS)
+    for text in get_store(background=True).execute(*command)[1::2]:
+        with suppress(ValueError, TypeError):  # A newer version may describe itself in another way.
+            host, pid, since, parts = json.loads(text)
+            found.append(Process(host, pid, since, tuple([SplitPart(*part) for part in parts])))
+    return sorted(found, key=lambda process: (process.host, process.pid))
 
 
 heartbeat = Heartbeat()

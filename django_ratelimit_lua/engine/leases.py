@@ -377,9 +377,13 @@ def _decide_once(call: Call) -> Steps:
                 charge = call.charges[place]
                 here.states[place] = state
                 here.moments[charge.digest] = redis.counted_at(charge.digest)
+                is_hit = redis.allowed and call.operation == "hit"
                 if _is_leased(call, charge):
-                    cost = charge.cost if redis.allowed and call.operation == "hit" else 0
-                    leases.of(call, charge).observe(state, cost)
+                    leases.of(call, charge).observe(state, charge.cost if is_hit else 0)
+                if charge.limit.split is not None and is_hit and state.allowed and call.now is None:
+                    # What Redis admits before the part of this process is known is counted in the part.
+                    units = redis.granted if call.partial else charge.cost
+                    counters.decide(call._replace(operation="charge", charges=[charge._replace(cost=units)]))
     except BaseException:
         here.undo()
         raise
@@ -409,6 +413,9 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
     if not places or call.now is not None:  # A clock of the caller's own is not this process's.
         return True
     heartbeat.start()
+    if call.operation == "hit":
+        for place in places:
+            heartbeat.use(call.charges[place].limit)
     if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
         return True  # Not known in the first moments of a process: until then it is one count, in Redis.
     splits = call._replace(charges=[call.charges[place] for place in places])

@@ -54,6 +54,7 @@ class Limit:
     on_store_error: Policy | None
     lease: int | None
     split: Split | None
+    split_weights: str | None
     ban_after: int | None
     ban_window: str | None
     ban_for: str | None

@@ -1,5 +1,6 @@
 """The options of a limit: a table with one row for each, which call sites, rules, admin and documentation go by."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,6 +17,8 @@ Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
 Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+MAX_WEIGHT = 1000
+_WEIGHT = re.compile(r"([\w.-]+) ?= ?([1-9][0-9]{0,2}|1000)", re.ASCII)
 _LONGEST_WAIT = Rate.LONGEST_US // SECOND
 
 
@@ -46,6 +49,38 @@ def _joined(value: Any) -> str:
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) and part.strip() for part in parts):
         raise ValueError("write a key such as 'ip', or several as 'ip+post:username'; none that names code")
     return "+".join(part.strip() for part in parts)
+
+
+class WeightError(ValueError):
+    """An `entry` of the weights of hosts is wrong."""
+
+    def __init__(self, entry: str) -> None:
+        super().__init__(
+            f"{entry!r} is not a weight: write each host once, with a whole number from 1 to "
+            f"{MAX_WEIGHT}, for example web-1=3, web-2=1"
+        )
+        self.entry = entry
+
+
+def read_weights(text: str | None) -> dict[str, int]:
+    """Weights by host name, from a text such as "web-1=3, web-2=1". Raises `WeightError`.
+
+    >>> read_weights("web-1=3, WEB-2=1")
+    {'web-1': 3, 'web-2': 1}
+    """
+    weights: dict[str, int] = {}
+    for entry in text.split(",") if text else ():
+        match = _WEIGHT.fullmatch(entry.strip())
+        if match is None or match[1].lower() in weights:
+            raise WeightError(entry.strip())
+        weights[match[1].lower()] = int(match[2])
+    return weights
+
+
+def _weights(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("write hosts and weights as a text, for example 'web-1=3, web-2=1'")
+    return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items())
 
 
 def _algorithm(value: Any) -> str:
@@ -159,6 +194,11 @@ class Options(TypedDict, total=False):
         _("Each process enforces its share of the limit without asking Redis. Empty: one shared count."),
         names={"equal": _("equal shares"), "weighted": _("shares by process weight")},
         words=_("split among processes"), excludes={"lease": "one count is shared, or none", **_NEEDS_REDIS},
+    )]
+    split_weights: Annotated[str | None, Option(
+        None, _weights, _("weights of hosts"),
+        _("For example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named: 1."),
+        needs={"split": "it weighs the shares of the processes"},
     )]
     ban_after: Annotated[int | None, Option(
         None, Whole(1, MOST_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),

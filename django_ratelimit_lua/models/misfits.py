@@ -17,7 +17,7 @@ from ..identity.keys import compile_key
 from ..limits import algorithms, calendar
 from ..limits.algorithms.concurrency import MOST_SLOTS
 from ..limits.algorithms.sliding_log import LONGEST_LOG
-from ..limits.options import OPTIONS
+from ..limits.options import OPTIONS, WeightError, read_weights
 from ..limits.rate import LimitError, Rate, duration, time_us
 from ..rules.descriptors import LONGEST_ENTRY, MOST_ENTRIES, DescriptorPattern, entry_of, unread
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
@@ -206,5 +206,10 @@ def _options(row: Mapping[str, Any]) -> Iterator[Misfit]:
             yield "time_zone", problem % {"name": row["time_zone"]}
         if row["align"] not in calendar.PERIODS:
             yield "time_zone", _("A time zone is for windows that start each day, week or month.")
+    try:
+        read_weights(row.get("split_weights"))
+    except WeightError as error:
+        problem = _("“%(entry)s” is not a weight. Write each host once, for example web-1=3, web-2=1.")
+        yield "split_weights", problem % {"entry": error.entry}
     if "lease" in given and algorithm == "token_bucket" and (row["burst"] or row["limit"] or 0) < 2:
         yield "lease", _("A lease needs a burst of at least 2.")

@@ -102,6 +102,7 @@ class RateLimitRule(RatesFields, AuditedModel):
     on_store_error = models.CharField(max_length=8, blank=True, **column("on_store_error"))
     lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
     split = models.CharField(max_length=8, blank=True, **column("split"))
+    split_weights = models.CharField(max_length=1000, default="", db_default="", blank=True, **column("split_weights"))
     ban_after = models.PositiveIntegerField(null=True, blank=True, **column("ban_after"))
     ban_window = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_window"))
     ban_for = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_for"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.decide import build_call
+from ..engine.heartbeat import Process, processes
 from ..exceptions import StoreError
 from ..identity import digest
 from ..limits.call import Call, Charge
@@ -23,6 +26,7 @@ class Health:
     `revision`: of the rules that this process goes by (0: none, or none loaded yet); `is_paused`: Redis is not asked at
     the moment, because too much has failed; `problems`: what this process had to leave out of its rules, or
     could not publish, and why;
+    `processes`: those that decide limits, and their parts of split limits;
     `statistics`: why this process could not write what it has counted (None: it could, or has counted nothing).
     """
 
@@ -33,6 +37,7 @@ class Health:
     is_paused: bool
     problems: tuple[str, ...] = ()
     statistics: str | None = None
+    processes: tuple[Process, ...] = ()
 
 
 def health() -> Health:
@@ -44,9 +49,10 @@ def health() -> Health:
     call, started = _call(), time.monotonic()
     try:
         get_store().decide(call)
+        seconds = time.monotonic() - started
+        return _found(seconds, found=processes())
     except StoreError as error:
-        return _found(started, error)
-    return _found(started)
+        return _found(time.monotonic() - started, error)
 
 
 async def ahealth() -> Health:
@@ -54,19 +60,22 @@ async def ahealth() -> Health:
     call, started = _call(), time.monotonic()
     try:
         await get_store().adecide(call)
+        seconds = time.monotonic() - started
+        return _found(seconds, found=await asyncio.to_thread(processes))
     except StoreError as error:
-        return _found(started, error)
-    return _found(started)
+        return _found(time.monotonic() - started, error)
 
 
 def _call() -> Call:
     return build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
 
 
-def _found(started: float, error: Exception | None = None) -> Health:
-    seconds = time.monotonic() - started
+def _found(seconds: float, error: Exception | None = None, found: Sequence[Process] = ()) -> Health:
     ruleset = current()
     revision = 0 if ruleset is None else ruleset.revision.number
     message = None if error is None else str(error)
     unwritten = None if recorder.error is None else str(recorder.error)
-    return Health(error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()), unwritten)
+    return Health(
+        error is None, seconds, message, revision, get_store().is_paused, tuple(problems.found()), unwritten,
+        tuple(found),
+    )  # fmt: skip

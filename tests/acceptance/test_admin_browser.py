@@ -42,6 +42,7 @@ PAGES = {
     "statistics": "admin/django_ratelimit_lua/statistics/",
     "statistics-one": "admin/django_ratelimit_lua/statistics/one/?name=api&period=day",
     "slots": "admin/django_ratelimit_lua/slots/",
+    "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/django_ratelimit_lua/ratelimitbreaker/",
     "breaker": "admin/django_ratelimit_lua/ratelimitbreaker/one/?name=payments",
     "clients": "admin/django_ratelimit_lua/ratelimitclient/",

@@ -21,7 +21,7 @@ from django.core.cache import cache as django_cache
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.evidence import evidence_notes
-from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
+from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban, users_keys
@@ -44,6 +44,7 @@ from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
 from tests.calls import decide
 from tests.clusters import Cluster, client, until
+from tests.parts import set_part
 from tests.server import url
 
 MASTERS = 3
@@ -300,7 +301,7 @@ def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None
 @pytest.mark.django_db(transaction=True)
 def test_edits_of_split_rules_hold_within_the_second_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is decided in the process and what is asked apart in a cluster go by one look at the rules, not by two."""
-    monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1, 1))
     limiter = RateLimiter("x", "100000/h", split="equal")
     RateLimitRule.objects.create(name="x", limit=90_000, unit="h", split="equal")
     until(lambda: limiter.hit("x").limits[0].limit == 90_000, "the first edit holds", 2)

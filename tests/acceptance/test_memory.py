@@ -23,7 +23,7 @@ from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.engine.counter import Moments
 from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.deny_cache import deny_cache
-from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
+from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import TAG_SIZE, Call, Revision, Subject
@@ -35,6 +35,7 @@ from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from django_ratelimit_lua.stats.recorder import recorder
 from tests.kept import kept
+from tests.parts import set_part
 
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache` bounds them."""
@@ -52,7 +53,7 @@ limiters: list[RateLimiter] = []
 @pytest.fixture(autouse=True)
 def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered before and after, and this process has all of what is split."""
-    monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1, 1))
     names = dict(known_call_sites._by_name)
 
     def forget() -> None:

@@ -10,13 +10,14 @@ import pytest
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
+from tests.parts import set_part
 
 
 @pytest.fixture(autouse=True)
 def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, has counted nothing, and has little room, so that few identities fill it."""
     monkeypatch.setattr(heartbeat, "count", 1)
-    monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST", 1_000)
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST_CROWDS", 100)
     counters.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from ast import literal_eval
 from typing import Any
 
 import pytest
@@ -11,9 +12,17 @@ import redis
 from django.http import HttpResponse
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.heartbeat import KEYS, Heartbeat, ProcessShare, heartbeat
+from django_ratelimit_lua.engine.heartbeat import (
+    ALL,
+    BEAT_SECONDS,
+    LIFETIME,
+    SPLIT,
+    Heartbeat,
+    ProcessShare,
+    Register,
+    heartbeat,
+)
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Charge
@@ -23,14 +32,14 @@ from django_ratelimit_lua.store import get_store
 from tests.calls import decide
 from tests.clusters import until
 from tests.nursery import Born
+from tests.parts import set_part
 
 
 @pytest.fixture
 def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the second of three, and twice as heavy as the others."""
     monkeypatch.setattr(heartbeat, "count", 3)
-    monkeypatch.setattr(heartbeat, "equal", ProcessShare(1, 1, 3))
-    monkeypatch.setattr(heartbeat, "weighted", ProcessShare(1, 2, 4))
+    set_part(monkeypatch, ProcessShare(1, 1, 3), ProcessShare(1, 2, 4))
 
 
 @pytest.mark.usefixtures("three")
@@ -147,7 +156,6 @@ def test_by_a_clock_of_the_callers_own_nothing_is_split(settings: Any) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_until_the_others_are_known_it_is_one_count() -> None:
     """In the first moments of a process nothing is admitted that a shared count would not admit."""
-    assert heartbeat.equal is None
     limiter = RateLimiter("x", "9/h", split="equal")
     decisions = [limiter.hit("x") for _ in range(12)]
     assert sum(decision.allowed for decision in decisions) == 9
@@ -159,44 +167,125 @@ def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatc
     """When one comes, what was admitted stays counted; when one goes, there is more at once."""
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
-        monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+        set_part(monkeypatch, ProcessShare(0, 1, 1))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 40
-        monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 3))
+        set_part(monkeypatch, ProcessShare(0, 1, 3))
         assert not limiter.hit("x")
-        monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 2))
+        set_part(monkeypatch, ProcessShare(0, 1, 2))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 5
 
 
+EQUAL, WEIGHTED = Limit("equal", "1000/h", split="equal"), Limit("weighted", "1000/h", split="weighted")
+
+
+def beat(one: Heartbeat, *limits: Limit) -> int:
+    """A heartbeat of a process that has just used these limits."""
+    for limit in limits:
+        one.use(limit)
+    return one.beat()
+
+
+@pytest.mark.usefixtures("quiet")
 def test_processes_know_their_rank_and_weight(settings: Any) -> None:
     """From their heartbeats; one that says goodbye is gone at once."""
     several = [Heartbeat() for _ in range(3)]
     for one in several:
-        one.beat()
+        beat(one, EQUAL, WEIGHTED)
     settings.RATELIMIT_INSTANCE_WEIGHT = 2.5
     heavy = Heartbeat()
-    heavy.beat()
+    beat(heavy, EQUAL, WEIGHTED)
     settings.RATELIMIT_INSTANCE_WEIGHT = 1
     assert [one.beat() for one in several] == [4, 4, 4]
-    parts = sorted((one.weighted for one in several), key=lambda part: part.before)
+    parts = sorted((one.part_of(WEIGHTED) for one in several), key=lambda part: part.before)
     assert [part.of for part in parts] == [5.5] * 3
-    assert sorted(one.equal.before for one in several) != [0, 0, 0]
     settings.RATELIMIT_INSTANCE_WEIGHT = 2.5
     heavy.beat()
-    assert heavy.weighted.own == 2.5
-    assert sum(one.weighted.units(1000) for one in [*several, heavy]) == 1000
-    assert sum(one.equal.units(1000) for one in [*several, heavy]) == 1000
+    assert heavy.part_of(WEIGHTED).own == 2.5
+    for limit in (EQUAL, WEIGHTED):
+        assert sum(one.part_of(limit).units(1000) for one in [*several, heavy]) == 1000
     heavy.goodbye()
     settings.RATELIMIT_INSTANCE_WEIGHT = 1
     assert several[0].beat() == 3
+    assert several[0].part_of(WEIGHTED).of == 3
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_part_belongs_to_a_process_that_uses_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are counted as processes only; one that no longer hits leaves, and comes back with its next hit."""
+    busy, other, idle = Heartbeat(), Heartbeat(), Heartbeat()
+    for _ in range(2):
+        counts = [beat(busy, EQUAL), beat(other, EQUAL, WEIGHTED), beat(idle)]
+    assert counts == [3, 3, 3]
+    assert [one.part_of(EQUAL).units(100) for one in (busy, other)] == [50, 50]
+    assert other.part_of(WEIGHTED) == ProcessShare(0, 1, 1)
+    assert idle.part_of(EQUAL) is None
+    monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.USED_SECONDS", 0.05)
+    time.sleep(0.1)
+    other.beat()
+    beat(busy, EQUAL)
+    assert other.part_of(EQUAL) is None
+    assert busy.part_of(EQUAL).units(100) == 100
+    beat(other, EQUAL)
+    beat(busy, EQUAL)
+    assert busy.part_of(EQUAL).units(100) == 50
+    assert busy.beat() == 3
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_process_splits_a_bounded_number_of_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further one is counted in Redis."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.MAX_SPLITS", 1)
+    one = Heartbeat()
+    beat(one, EQUAL, WEIGHTED)
+    assert one.part_of(EQUAL) is not None
+    assert one.part_of(WEIGHTED) is None
+    one.goodbye()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("algorithm", BY_RATE)
+def test_what_redis_admitted_before_the_part_was_known_is_counted_in_the_part(algorithm: str) -> None:
+    """A process that comes does not have its part again."""
+    limiter = RateLimiter("x", "9/h", algorithm=algorithm, split="equal")
+    assert [limiter.hit("x").source for _ in range(4)] == ["redis"] * 4
+    assert limiter.hit("x", cost=3, partial=True).granted == 3
+    heartbeat.beat()
+    decisions = [limiter.hit("x") for _ in range(4)]
+    assert [decision.allowed for decision in decisions] == [True, True, False, False]
+    assert {decision.source for decision in decisions} == {"split"}
+
+
+@pytest.mark.parametrize("algorithm", BY_RATE)
+def test_a_part_of_nothing_refuses_for_a_moment(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has the one unit, and parts change: so the client is not told never to come back."""
+    set_part(monkeypatch, ProcessShare(0, 1, 3))
+    limiter = RateLimiter("x", "1/h", algorithm=algorithm, split="equal")
+    decision = limiter.hit("x")
+    assert (decision.allowed, decision.retry_after, decision.limits[0].remaining) == (False, 1.0, 0)
+    set_part(monkeypatch, ProcessShare(2, 1, 3))
+    assert limiter.hit("x").allowed
+    set_part(monkeypatch, ProcessShare(1, 1, 3))
+    assert limiter.hit("x").retry_after == 1.0
+    assert limiter.refund("x").remaining == 0
+    assert limiter.peek("x").limits[0].used == 0
+
+
+def test_the_first_hit_adds_a_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the next heartbeat."""
+    monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.BEAT_SECONDS", 3600.0)
+    RateLimiter("first", "9/h", split="equal").hit("x")
+    limiter = RateLimiter("x", "9/h", split="equal")
+    until(lambda: limiter.hit("x").source == "split", "the part is known", 5)
 
 
 def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first use until the process ends."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.BEAT_SECONDS", 0.02)
     one, other = Heartbeat(), Heartbeat()
+    one.use(EQUAL)
     one.start()
     one.start()
-    until(lambda: one.equal == ProcessShare(0, 1, 1), "it knows of itself", 5)
+    until(lambda: one.part_of(EQUAL) == ProcessShare(0, 1, 1), "it knows of itself", 5)
     other.beat()
     until(lambda: one.count == 2, "it knows of the other", 5)
     other.goodbye()
@@ -204,19 +293,20 @@ def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
     one.goodbye()
 
 
+@pytest.mark.usefixtures("quiet")
 def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the register was lost, or nobody could be heard of, parts stay as they were for a lifetime. More processes
     than before are believed at once."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.LIFETIME", 4)
-    keys = [b"%b%b" % (conf.CACHE_PREFIX, key) for key in KEYS]
     several = [Heartbeat() for _ in range(3)]
     for _ in range(2):
-        counts = [one.beat() for one in several]
+        counts = [beat(one, EQUAL) for one in several]
+    keys = [*Register(ALL).keys, *Register(SPLIT + EQUAL.key_part + b":process").keys]
     assert counts == [3] * 3
-    parts = [(one.equal, one.weighted) for one in several]
+    parts = [one.part_of(EQUAL) for one in several]
     get_store().delete_keys(keys)
     assert [one.beat() for one in several[:2]] == [3, 3]
-    assert [(one.equal, one.weighted) for one in several[:2]] == parts[:2]
+    assert [one.part_of(EQUAL) for one in several[:2]] == parts[:2]
     several[2].goodbye()  # It may be one that is missing.
     assert several[0].beat() == 3
     more = [Heartbeat(), Heartbeat()]
@@ -235,40 +325,54 @@ def test_fewer_processes_are_not_believed_before_each_could_say_that_it_lives(mo
 
 
 WORKER = """
-import sys, time
+import socket, sys
 import django
 django.setup()
 from django.conf import settings
 from django.core.signals import setting_changed
-settings.RATELIMIT_CACHE_PREFIX, settings.RATELIMIT_INSTANCE_WEIGHT = sys.argv[1], float(sys.argv[2])
-setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
+prefix, host, weight = sys.argv[1:]
+settings.RATELIMIT_CACHE_PREFIX, settings.RATELIMIT_INSTANCE_WEIGHT = prefix, float(weight)
+setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=prefix, enter=True)
+socket.gethostname = lambda: host
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.heartbeat import heartbeat
-limiters = [RateLimiter("equal", "1000/h", split="equal"), RateLimiter("weighted", "1000/h", split="weighted")]
+busy = [RateLimiter("equal", "1000/h", split="equal"), RateLimiter("weighted", "1000/h", split="weighted")]
+window = RateLimiter("window", "100/h", split="equal")
+idle = RateLimiter("idle", "100/h", split="equal")
+def hosts(weights):
+    return RateLimiter("window", "100/h", split="equal", split_weights=weights)
+def hit(limiter, identity="x", times=1500):
+    return sum(limiter.hit(identity).allowed for _ in range(times))
+def part(limiter):
+    limiter.hit("to use it")
+    part = heartbeat.part_of(limiter.limits[0])
+    return part and part.units(100)
 for line in sys.stdin:
-    if line == "beat\\n":
-        print(heartbeat.beat(), flush=True)
-    else:
-        print(*[sum(limiter.hit("x").allowed for _ in range(1500)) for limiter in limiters], flush=True)
+    print(eval(line), flush=True)
 """
+
+
+def ask(workers: list[Any], expression: str) -> list[Any]:
+    """What the expression is in each of the processes."""
+    for worker in workers:
+        print(expression, file=worker.stdin, flush=True)
+    return [literal_eval(worker.stdout.readline()) for worker in workers]
+
+
+def end(workers: list[Any]) -> None:
+    """Have the processes end by themselves."""
+    for worker in workers:
+        worker.communicate()
 
 
 def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
     """Four of different weights: N in equal parts, and N by weight."""
-    weights = [1, 1, 2, 4]
-    workers = [Born(WORKER, prefix, str(weight)) for weight in weights]
-
-    def tell(order: str) -> list[list[int]]:
-        for worker in workers:
-            worker.stdin.write(f"{order}\n")
-            worker.stdin.flush()
-        return [[int(number) for number in worker.stdout.readline().split()] for worker in workers]
-
-    tell("beat")
-    assert tell("beat") == [[4]] * 4
-    admitted = tell("hit")
-    for worker in workers:
-        worker.communicate()
+    workers = [Born(WORKER, prefix, "host", str(weight)) for weight in (1, 1, 2, 4)]
+    for _ in range(2):
+        counts = ask(workers, "[hit(limiter, 'to use it', 1) for limiter in busy] and heartbeat.beat()")
+    assert counts == [4] * 4
+    admitted = ask(workers, "[hit(limiter) for limiter in busy]")
+    end(workers)
     assert [equal for equal, _ in admitted] == [250] * 4
     assert [weighted for _, weighted in admitted] == [125, 125, 250, 500]
 
@@ -283,3 +387,39 @@ def test_a_part_may_be_owed() -> None:
     refused = limiter.acquire("ada", 1, timeout=0, debt=True)
     assert not refused
     assert refused.retry_after == pytest.approx(470 * 120, abs=5)
+
+
+def test_an_idle_process_has_no_part(prefix: str) -> None:
+    """It uses another limit; beside it two busy ones have 50 each, and admit exactly 100 in a window."""
+    workers = [Born(WORKER, prefix, "host", "1") for _ in range(3)]
+    busy, idle = workers[:2], workers[2:]
+    assert ask(idle, "hit(idle, times=1)") == [1]
+    until(lambda: ask(busy, "part(window)") == [50, 50], "both have a part", 10)
+    assert ask(idle, "heartbeat.beat()") == [3]
+    assert ask(busy, "hit(window)") == [50, 50]
+    end(workers)
+
+
+def test_the_part_of_a_killed_process_goes_to_the_others(prefix: str) -> None:
+    """Within ten seconds and two heartbeats; a busy machine needs some more."""
+    workers = [Born(WORKER, prefix, "host", "1") for _ in range(2)]
+    until(lambda: ask(workers, "part(window)") == [50, 50], "both have a part", 10)
+    killed, left = workers
+    assert ask([left], "hit(window)") == [50]
+    killed.kill()
+    killed.wait(30)
+    killed.stdin.close()
+    killed.stdout.close()
+    until(lambda: ask([left], "part(window)") == [100], "the other has all", LIFETIME + 2 * BEAT_SECONDS + 2)
+    assert ask([left], "hit(window)") == [50]
+    end([left])
+
+
+def test_weights_of_hosts_change_the_parts_live(prefix: str) -> None:
+    """3:1 gives 75 and 25; without weights both have 50; a host that is not named weighs 1."""
+    workers = [Born(WORKER, prefix, host, "1") for host in ("web-1", "web-2")]
+    until(lambda: ask(workers, "part(window)") == [50, 50], "both have a part", 10)
+    for weights, parts in (("WEB-1=3, web-2=1", [75, 25]), ("web-2=4", [20, 80]), ("web-1=3", [75, 25])):
+        until(lambda: ask(workers, f"part(hosts({weights!r}))") == parts, weights, 2 * BEAT_SECONDS + 2)  # noqa: B023
+    assert ask(workers, "hit(hosts('web-1=3'))") == [75, 25]
+    end(workers)

@@ -28,7 +28,13 @@ def test_an_option_is_everywhere(name: str) -> None:
     assert (column.verbose_name, column.help_text) == (row.label, row.help)
     assert name in flatten_fieldsets(RuleAdmin.fieldsets)
 
-    assert name in preview.FIELDS or name in ("mode", "on_store_error", "lease", "split")
+    assert name in preview.FIELDS or name in (
+        "mode",
+        "on_store_error",
+        "lease",
+        "split",
+        "split_weights",
+    )
     assert row.is_general != any(name in algorithm.options for algorithm in ALGORITHMS.values())
     assert {*row.excludes, *row.needs} < set(OPTIONS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +17,7 @@ from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
 from ...stats.writing import why_unwritable
+from ...web.durations import duration_words
 
 LISTEN_SECONDS = 2.0
 """For how long it is tried whether changes can be heard of."""
@@ -46,6 +48,12 @@ class Command(BaseCommand):
                 f"failed: {task.error}" if task.error else f"{'running' if task.is_running else 'idle'}, last {when}"
             )
             self.stdout.write(f"{task.name}: {task.purpose} ({state})")
+        for process in status.processes:
+            age = duration_words(time.time() - process.since)
+            parts = "; ".join(
+                f"{part.units} of {part.limit} of {part.name} (weight {part.weight:g})" for part in process.parts
+            )
+            self.stdout.write(f"process {process.pid} on {process.host}, for {age}: {parts or 'no split limit'}")
         if not listener.wait(LISTEN_SECONDS):
             reason = listener.error or "no thread runs for it"
             self.stderr.write(self.style.WARNING(f"changes of rules are not heard of, but asked for: {reason}"))

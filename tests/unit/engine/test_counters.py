@@ -20,6 +20,7 @@ from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
+from tests.parts import set_part
 
 WHOLE = ProcessShare(0, 1, 1)
 MOST, CROWDS = 1_000, 100
@@ -32,7 +33,7 @@ MORE = MOST + 400
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and has counted nothing."""
     monkeypatch.setattr(heartbeat, "count", 1)
-    monkeypatch.setattr(heartbeat, "equal", ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST", MOST)
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MOST_CROWDS", CROWDS)
     counters.clear()

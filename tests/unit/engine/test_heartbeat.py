@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
-from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.engine.heartbeat import Heartbeat, ProcessShare
+from django_ratelimit_lua.engine.heartbeat import ProcessShare, Register
 
 WEIGHTS = st.lists(
     st.tuples(st.floats(0.001, 1000), st.integers(1, 5)), min_size=1, max_size=6, unique_by=lambda w: w[0]
@@ -18,24 +14,20 @@ WEIGHTS = st.lists(
 
 @given(weights=WEIGHTS, whole=st.integers(0, 10**9))
 def test_the_parts_of_all_processes_are_the_whole(weights: list[tuple[float, int]], whole: int) -> None:
-    """By weight and in equal parts, whatever the weights and however many have one: not one unit more or less."""
+    """Whatever the weights and however many have one: not one unit more or less."""
     weights.sort()
     told = [text for weight, count in weights for text in (b"%.17g" % weight, count)]
-    beats: list[Heartbeat] = []
+    parts: list[ProcessShare] = []
     for weight, count in weights:
         for _ in range(count):
-            beat: Any = Heartbeat()
-            beat._say = partial(lambda reply, weight: reply, [b"0 0", 1, len(beats), *told])
-            with override_settings(RATELIMIT_INSTANCE_WEIGHT=weight):
-                assert beat.beat() == sum(count for _, count in weights)
-            beats.append(beat)
-    for kind in ("equal", "weighted"):
-        parts = [getattr(beat, kind) for beat in beats]
-        assert sum(part.units(whole) for part in parts) == whole
-        assert [part.before + part.own for part in parts[:-1]] == [part.before for part in parts[1:]]
-    heaviest = max(weight for weight, _ in weights)
-    assert beats[-1].weighted is not None
-    assert beats[-1].weighted.own == heaviest
+            register = Register(b"x")
+            register.read([b"0 0", 1, len(parts), *told], weight)
+            assert register.count == sum(count for _, count in weights)
+            assert register.share is not None
+            parts.append(register.share)
+    assert sum(part.units(whole) for part in parts) == whole
+    assert [part.before + part.own for part in parts[:-1]] == [part.before for part in parts[1:]]
+    assert parts[-1].own == max(weight for weight, _ in weights)
 
 
 @given(whole=st.integers(0, 10**9), weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=20))
