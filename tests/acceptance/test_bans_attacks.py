@@ -29,7 +29,7 @@ from tests import reference
 LOGS = Path(__file__).parents[1] / "logs"
 SECOND = 1_000_000
 OPTIONS: dict[str, Any] = {
-    "algorithm": "sliding_log", "ban_after": 4, "ban_window": "5m", "ban_for": "1m", "ban_forget": "20m",
+    "algorithm": "sliding_log", "ban_after": 4, "ban_window": "5m", "ban_for": "1m,2m,4m,20m",
 }  # fmt: skip
 
 
