@@ -71,7 +71,9 @@ OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
 )
-SHORT_BAN = Problem(Warning, "W027", "Let ban_for be at least as long as ban_window, or leave ban_window out.")
+SHORT_BAN = Problem(
+    Warning, "W027", "Let the first entry of ban_for be at least as long as ban_window, or leave ban_window out."
+)
 MANY_KINDS = Problem(Warning, "W016", "Tell clients apart by the value of one field, and not by its name.")
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
 NO_STATISTICS = Problem(Warning, "W018", "Take out RATELIMIT_STATISTICS = False, or the token.")
@@ -398,7 +400,7 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_bans(**kwargs: Any) -> Iterator[CheckMessage]:
     """No first ban is shorter than the time in which its offences count."""
     for limit in _banning_limits():
-        if limit.ban is not None and limit.ban.shortest_us < limit.ban.window_us:
+        if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
             text = f"The first ban of {limit.name!r} ({limit.ban_for}) is shorter than its window ({limit.ban_window})."
             yield SHORT_BAN.message(text)
 

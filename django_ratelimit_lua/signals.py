@@ -20,8 +20,8 @@ banned = Signal()
 
 Sent once for each ban, by the process whose call has earned it, with `limit` (its name), `rule` (the name of the rule
 it comes from, or None), `identity` (the digest of who is banned, as text), `ban` (a `Ban`: its first and its last
-offence, how many, until when, how often), `evidence` (the last ten `offences`, each with its `moment`, `path` and
-`agent`, and how many signed-in `users` share the address), `mode` ("enforce" or "advise"), `decision` and `request`
+offence, how many, until when, how often), `evidence` (the last ten offences at most, each with its `moment`,
+`method`, `path` and `agent`), `mode` ("enforce" or "advise"), `decision` and `request`
 (None where there is none). Not of limits in shadow mode, nor of bans by hand. An exception in a receiver is logged by
 Django and changes nothing.
 """

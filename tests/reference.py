@@ -63,11 +63,8 @@ class Bans:
 
     def length(self, times: int) -> int:
         """Of a ban after so many."""
-        longest, length = self.terms.longest_us, Fraction(self.terms.shortest_us)
-        for _ in range(times):
-            if length < longest:
-                length = Fraction(math.floor(length * Fraction(self.terms.factor)))
-        return min(int(length), longest)
+        lengths = self.terms.lengths_us
+        return lengths[times] if times < len(lengths) else lengths[-1]
 
     def ends(self, now: int) -> int:
         """The end as it is under the limit as it is now: what was earned is no longer than it would be now."""
@@ -83,15 +80,15 @@ class Bans:
 
     def remembered(self, now: int) -> int:
         """How often there was a ban, as far as it is not forgotten."""
-        return self.times if self.clock(now) < max(self.last, self.ends(now)) + self.terms.forget_us else 0
+        return self.times if self.clock(now) < self.ends(now) + self.terms.lengths_us[-1] else 0
 
     def counting(self, now: int) -> tuple[int, ...]:
         return tuple(moment for moment in self.offences if moment + self.terms.window_us > self.clock(now))
 
     def write(self, now: int) -> None:
         """What is known from now on; if that is nothing, not even the time."""
-        time, last = self.clock(now), max(self.last, self.until)
-        kept = [self.until, last + self.terms.forget_us if self.times else 0]
+        time = self.clock(now)
+        kept = [self.until, self.until + self.terms.lengths_us[-1] if self.times else 0]
         kept += [moment + self.terms.window_us for moment in self.offences]
         if max(kept) <= time:
             self.__init__()  # type: ignore[misc]
@@ -101,10 +98,6 @@ class Bans:
     def offend(self, now: int, units: int = 1) -> None:
         time = self.clock(now)
         if self.banned(now) is not None:
-            if self.terms.renew and not self.by_hand:
-                self.last, self.until = time, time + self.length(self.times - 1)
-                self.write(now)
-                self.is_offence = True
             return
         self.until, self.times, offences = self.ends(now), self.remembered(now), self.counting(now)
         self.by_hand, self.last = False, time

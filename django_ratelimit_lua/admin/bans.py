@@ -71,7 +71,6 @@ class Row(NamedTuple):
     until: SafeString
     why: str
     following: str
-    others: str
     offences: list[tuple[SafeString, Offence]]
     span: str
     can_stay: bool
@@ -172,7 +171,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
         for active, evidence, parts in zip(shown, evidence_of_bans(shown), named, strict=True):
             ban, name = active.ban, active.rule or active.limit
             pk = pks.get(active.rule) if may_see_rules else None
-            offences = [(moment_element(_moment(offence.moment)), offence) for offence in reversed(evidence.offences)]
+            offences = [(moment_element(_moment(offence.moment)), offence) for offence in reversed(evidence)]
             rows.append(
                 Row(
                     active,
@@ -187,7 +186,6 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
                     moment_element(_moment(ban.until)),
                     active.why or (_("by hand") if ban.by_hand else ""),
                     "" if active.next_us is None else duration_words(active.next_us / SECOND),
-                    "" if evidence.users is None else _users(evidence.users),
                     offences if may_see_who else [],
                     "" if ban.by_hand else ngettext(
                         "%(number)d offence", "%(number)d offences", ban.offences
@@ -269,17 +267,6 @@ def _words(parts: list[dict[str, str]], active: ActiveBan) -> str:
 def _moment(moment_us: int) -> datetime.datetime:
     """A moment of Redis's clock."""
     return datetime.datetime.fromtimestamp(moment_us / SECOND, datetime.UTC if settings.USE_TZ else None)
-
-
-def _users(number: int) -> str:
-    if not number:
-        return _("no signed-in user seen at this address lately")
-    text = ngettext(
-        "%(number)d signed-in user seen at this address lately",
-        "%(number)d signed-in users seen at this address lately",
-        number,
-    )
-    return text % {"number": number}
 
 
 def _url(name: str, *args: Any) -> str:

@@ -123,11 +123,11 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             {
                 "classes": ("collapse",),
                 "description": gettext_lazy(
-                    "Who offends too often is refused for a time, which grows with every ban. For example: after 10 "
-                    "offences within 10m, ban for 10m."
+                    "A client that offends too often is refused for a time. For example: after 10 offences within 10m, "
+                    "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
                 ),
                 "fields": (
-                    ("ban_after", "ban_window"), ("ban_for", "ban_factor"), ("ban_max", "ban_forget"), *_BANS[6:],
+                    ("ban_after", "ban_window"), *_BANS[2:],
                 ),
             },
         ),

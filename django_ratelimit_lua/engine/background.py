@@ -19,7 +19,6 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "lost slots": "tells the receivers of `slot_lost`, one after the other",
         "statistics": "writes what was decided, and tells what breakers count, a second after the first of it",
         "evidence": "writes who offends where that may earn a ban, a second after the first that is not written yet",
-        "neighbours": "counts which signed-in users share an address, where limits ban, as often",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
         "comparison": "compares what is published with the database, every ten seconds of one of the processes",

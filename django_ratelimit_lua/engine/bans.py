@@ -35,8 +35,7 @@ from ..stats.names import shown
 from ..stats.prometheus import REST, Collector
 from ..stats.results import Counted
 from ..store import get_store
-from .evidence import Evidence, evidence_now
-from .neighbours import network_of
+from .evidence import Offence, evidence_now
 from .run import Wait
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
@@ -68,16 +67,15 @@ class KnownBans:
             if state.ban.until:
                 ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
                 known = KnownBan(state.ban.later(), ends_at)
-                self._bans.put(_key(call, _of(charge, state.ban)), known)
+                self._bans.put(_key(call, charge), known)
             elif self._bans.entries:
-                for each in _both(charge):
-                    self._bans.pop(_key(call, each))
+                self._bans.pop(_key(call, charge))
 
     def hold(self, call: Call, decision: Decision) -> Decision:
         """What was decided without Redis, as it is for who is banned."""
         states, now, is_refused = list(decision.limits), time.monotonic(), False
         for place, charge in enumerate(call.charges):
-            known = self._find(call, charge) if charge.limit.ban is not None else None
+            known = self._bans.get(_key(call, charge)) if charge.limit.ban is not None else None
             if known is None or known.ends_at <= now:
                 continue
             state, seconds = states[place], known.ends_at - now
@@ -94,12 +92,8 @@ class KnownBans:
     def refuses(self, call: Call) -> bool:
         """Whether somebody is banned whom the call is about, by a limit that is enforced."""
         now = time.monotonic()
-        known = [self._find(call, charge) for _, charge in call.banning if charge.limit.mode == "enforce"]
+        known = [self._bans.get(_key(call, charge)) for _, charge in call.banning if charge.limit.mode == "enforce"]
         return any(ban is not None and ban.ends_at > now for ban in known)
-
-    def _find(self, call: Call, charge: Charge) -> KnownBan | None:
-        found = [self._bans.get(_key(call, each)) for each in _both(charge)]
-        return max((known for known in found if known is not None), key=lambda known: known.ends_at, default=None)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """The bans of these identities were lifted."""
@@ -111,25 +105,13 @@ class KnownBans:
         self._bans.clear()
 
 
-def _of(charge: Charge, ban: Ban) -> Charge:
-    """The charge, as its ban is of whom it is."""
-    return charge._replace(banned=b"") if ban.is_narrow else charge
-
-
-def _both(charge: Charge) -> tuple[Charge, ...]:
-    """The charge by each of those that its ban may be of."""
-    terms = charge.limit.ban
-    return (charge, charge._replace(banned=b"")) if terms is not None and terms.spare is not None else (charge,)
-
-
 def _key(call: Call, charge: Charge) -> _Key:
     return call.prefix, charge.ban_digest, b"" if charge.limit.ban is None else charge.limit.ban.key_part
 
 
 def told_key(ban_key: bytes) -> bytes:
     """Where it is kept whose ban it is, and by which limit, as long as it lasts: a JSON object with `limit`, `rule` and
-    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them; the identity as it is, `sealed`; and
-    the digest of the `address` that it has in it."""
+    `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows them; and the identity as it is, `sealed`."""
     return ban_key + b":told"
 
 
@@ -141,12 +123,12 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
         ban = state.ban
         if ban is None or not ban.is_new:
             continue
-        charge, rule = _of(each.charge, ban), None if each.rule is None else each.rule.name or None
+        charge, rule = each.charge, None if each.rule is None else each.rule.name or None
         call = Call([charge], prefix=conf.CACHE_PREFIX)
-        subject = each.identity if each.banned is None or ban.is_narrow else each.banned
-        network = network_of(subject)
-        about = {"sealed": seal(subject), "address": network.decode()}
-        write = partial(_write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject), **about})
+        subject = each.identity if each.banned is None else each.banned
+        write = partial(
+            _write, call, ban, {"limit": state.name, "rule": rule, "who": shown(subject), "sealed": seal(subject)}
+        )
         waits.append(Wait(write, sync_to_async(write)))
         if ban.by_hand or state.mode == "shadow":
             continue
@@ -175,23 +157,23 @@ def telling(planned: Sequence[Counted], decision: Decision, request: HttpRequest
                 "decision": decision,
                 "request": request,
             }
-            find = partial(evidence_now, call.ban_keys()[0], ban, network)
+            find = partial(evidence_now, call.ban_keys()[0], ban)
             waits.append(Wait(partial(_send, find, arguments), partial(_asend, find, arguments)))
     return waits
 
 
-def _send(find: Callable[[], Evidence], arguments: dict[str, Any]) -> None:
+def _send(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
     banned.send_robust(Ban, evidence=find(), **arguments)
 
 
-async def _asend(find: Callable[[], Evidence], arguments: dict[str, Any]) -> None:
+async def _asend(find: Callable[[], tuple[Offence, ...]], arguments: dict[str, Any]) -> None:
     await banned.asend_robust(Ban, evidence=await sync_to_async(find)(), **arguments)
 
 
 def _write(call: Call, ban: Ban, told: dict[str, Any]) -> None:
     """Write down whose ban it is. Where Redis does not take it, the ban holds all the same."""
     store, (key,) = get_store(), call.ban_keys()
-    seconds = (ban.until - ban.since) / SECOND  # One that begins anew has it kept for longer: see `ban.lua`.
+    seconds = (ban.until - ban.since) / SECOND
     with suppress(StoreError):
         store.execute(b"SET", told_key(key), json.dumps(told).encode(), b"PX", b"%d" % (seconds * 1000 + 1000))
         if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.

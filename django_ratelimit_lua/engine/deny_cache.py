@@ -138,10 +138,10 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
 
 
 def _changes_bans(limit: Limit, state: LimitState) -> bool:
-    """Whether the same refusal once more would be an offence, or begin a ban anew."""
+    """Whether the same refusal once more would be an offence."""
     if limit.ban is None or state.ban is None or state.allowed:
         return False
-    return limit.ban.renew if state.ban.until else limit.ban.on == "refused"
+    return not state.ban.until and limit.ban.on == "refused"
 
 
 deny_cache = DenyCache()

@@ -16,17 +16,15 @@ from contextlib import suppress
 from struct import Struct
 from typing import Any, NamedTuple
 
-from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.ban import Ban
-from ..limits.call import REGISTER, Call, Charge
+from ..limits.call import Call, Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import PATIENCE, Patience, Store, get_store, last_patience
-from .neighbours import neighbours_at
 
 MOST_OFFENCES = 10
 """Of one ban: the last ones."""
@@ -56,26 +54,14 @@ class Offence(NamedTuple):
     agent: str = ""
 
 
-class Evidence(NamedTuple):
-    """Why there is a ban, or what may become one.
-
-    - `offences`: the last ones, the earliest first, as many as fit into `MAX_BYTES`;
-    - `users`: how many signed-in users were seen lately at the address that it is about (see `neighbours`); None: it is
-      about none, or that is not known.
-    """
-
-    offences: tuple[Offence, ...] = ()
-    users: int | None = None
-
-
 class _Noted:
     """What is to be written of one identity under one limit. `until`: by the monotonic clock, how long it is worth
-    being written; `ends`: the new end of a ban that has begun anew, 0: none has."""
+    being written."""
 
-    __slots__ = ("ends", "key", "offences", "until")
+    __slots__ = ("key", "offences", "until")
 
     def __init__(self, key: bytes) -> None:
-        self.key, self.until, self.ends = key, 0.0, 0
+        self.key, self.until = key, 0.0
         self.offences: deque[tuple[str, Offence]] = deque(maxlen=MOST_OFFENCES)
 
     def record(self, now: float) -> bytes:
@@ -109,7 +95,6 @@ class EvidenceNotes:
         """Note an offence that a call has counted: `ban` is what it knows of the ban since, `moment` its time."""
         terms = charge.limit.ban
         assert terms is not None
-        charge = charge._replace(banned=b"") if ban.is_narrow else charge
         key = evidence_key(call._replace(charges=[charge], operation="peek").ban_keys()[0])
         meta = getattr(request, "META", {})
         offence = Offence(
@@ -127,8 +112,6 @@ class EvidenceNotes:
                 noted = self._noted[key] = _Noted(key)
             noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
             noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
-            if not ban.is_new:
-                noted.ends = ban.until
         self.task.start()
 
     def _step(self) -> float | None:
@@ -148,13 +131,6 @@ class EvidenceNotes:
         common = (b"%d" % MOST_OFFENCES, b"%d" % MAX_BYTES)
         store = get_store(background=True)
         answers = store.run_each(_PROGRAM, common, items, patience)
-        if (
-            not store.compares_rules
-        ):  # In a cluster, the register lives elsewhere than the ban; who was lifted is not there.
-            register, renewed = conf.CACHE_PREFIX + REGISTER, [each for each in noted.values() if each.ends]
-            with suppress(StoreError):
-                for each in renewed:
-                    store.execute(b"ZADD", register, b"XX", b"GT", b"%d" % each.ends, _ban_key(each.key))
         late = {key for (key, _), answer in zip(items, answers, strict=True) if answer is None}
         for key in late:
             if len(self._noted) < MOST_NOTED:
@@ -181,10 +157,6 @@ class EvidenceNotes:
 def evidence_key(ban_key: bytes) -> bytes:
     """Where the evidence of a ban is kept."""
     return ban_key + _BEHIND
-
-
-def _ban_key(key: bytes) -> bytes:
-    return key.removesuffix(_BEHIND)
 
 
 def printable(text: str) -> str:
@@ -245,17 +217,13 @@ def drop_evidence(ban_keys: Sequence[bytes]) -> None:
         get_store().delete_keys([evidence_key(key) for key in ban_keys])
 
 
-def evidence_now(ban_key: bytes, ban: Ban, network: bytes) -> Evidence:
-    """What is known of a ban that is earned at this moment: of the last second, what this process has seen. `network`:
-    the digest of its address; empty: it has none. Asks Redis for as long as a decision may, and raises nothing."""
-    store, users = get_store(), None
+def evidence_now(ban_key: bytes, ban: Ban) -> tuple[Offence, ...]:
+    """What is known of a ban that is earned at this moment: of the last second, what this process has seen. Asks Redis
+    for as long as a decision may, and raises nothing."""
     try:
-        offences = evidence_of([(ban_key, ban)], store)[0]
-        if network:
-            (users,) = neighbours_at([network], store)
+        return evidence_of([(ban_key, ban)], get_store())[0]
     except StoreError:
-        offences = tuple(evidence_notes.of(ban_key).values())
-    return Evidence(offences, users)
+        return tuple(evidence_notes.of(ban_key).values())
 
 
 def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:

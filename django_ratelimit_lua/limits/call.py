@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any, Literal, NamedTuple
 
 from .algorithms.concurrency import WAITS
-from .ban import HOURS, Ban, users_keys
+from .ban import Ban
 from .decision import Decision, LimitState
 from .limit import Limit
 from .rate import SECOND, LimitError
@@ -25,7 +25,6 @@ logger = logging.getLogger("django_ratelimit_lua")
 Operation = Literal["hit", "peek", "charge", "refund", "offend", "ban", "unban"]
 
 _HEAD = Struct("<4d")
-_SPARED = Struct("<2d")
 _CONFIRM = Struct(">I")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
@@ -205,35 +204,19 @@ class Call(NamedTuple):
             if charge.limit.ban is not None
         ]
 
-    def _is_spared(self, charge: Charge) -> bool:
-        """Whether a ban may be of the identity alone, instead of its address. One by hand is of whom it is said."""
-        terms, banned = charge.limit.ban, charge.banned
-        is_wide = terms is not None and terms.spare is not None and banned and banned != charge.digest
-        return bool(is_wide) and self.operation != "ban"
-
     def state_keys(self) -> list[bytes]:
-        """The keys of what is counted, and of bans, whichever of an address and an identity they are of."""
-        narrow = [charge._replace(banned=b"") for _, charge in self.banning if self._is_spared(charge)]
+        """The keys of what is counted, and of bans."""
         keys = [b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.key_part) for charge in self.charges]
-        return keys + self.ban_keys() + self._replace(charges=narrow).ban_keys()
+        return keys + self.ban_keys()
 
     def keys(self) -> list[bytes]:
         """The keys of the limits and their bans; the fence's key comes last, if there is one. Raises `LimitError` for a
         double."""
-        prefix = self.prefix
-        keys = [b"%b{%b}:%b" % (prefix, charge.digest, charge.limit.key_part) for charge in self.charges]
-        bans = self.ban_keys()
-        if len(keys) > 1 or bans:
-            states = self.state_keys() if bans else keys
-            if len(set(states)) < len(states):
-                names = ", ".join(charge.limit.name for charge in self.charges)
-                raise LimitError(f"Two limits of one call share a counter; give them different names: {names}")
-        for key, (_, charge) in zip(bans, self.banning, strict=True) if bans else ():
-            keys.append(key)
-            if self._is_spared(charge):
-                keys += users_keys(prefix, charge.banned)
-                keys += self._replace(charges=[charge._replace(banned=b"")]).ban_keys()
-        if bans and self.registers:
+        keys = self.state_keys()
+        if len(set(keys)) < len(keys):
+            names = ", ".join(charge.limit.name for charge in self.charges)
+            raise LimitError(f"Two limits of one call share a counter; give them different names: {names}")
+        if self.registers and len(keys) > len(self.charges):
             keys.append(self.prefix + REGISTER)
         if self.revision is not None:
             keys.append(self.fence)
@@ -280,14 +263,10 @@ class Call(NamedTuple):
             limit, _, cost, _, reports = charge
             if limit.ban is None:
                 continue
-            is_spared = self._is_spared(charge)
-            # Whose an offence is, is decided where both bans are known.
-            units, offences = (0, cost) if is_spared and self.operation == "offend" else (0 if takes else cost, 0)
+            units = 0 if takes else cost
             is_shadow, is_told = limit.mode != "enforce", reports or self.waits
             record = limit.ban.record(place + 1, units, is_shadow=is_shadow, is_told=is_told)
             args += [b"ban", record]
-            if is_spared:
-                args += [b"users", b""] * HOURS + [b"own", record + _SPARED.pack(limit.ban.spare or 0, offences)]
         if bans and self.registers:
             args += [b"bans", b""]
         if self.subjects:

@@ -58,13 +58,8 @@ class Limit:
     ban_after: int | None
     ban_window: str | None
     ban_for: str | None
-    ban_factor: float
-    ban_max: str | None
-    ban_forget: str | None
     ban_on: BanOn
     ban_key: str | None
-    ban_spare: int | None
-    ban_renew: bool
     key_part: bytes = field(repr=False, compare=False)
     packed: bytes = field(repr=False, compare=False)
     """Its numbers as the Lua program is given them; empty where they follow the calendar, see `packed_at`."""

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from . import algorithms, calendar
-from .ban import MOST_OFFENCES, BanOn
+from .ban import MOST_OFFENCES, BanOn, ban_lengths
 from .rate import SECOND, LimitError, Rate, duration
 from .values import Choice, Number, Whole
 from .values import gettext_noop as _
@@ -210,19 +210,8 @@ class Options(TypedDict, total=False):
         needs=_NEEDS_BANS, is_general=True,
     )]
     ban_for: Annotated[str | None, Option(
-        None, duration, _("ban for"), _("How long the first ban is, for example 10m, 1h or 7d."),
-        needs=_NEEDS_BANS, is_general=True,
-    )]
-    ban_factor: Annotated[float, Option(
-        2.0, Number(1000, least=1), _("factor"), _("How many times as long each further ban is. Empty: 2."),
-        needs=_NEEDS_BANS, is_general=True,
-    )]
-    ban_max: Annotated[str | None, Option(
-        None, duration, _("longest ban"), _("No ban is longer. Empty: 7d."), needs=_NEEDS_BANS, is_general=True,
-    )]
-    ban_forget: Annotated[str | None, Option(
-        None, duration, _("forget after"),
-        _("Earlier bans no longer make the next one longer after this time without offence. Empty: 1d."),
+        None, ban_lengths, _("ban for"),
+        _("How long the first, second and each further ban is, for example 10m,1h,1d. One may be enough: 10m."),
         needs=_NEEDS_BANS, is_general=True,
     )]
     ban_on: Annotated[BanOn, Option(
@@ -237,19 +226,6 @@ class Options(TypedDict, total=False):
     ban_key: Annotated[str | None, Option(
         None, _joined, _("ban by"),
         _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
-        needs=_NEEDS_BANS, is_general=True,
-    )]
-    ban_spare: Annotated[int | None, Option(
-        None, Whole(0, 1_000_000), _("spare others"),
-        _(
-            "A ban by address is of the client alone where more other signed-in users than this share the address. "
-            "Empty: it is of the address."
-        ),
-        needs={"ban_key": "it spares those who share an address, and a ban is of none without ban_key='ip'"},
-        is_general=True,
-    )]
-    ban_renew: Annotated[bool, Option(
-        False, _flag, _("renew the ban"), _("Each attempt during a ban begins it anew."),
         needs=_NEEDS_BANS, is_general=True,
     )]
 # fmt: on

@@ -1,8 +1,7 @@
 --[[
 Decides any number of limits, of any algorithms, all or nothing.
 
-KEYS[1..n]      the state of each limit; then of each ban (see ban.lua), of those limits that have one, behind a ban that may
-                be narrowed those of the users at its address, and that of the narrow one; then, where there are
+KEYS[1..n]      the state of each limit; then of each ban (see ban.lua), of those limits that have one; then, where there are
                 any and it lives on this server, the register of bans: a sorted set of these keys by the ends of the bans
 KEYS[n+1]       a hash: the current rules revision under `revision`, and what overrides say of a subject under the
                 subject's digest, as a tag of 16 bytes and the rest; only when ARGV[2] is not empty
@@ -18,9 +17,8 @@ ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not al
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
                 limit, period in microseconds, and six numbers that its algorithm's file names; and as many
-                more as that file may want for this call. For a ban `ban`, and the 11 doubles that ban.lua names; for users
-                `users`, and nothing; for the narrow ban `own`, and behind its 11 how many users others are spared from, and
-                how many offences `offend` tells; for the register `bans`, and nothing
+                more as that file may want for this call. For a ban `ban`, and the doubles that ban.lua names; for the register
+                `bans`, and nothing
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
 returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
@@ -28,28 +26,19 @@ returns         doubles in one string: status (0 denied, 1 allowed), the time, u
                 retry_after (below 0: never), reset_after, wait, and the moment from which the units count that a hit
                 took (0: it took none), by which they are given back. Times and waits are microseconds. Then for each ban its
                 end (0: there is none), since when, its first and its last offence, how many, how often there was one,
-                by whom (2 more: it is the narrow one), and 1 where this call has begun it, 2 more where it was an offence.
+                by whom, and 1 where this call has begun it, 2 more where it was an offence.
                 A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
                 so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
                 The token is the end of the string, or the last element of the array.
 ]]
 
 -- A ban is looked at before anything else.
-local bans, users, register, is_banned = {}, {}, nil, false
-local of_bans = {ban = true, users = true, own = true}
+local bans, register, is_banned = {}, nil, false
 if ARGV[3 + 2 * count] == 'bans' then register, count = KEYS[count], count - 1 end
 local limits = count
-while limits > 0 and of_bans[ARGV[3 + 2 * limits]] do limits = limits - 1 end
+while limits > 0 and ARGV[3 + 2 * limits] == 'ban' do limits = limits - 1 end
 for i = limits + 1, count do
-  local kind, record = ARGV[3 + 2 * i], ARGV[4 + 2 * i]
-  if kind == 'users' then
-    users[#users + 1] = KEYS[i]
-  elseif kind == 'own' then
-    local spare, offences = unpack('<dd', record, 89)
-    bans[#bans], users = narrowed(bans[#bans], open_ban(KEYS[i], record, register), spare, users, offences), {}
-  else
-    bans[#bans + 1] = open_ban(KEYS[i], record, register)
-  end
+  bans[#bans + 1] = open_ban(KEYS[i], ARGV[4 + 2 * i], register)
 end
 for _, ban in ipairs(bans) do
   if ban.ends and not ban.shadow then is_banned = true end

@@ -17,8 +17,9 @@ from ..identity.keys import compile_key
 from ..limits import algorithms, calendar
 from ..limits.algorithms.concurrency import MOST_SLOTS
 from ..limits.algorithms.sliding_log import LONGEST_LOG
+from ..limits.ban import MOST_LENGTHS
 from ..limits.options import OPTIONS, WeightError, read_weights
-from ..limits.rate import LimitError, Rate, duration, time_us
+from ..limits.rate import LimitError, Rate, duration
 from ..rules.descriptors import LONGEST_ENTRY, MOST_ENTRIES, DescriptorPattern, entry_of, unread
 from ..rules.rule import LONGEST_PATTERN, MOST_PATTERNS, MOST_RATES, WRONG
 from .rate_fields import WRITTEN, RateFields, rate_problem, rate_text
@@ -190,14 +191,11 @@ def _options(row: Mapping[str, Any]) -> Iterator[Misfit]:
             if other not in given:
                 problem = _("“%(option)s” needs “%(other)s” as well.")
                 yield other, problem % {"option": label(name), "other": label(other)}
-    lengths = {}
     for name in [name for name in given if OPTIONS[name].check is duration]:
-        try:
-            lengths[name] = time_us(duration(row[name]))
-        except ValueError:
+        if not _is_duration(row[name]):
             yield name, _("“%(text)s” is no time. Write for example 10m, 1h or 7d.") % {"text": row[name]}
-    if lengths.get("ban_max", Rate.LONGEST_US) < lengths.get("ban_for", 0):
-        yield "ban_max", _("The longest ban is shorter than the first one.")
+    if "ban_for" in given:
+        yield from _ban_lengths(row["ban_for"])
     if "time_zone" in given and "time_zone" in taken:
         try:
             calendar.zone(row["time_zone"])
@@ -213,3 +211,21 @@ def _options(row: Mapping[str, Any]) -> Iterator[Misfit]:
         yield "split_weights", problem % {"entry": error.entry}
     if "lease" in given and algorithm == "token_bucket" and (row["burst"] or row["limit"] or 0) < 2:
         yield "lease", _("A lease needs a burst of at least 2.")
+
+
+def _ban_lengths(text: str) -> Iterator[Misfit]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if len(entries) > MOST_LENGTHS:
+        yield "ban_for", _("Enter at most %(most)d durations.") % {"most": MOST_LENGTHS}
+    for number, entry in enumerate(entries, start=1):
+        if not _is_duration(entry):
+            problem = _("Entry %(number)d, “%(text)s”, is no time. Write for example 10m, or several: 10m,1h,1d.")
+            yield "ban_for", problem % {"number": number, "text": entry}
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        duration(text)
+    except ValueError:
+        return False
+    return True

@@ -105,14 +105,9 @@ class RateLimitRule(RatesFields, AuditedModel):
     split_weights = models.CharField(max_length=1000, default="", db_default="", blank=True, **column("split_weights"))
     ban_after = models.PositiveIntegerField(null=True, blank=True, **column("ban_after"))
     ban_window = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_window"))
-    ban_for = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_for"))
-    ban_factor = models.FloatField(null=True, blank=True, **column("ban_factor"))
-    ban_max = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_max"))
-    ban_forget = models.CharField(max_length=16, default="", db_default="", blank=True, **column("ban_forget"))
+    ban_for = models.CharField(max_length=100, default="", db_default="", blank=True, **column("ban_for"))
     ban_on = models.CharField(max_length=8, default="", db_default="", blank=True, **column("ban_on"))
     ban_key = models.CharField(max_length=300, default="", db_default="", blank=True, **column("ban_key"))
-    ban_spare = models.PositiveIntegerField(null=True, blank=True, **column("ban_spare"))
-    ban_renew = models.BooleanField(default=False, db_default=False, **column("ban_renew"))
     message = models.CharField(_("message"), max_length=300, blank=True, help_text=_("The text for refused clients."))
 
     durable = models.BooleanField(

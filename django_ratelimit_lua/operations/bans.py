@@ -16,8 +16,7 @@ from django.utils.translation import gettext as _
 from ..conf import conf
 from ..engine.bans import clock_of_bans, told_key
 from ..engine.decide import PlannedCharge, banning, unbanning
-from ..engine.evidence import Evidence, evidence_of
-from ..engine.neighbours import neighbours_at
+from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
 from ..identity import Identity, digest
 from ..identity.address import address_as
@@ -55,8 +54,7 @@ class ActiveBan:
       banned, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: not known;
     - `ban`: its end, its offences and how often there was one; `why`: of a ban by hand;
     - `terms`: by what the limit bans; None: it is not known here; `key`: where the ban is kept in Redis;
-    - `address`: the digest of the address that the identity has in it; `sealed`: the identity, see `identity.sealed`;
-      empty: not known;
+    - `sealed`: the identity, see `identity.sealed`; empty: not known;
     - `is_shadow`: its limit is in shadow mode at the moment, so that it refuses nobody.
     """
 
@@ -68,7 +66,6 @@ class ActiveBan:
     why: str
     terms: BanTerms | None
     key: bytes
-    address: str = ""
     sealed: str = ""
     is_shadow: bool = False
 
@@ -102,21 +99,19 @@ def active_bans(most: int = MOST) -> list[ActiveBan]:
         if terms is not None and not ban.by_hand:  # As the limit is now.
             ban = ban._replace(until=min(ban.until, ban.last + terms.duration_us(ban.times - 1)))
         if ban.until > now:
-            name, rule, who, address, sealed = _told(told)
+            name, rule, who, sealed = _told(told)
             name = name or match[2].removesuffix(b":ban").decode(errors="replace")
-            found.append(
-                ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, address, sealed, is_shadow)
-            )
+            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, terms, key, sealed, is_shadow))
     return sorted(found, key=lambda active: active.ban.until)
 
 
-def _told(text: bytes | None) -> tuple[str, str, Name, str, str]:
+def _told(text: bytes | None) -> tuple[str, str, Name, str]:
     try:
         told = json.loads(text or b"{}")
-        name, rule, address, sealed = (str(told.get(word) or "") for word in ("limit", "rule", "address", "sealed"))
-        return name, rule, [(str(a), str(b)) for a, b in told["who"]], address, sealed
+        name, rule, sealed = (str(told.get(word) or "") for word in ("limit", "rule", "sealed"))
+        return name, rule, [(str(a), str(b)) for a, b in told["who"]], sealed
     except (ValueError, TypeError, KeyError, AttributeError):  # Written by hand, or not at all.
-        return "", "", [], "", ""
+        return "", "", [], ""
 
 
 def number_of_bans() -> int:
@@ -125,13 +120,9 @@ def number_of_bans() -> int:
     return int(get_store(background=True).execute(b"ZCOUNT", conf.CACHE_PREFIX + REGISTER, b"(%d" % now, b"+inf"))
 
 
-def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[Evidence]:
-    """Why they are banned: the last offences of each, and how many signed-in users were seen lately at the address.
-    Raises `StoreError`."""
-    offences = evidence_of([(active.key, active.ban) for active in bans])
-    addresses = sorted({active.address for active in bans if active.address})
-    users = dict(zip(addresses, neighbours_at([address.encode() for address in addresses]), strict=True))
-    return [Evidence(each, users.get(active.address)) for active, each in zip(bans, offences, strict=True)]
+def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
+    """Why they are banned: the last offences of each. Raises `StoreError`."""
+    return evidence_of([(active.key, active.ban) for active in bans])
 
 
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
@@ -143,7 +134,7 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
             match = _KEY.search(active.key)
             assert match is not None
             # By its key, as nobody here may know the limit any more; then what it would forget is known on.
-            limit = Limit("lifted", "1/s", ban_after=1, ban_for="1s", ban_forget="3650d")
+            limit = Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
             terms = active.terms or limit.ban
             assert terms is not None
             charge = Charge(limit.with_ban(replace(terms, key_part=match[2])), match[1])

@@ -297,7 +297,6 @@ def to_decide(call: Call) -> Question:
         varying += (digest,)
         if limit.ban is not None and call.operation not in ("charge", "refund"):
             bans += (banned or digest,)
-            is_usual = is_usual and limit.ban.spare is None  # Those keys go by the hour.
         is_usual = is_usual and cost <= MOST_UNITS
     varying += bans
     rest: tuple[Any, ...] = call[1:]

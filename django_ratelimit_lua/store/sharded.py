@@ -19,7 +19,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
-from ..limits.ban import Ban, users_keys
+from ..limits.ban import Ban
 from ..limits.call import REGISTER, Call, Charge, Operation, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
@@ -162,7 +162,8 @@ class ShardedStore(Store):
         ask the limits, which only look where somebody is banned; and tell what was an offence."""
         is_hit, bans = call.operation == "hit", {}
         for place in elsewhere:
-            bans[place] = yield from self._look_at_ban(call, place, patience)
+            units = 0 if is_hit else call.charges[place].cost
+            bans[place] = yield from self._of_ban(call, place, units, patience)
         enforced = [place for place in elsewhere if call.charges[place].limit.mode == "enforce"]
         held = {place for place, ban in bans.items() if ban.until}
         is_banned = not held.isdisjoint(enforced)
@@ -176,11 +177,8 @@ class ShardedStore(Store):
         states = list(decision.limits)
         for place in elsewhere:
             charge, state = call.charges[place], states[place]
-            if is_hit and charge.cost and (place in held or (not is_banned and _is_offence(charge, state))):
-                is_narrow = bans[place].is_narrow and place in held
-                if place not in held:
-                    is_narrow = yield from self._is_shared(call, charge, patience)
-                bans[place] = yield from self._of_ban(call, place, 1, patience, is_narrow=is_narrow)
+            if is_hit and charge.cost and not is_banned and place not in held and _is_offence(charge, state):
+                bans[place] = yield from self._of_ban(call, place, 1, patience)
             states[place] = _with_ban(state, bans[place], decision.moment, is_held=place in held)
         if is_hit and is_banned:
             decision = decision._replace(allowed=False, granted=0)
@@ -188,45 +186,14 @@ class ShardedStore(Store):
             decision = decision._replace(granted=call.units)
         return decision._replace(limits=tuple(states), allowed=decision.allowed and not is_banned)
 
-    def _look_at_ban(self, call: Call, place: int, patience: Patience) -> Generator[Any, Any, Ban]:
-        """A ban that a call is about, before its limits are asked; what the call says of it is done."""
-        charge, terms = call.charges[place], call.charges[place].limit.ban
-        units = 0 if call.operation == "hit" else charge.cost
-        if terms is None or terms.spare is None or call.operation == "ban":
-            return (yield from self._of_ban(call, place, units, patience))
-        of_wide = of_narrow = units
-        if call.operation == "offend":
-            is_shared = yield from self._is_shared(call, charge, patience)
-            of_wide, of_narrow = (0, units) if is_shared else (units, 0)
-        ban = yield from self._of_ban(call, place, of_wide, patience)
-        if not ban.until:
-            narrow = yield from self._of_ban(call, place, of_narrow, patience, is_narrow=True)
-            ban = narrow if narrow.until or narrow.last > ban.last else ban
-        return ban
-
-    def _is_shared(self, call: Call, charge: Charge, patience: Patience) -> Generator[Any, Any, bool]:
-        """Whether so many users share the address of a ban that it spares them. They are asked about where they are
-        counted, beside that ban."""
-        terms = charge.limit.ban
-        if terms is None or terms.spare is None:
-            return False
-        question = to_execute(b"PFCOUNT", *users_keys(call.prefix, charge.banned))
-        number: int = yield from self._ask(slot_of(b"{%b}" % charge.banned), question, patience)
-        return number > terms.spare
-
-    def _of_ban(
-        self, call: Call, place: int, units: int, patience: Patience, *, is_narrow: bool = False
-    ) -> Generator[Any, Any, Ban]:
-        """A ban that lives in a slot of its own: offences are told there, and what a call says of it is done.
-        `is_narrow`: that of the identity alone."""
+    def _of_ban(self, call: Call, place: int, units: int, patience: Patience) -> Generator[Any, Any, Ban]:
+        """A ban that lives in a slot of its own: offences are told there, and what a call says of it is done."""
         charge = call.charges[place]
-        if is_narrow:
-            charge = charge._replace(banned=b"")
         operation: Operation = call.operation if call.operation in ("ban", "unban") else "offend"
         charge = Charge(charge.limit, charge.ban_digest, 0 if call.operation == "peek" else units)
         alone = Call([charge], operation, call.prefix, call.now, slack_us=call.slack_us, registers=False, why=call.why)
         decision = yield from self._decide_at(_slot_of(charge), alone, patience)
-        return (decision.limits[0].ban or Ban())._replace(is_narrow=is_narrow)
+        return decision.limits[0].ban or Ban()
 
     def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
         decision: Decision = yield from self._ask(slot, to_decide(call), patience)

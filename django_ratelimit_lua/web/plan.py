@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -17,7 +16,6 @@ from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
-from ..engine.neighbours import known_user, neighbours
 from ..engine.run import Wait
 from ..identity import Identity, digest
 from ..identity.address import client_address
@@ -27,7 +25,6 @@ from ..identity.request_state import request_state
 from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
-from ..limits.limit import Limit
 from ..limits.rate import SECOND, Rate
 from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
 from ..rules.problems import problems
@@ -320,8 +317,6 @@ class RequestPlanner:
                 charge = charge._replace(limit=charge.limit.without_bans())
             elif rule is not None and rule.count_if is not None and ban.on == "counted":
                 charge = charge._replace(reports=True)
-            if ban.spare is not None and getattr(known_user(self.request), "is_authenticated", False):
-                charge = charge._replace(limit=_sparing_others(charge.limit))
             self.charges[place] = planned._replace(charge=charge)
 
     def _without_held(self) -> list[PlannedCharge]:
@@ -339,8 +334,6 @@ class RequestPlanner:
         if not self.is_hit:
             return waits
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
-            if state.ban is not None:
-                neighbours.note(self.request)
             rule_name = planned.rule.name if planned.rule is not None else ""
             if rule_name:
                 self._state.counted.add(rule_name)
@@ -361,16 +354,6 @@ class RequestPlanner:
                 )
             )
         return waits
-
-
-@lru_cache(maxsize=256)
-def _sparing_others(limit: Limit) -> Limit:
-    """The same limit for who is one of the users that are seen at the address: the others are one fewer, however often
-    it is planned."""
-    terms = limit.ban
-    if terms is None or terms.spare is None or limit.ban_spare is None:
-        return limit
-    return limit.with_ban(replace(terms, spare=limit.ban_spare + 1))
 
 
 def is_never_banned(request: HttpRequest) -> bool:

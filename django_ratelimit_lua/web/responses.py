@@ -17,7 +17,6 @@ from django.template.backends.django import DjangoTemplates
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..engine.neighbours import neighbours
 from ..exceptions import Ratelimited
 from ..limits.decision import Decision
 from .headers import add_headers
@@ -209,11 +208,7 @@ def _finished(response: Any, refusal: Refusal, style: str | None = None) -> Http
 
 
 def add_ratelimit_headers(request: Any, response: Any) -> Any:
-    """The view's answer, with the headers that tell what is left. By now it is known who has asked."""
-    for state in request.ratelimit.limits:
-        if state.ban is not None:
-            neighbours.note(request)
-            break
+    """The view's answer, with the headers that tell what is left."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response

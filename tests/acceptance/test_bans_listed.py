@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 import yaml
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -67,7 +68,7 @@ def test_bans_are_listed() -> None:
     those that end first come first."""
     assert said("list") == "Nobody is banned.\n"
     visit(times=4)
-    limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="1m")
+    limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="1m,2m")
     limiter.ban("ada@example.org", why="spam")
     first, second = active_bans()
     assert (first.limit, first.who, first.why, first.ban.by_hand) == ("mail", [("", "ad…")], "spam", True)
@@ -75,11 +76,11 @@ def test_bans_are_listed() -> None:
     assert second.limit.startswith("login:")
     assert (second.rule, second.who, second.ban.offences, second.ban.times) == ("", [("ip", "203.0.113.0/24")], 2, 1)
     assert second.ban.until - second.ban.since == 600 * 10**6
-    assert second.next_us == 1200 * 10**6
+    assert second.next_us == 600 * 10**6
     lines = said("list").splitlines()
     assert lines[0].startswith(f"{first.identity[:12]} mail until ")
     assert lines[0].endswith(" UTC (ad…): by hand: spam, ban number 1, the next for 2 min 0 s")
-    assert lines[1].endswith(" UTC (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 20 min 0 s")
+    assert lines[1].endswith(" UTC (ip=203.0.113.0/24): 2 offences, ban number 1, the next for 10 min 0 s")
     objects = [json.loads(line) for line in said("list", "--json", "--limit", "mail").splitlines()]
     assert [one["identity"] for one in objects] == [first.identity]
     assert objects[0]["why"] == "spam"
@@ -209,7 +210,7 @@ def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> N
 
 def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:
     """By the key that it is kept under; what is known of earlier bans stays."""
-    limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m", ban_forget="30d")
+    limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m,30d")
     limit.ban("ada")
     from django_ratelimit_lua.rules.callsite import known_call_sites
 
@@ -290,19 +291,46 @@ def test_the_inspector_says_who_banned() -> None:
 def test_rules_of_the_admin_ban() -> None:
     """By the same words, which YAML takes as well; a change of them is in the history."""
     rule = RateLimitRule(
-        name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m", ban_window="1h", ban_factor=3,
-        ban_max="1d", ban_forget="2d", ban_on="counted", ban_renew=True,
+        name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,30m,1d", ban_window="1h",
+        ban_on="counted",
     )  # fmt: skip
     rule.full_clean()
     rule.save()
-    assert rule.reading() == "2 per hour per address, banned for 10m after 2 offences, on /"
+    assert rule.reading() == "2 per hour per address, banned for 10m,30m,1d after 2 offences, on /"
     assert [visit("/ok") for _ in range(3)] == [200, 200, 429]
     (ban,) = active_bans()
     assert (ban.rule, ban.next_us) == ("api", 1800 * 10**6)
     text = export()
     assert {word: said for word, said in yaml.safe_load(text)[0].items() if word.startswith("ban_")} == {
-        "ban_after": 2, "ban_for": "10m", "ban_window": "1h", "ban_factor": 3, "ban_max": "1d", "ban_forget": "2d",
-        "ban_on": "counted", "ban_renew": True,
+        "ban_after": 2, "ban_for": "10m,30m,1d", "ban_window": "1h", "ban_on": "counted",
     }  # fmt: skip
     assert plan(text) == []
-    assert plan(text.replace("ban_for: 10m", "ban_for: 20m"))[0].words()[1].strip() == "ban_for: 10m → 20m"
+    assert (
+        plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip() == "ban_for: 10m,30m,1d → 20m,30m,1d"
+    )
+
+
+def test_resetting_keeps_the_register_of_the_others() -> None:
+    """Whose counts are reset is banned no more; everybody else is, and is listed."""
+    limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="1m")
+    limiter.hit("ada")
+    limiter.hit("bob")
+    limiter.reset("ada")
+    assert len(active_bans()) == 1
+
+
+def test_a_form_says_which_length_of_a_ban_is_wrong() -> None:
+    """And what would be right; neither more than eight."""
+    rule = RateLimitRule(name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,soon, 1d,0s")
+    with pytest.raises(ValidationError) as error:
+        rule.full_clean()
+    assert error.value.message_dict == {
+        "ban_for": [
+            "Entry 2, “soon”, is no time. Write for example 10m, or several: 10m,1h,1d.",
+            "Entry 4, “0s”, is no time. Write for example 10m, or several: 10m,1h,1d.",
+        ]
+    }
+    rule.ban_for = ",".join(["1h"] * 9)
+    with pytest.raises(ValidationError) as error:
+        rule.full_clean()
+    assert error.value.message_dict == {"ban_for": ["Enter at most 8 durations."]}

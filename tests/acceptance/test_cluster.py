@@ -20,13 +20,11 @@ from django.core.cache import cache as django_cache
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.ban import Ban, users_keys
-from django_ratelimit_lua.limits.call import NO_RULES, REGISTER, Call, Charge, Revision, Subject
-from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.limits.ban import Ban
+from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, number_of_bans
@@ -38,7 +36,7 @@ from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.store import PATIENCE, Patience, Store, get_store, why_unusable
+from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
@@ -553,47 +551,6 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
     assert not own.hit("bob")
     assert hit(names[0]).allowed
     assert len(active_bans()) == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_bans_spare_others_in_every_slot(cluster: Cluster, settings: Any) -> None:
-    """Wherever an address lives: who attacks there is banned alone, or with it where nobody else is seen there."""
-    limit = Limit("spared", "1/h", algorithm="fixed_window", ban_after=3, ban_for="1h", ban_key="ip", ban_spare=2)
-    for number in range(6):
-        address, is_shared = digest(("ip", f"203.0.113.{number}")), number % 2 == 0
-        if is_shared:
-            key = users_keys(settings.RATELIMIT_CACHE_PREFIX.encode(), address)[0]
-            get_store().execute(b"PFADD", key, b"ada", b"ben", b"eva")
-        attacker, other = (digest((f"203.0.113.{number}", name)) for name in ("root", "ada"))
-
-        def hit(who: bytes, address: bytes = address) -> LimitState:
-            return get_store().decide(build_call([Charge(limit, who, 1, address)])).limits[0]
-
-        states = [hit(attacker) for _ in range(6)]
-        bans = [state.ban for state in states if state.ban is not None]
-        assert [ban.is_new for ban in bans] == [False, False, False, True, False, False]
-        assert [ban.is_narrow for ban in bans if ban.until] == [is_shared] * 3
-        assert [state.allowed for state in states] == [True] + [False] * 5
-        assert hit(other).allowed is is_shared
-        call = build_call([Charge(limit, attacker, 1, address)], "unban")
-        get_store().decide(call)
-        assert get_store().decide(call._replace(operation="peek")).limits[0].ban == Ban()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_renewed_ban_is_listed_to_its_end(cluster: Cluster) -> None:
-    """The list of bans lives in another slot than the ban, and is told of its new end by the background; of one that
-    was lifted meanwhile it is not."""
-    limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="1h", ban_renew=True)
-    register = build_call([]).prefix + REGISTER
-    ends = [limiter.hit("ada").limits[0].ban.until for _ in range(3)]
-    assert evidence_notes.write(Patience(PATIENCE))
-    key = build_call([Charge(limiter.limits[0], digest("ada"))]).ban_keys()[0]
-    assert get_store().execute(b"ZSCORE", register, key) == b"%d" % ends[-1]
-    limiter.hit("ada")
-    get_store().execute(b"ZREM", register, key)
-    assert evidence_notes.write(Patience(PATIENCE))
-    assert number_of_bans() == 0
 
 
 @pytest.mark.django_db(transaction=True)

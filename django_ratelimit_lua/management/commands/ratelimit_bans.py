@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...engine.evidence import Evidence
+from ...engine.evidence import Offence
 from ...exceptions import StoreError
 from ...limits.rate import SECOND, LimitError
 from ...models.audit import acting
@@ -34,9 +34,7 @@ class Command(BaseCommand):
         listing.add_argument("--limit", metavar="NAME", help="only bans of this limit")
         listing.add_argument("--most", type=int, default=MOST, metavar="N", help=f"at most so many ({MOST})")
         listing.add_argument("--json", action="store_true", help="for programs: one object for each ban, one a line")
-        listing.add_argument(
-            "--evidence", action="store_true", help="with the last offences, and who shares the address"
-        )
+        listing.add_argument("--evidence", action="store_true", help="with the last offences")
         lifting = actions.add_parser("lift", help="end a ban now, in all processes")
         lifting.add_argument("identity", nargs="?", help="the identity as it is listed, or how it begins")
         lifting.add_argument("--all", action="store_true", help="everybody's")
@@ -58,19 +56,19 @@ class Command(BaseCommand):
 
     def _list(self, options: dict[str, Any]) -> None:
         found = [one for one in active_bans(options["most"]) if options["limit"] in (None, one.limit)]
-        known: Sequence[Evidence | None] = evidence_of_bans(found) if options["evidence"] else [None] * len(found)
+        known: Sequence[tuple[Offence, ...] | None] = [None] * len(found)
+        if options["evidence"]:
+            known = evidence_of_bans(found)
         for active, evidence in zip(found, known, strict=True):
             if options["json"]:
                 self.stdout.write(json.dumps(_object(active) | ({} if evidence is None else _evidence(evidence))))
                 continue
             self.stdout.write(_line(active))
-            for offence in () if evidence is None else evidence.offences:
+            for offence in evidence or ():
                 at = datetime.fromtimestamp(offence.moment / SECOND, UTC)
                 self.stdout.write(
                     f"    {at:%Y-%m-%d %H:%M:%S} {offence.method} {offence.path} {offence.agent}".rstrip()
                 )
-            if evidence is not None and evidence.users is not None:
-                self.stdout.write(f"    signed-in users seen at the address lately: {evidence.users}")
         if not found and not options["json"]:
             self.stdout.write("Nobody is banned.")
 
@@ -126,9 +124,9 @@ def _object(active: ActiveBan) -> dict[str, Any]:
     }
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
-    offences = [{**offence._asdict(), "moment": offence.moment / SECOND} for offence in evidence.offences]
-    return {"last": offences, "users": evidence.users}
+def _evidence(evidence: tuple[Offence, ...]) -> dict[str, Any]:
+    offences = [{**offence._asdict(), "moment": offence.moment / SECOND} for offence in evidence]
+    return {"last": offences}
 
 
 def _line(active: ActiveBan) -> str:

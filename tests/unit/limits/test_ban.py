@@ -8,37 +8,28 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.rate import LimitError, Rate, duration, time_us
+from django_ratelimit_lua.limits.rate import LimitError, Rate, duration
 
 HOUR = 3_600_000_000
 
 
 def test_two_options_are_enough() -> None:
-    """The others have defaults: offences count as long as the first ban, a ban doubles up to a week, a day forgets."""
+    """The others have defaults: offences count as long as the first ban is, and every ban is as long."""
     ban = Limit("login", "5/m", ban_after=10, ban_for="10m").ban
     assert ban is not None
-    assert (ban.after, ban.window_us, ban.on, ban.renew) == (10, HOUR // 6, "refused", False)
-    minutes = [ban.duration_us(times) // 60_000_000 for times in range(12)]
-    assert minutes == [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 7 * 24 * 60, 7 * 24 * 60]
-    assert ban.forget_us == 24 * HOUR
+    assert (ban.after, ban.window_us, ban.on) == (10, HOUR // 6, "refused")
+    assert [ban.duration_us(times) for times in (0, 1, 10**9)] == [HOUR // 6] * 3
     assert Limit("login", "5/m").ban is None
 
 
-def test_a_first_ban_may_be_longer_than_bans_mostly_are() -> None:
-    """Then the others are as long."""
-    ban = Limit("login", "5/m", ban_after=1, ban_for="30d").ban
-    assert ban is not None
-    assert ban.duration_us(0) == ban.duration_us(5) == time_us("30d")
-
-
-def test_bans_that_do_not_grow() -> None:
-    """A factor of 1; and one that is no whole number is rounded down to the microsecond."""
-    same = Limit("a", "5/m", ban_after=1, ban_for="1h", ban_factor=1).ban
-    half = Limit("a", "5/m", ban_after=1, ban_for="1s", ban_factor=1.5).ban
-    assert same is not None
-    assert half is not None
-    assert same.duration_us(10**9) == HOUR
-    assert [half.duration_us(times) for times in range(8)][-2:] == [11_390_625, 17_085_937]
+@pytest.mark.parametrize("given", ["10min,1h, 1d", ["10m", timedelta(hours=1), "24h"], ("600s", "1h", "1d")])
+def test_each_ban_has_its_length(given: Any) -> None:
+    """By its number; each further one is as long as the last. The window is as long as the first."""
+    limit = Limit("a", "5/m", ban_after=1, ban_for=given)
+    assert limit.ban is not None
+    assert [limit.ban.duration_us(times) for times in range(5)] == [HOUR // 6, HOUR, 24 * HOUR, 24 * HOUR, 24 * HOUR]
+    assert limit.ban.window_us == HOUR // 6
+    assert Limit("a", "5/m", ban_after=1, ban_for=limit.ban_for) == limit
 
 
 @pytest.mark.parametrize(
@@ -47,11 +38,14 @@ def test_bans_that_do_not_grow() -> None:
         ({"ban_after": 5}, "ban_after", "ban_after needs ban_for: say how long a ban is"),
         ({"ban_for": "1h"}, "ban_for", "ban_for needs ban_after"),
         ({"ban_on": "counted"}, "ban_on", "ban_on needs ban_after"),
-        ({"ban_renew": True}, "ban_renew", "ban_renew needs ban_after"),
         ({"ban_after": 0, "ban_for": "1h"}, "ban_after", "whole number from 1 to 1000"),
         ({"ban_after": 1001, "ban_for": "1h"}, "ban_after", "whole number from 1 to 1000"),
-        ({"ban_after": 5, "ban_for": "1h", "ban_factor": 0.5}, "ban_factor", "must be a number from 1"),
-        ({"ban_after": 5, "ban_for": "1h", "ban_max": "10m"}, "ban_max", r"\(10m\) is shorter than .* \(ban_for=1h\)"),
+        ({"ban_after": 5, "ban_for": "1h,soon"}, "ban_for", "ban_for is '1h,soon': entry 2, 'soon': write a number"),
+        ({"ban_after": 5, "ban_for": "1h,0s,1d"}, "ban_for", "entry 2, '0s': must be from 1s to ten years"),
+        ({"ban_after": 5, "ban_for": "1h,"}, "ban_for", "entry 2, '': write a number and a unit"),
+        ({"ban_after": 5, "ban_for": 60}, "ban_for", "entry 1, 60: write a number and a unit"),
+        ({"ban_after": 5, "ban_for": ",".join(["1h"] * 9)}, "ban_for", "write 1 to 8 durations, such as '10m,1h,1d'"),
+        ({"ban_after": 5, "ban_for": []}, "ban_for", "write 1 to 8 durations"),
         ({"ban_after": 5, "ban_for": "1h", "ban_on": "always"}, "ban_on", "refused, counted, reported"),
         ({"ban_after": 5, "ban_for": "1h", "split": "equal"}, "split", "split and ban_after contradict"),
         ({"ban_after": 5, "ban_for": "1h", "ban_window": "soon"}, "ban_window", "'soon': write a number and a unit"),
