@@ -17,7 +17,7 @@ ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not al
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
                 limit, period in microseconds, and six numbers that its algorithm's file names; and as many
-                more as that file may want for this call. For a ban `ban`, and the doubles that ban.lua names; for the register
+                more as that file may want for this call. For a ban `ban`, and the 7 to 14 doubles that ban.lua names; for the register
                 `bans`, and nothing
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
