@@ -9,9 +9,6 @@ from typing import Any
 import yaml
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
-from yaml.composer import ComposerError
-from yaml.constructor import ConstructorError
-from yaml.reader import ReaderError
 
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
@@ -27,7 +24,7 @@ Built = tuple[RateLimitRule, list[RateLimitTier]]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes out what occurs twice: what is exported has no aliases, as what is imported must have none."""
+    """A `SafeDumper` that writes no aliases for lists that occur twice, because `load` refuses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -42,7 +39,7 @@ def dump(rules: Sequence[Declared]) -> str:
       key: ip
       rate: 100/m
     """
-    return yaml.dump(list(rules), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return yaml.dump(list(rules), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def export() -> str:
@@ -99,41 +96,6 @@ BREAKER = "breaker"
 """The word that begins what is no rule but a breaker: its name."""
 LONGEST_TEXT = 4 * 1024 * 1024
 DEEPEST = 20
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without what has no place in a list of rules: aliases (a few hundred bytes of them can stand for gigabytes),
-    keys given twice, and nesting without end."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise ComposerError(None, None, "anchors (&) and aliases (*) are not read; write it out", event.start_mark)
-        if self._depth >= DEEPEST:
-            raise ComposerError(None, None, "this is nested too deeply", event.start_mark)
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise ConstructorError(None, None, "merge keys (<<) are not read; write it out", key.start_mark)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        mapping = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
-            names = set()
-            for key, _ in node.value:
-                name = self.construct_object(key, deep=True)
-                if name in names:
-                    raise ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
-                names.add(name)
-        return mapping
 
 
 def build_rule(given: Declared, where: str = "Rules") -> Built:
@@ -308,31 +270,70 @@ def _all_problems(given: Any, where: str, first: RuleError) -> list[RuleError]:
 
 
 def _parsed(text: str, source: str) -> list[tuple[int, Any]]:
-    """What a YAML text lists, with the lines where each begins."""
+    """The items of the YAML list in a text, each with the number of its first line."""
     if len(text) > LONGEST_TEXT:
         raise RuleError(source, "yaml", f"more than {LONGEST_TEXT} characters")
-    line = 1
     try:
-        loader = _Loader(text)
-        loader.name = source  # What its own errors call the text.
-        node = loader.get_single_node()
-        if node is None:  # A file that was cut off, more likely than the wish to delete every rule.
-            raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
-        line = node.start_mark.line + 1
-        if not isinstance(node, yaml.SequenceNode):
-            raise RuleError(f"{source}, line {line}", "yaml", "must be a list of rules, each a mapping with a name")
-        items = []
-        for item in node.value:
-            line = item.start_mark.line + 1
-            items.append((line, loader.construct_document(item)))
-        return items
-    except ReaderError as error:
-        line = text.count("\n", 0, int(error.position)) + 1
-        raise RuleError(f"{source}, line {line}", "yaml", f"not YAML: {error.reason}") from None
+        lines = _item_lines(text, source)
+        items = yaml.safe_load(text)
     except yaml.YAMLError as error:
+        message = str(error).replace("<unicode string>", source)
+        raise RuleError(source, "yaml", f"not YAML: {message}") from None
+    except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
         raise RuleError(source, "yaml", f"not YAML: {error}") from None
-    except (ValueError, ArithmeticError) as error:  # A number or date that Python does not make of its text.
-        raise RuleError(f"{source}, line {line}", "yaml", f"not YAML: {error}") from None
+    if items is None:  # Probably a truncated file, and not the wish to delete every rule.
+        raise RuleError(source, "yaml", "is empty; write [] where there are to be no rules")
+    if not isinstance(items, list):
+        raise RuleError(source, "yaml", "must be a list of rules, each a mapping with a name")
+    return list(zip(lines, items, strict=True))
+
+
+def _item_lines(text: str, source: str) -> list[int]:
+    """The first line of each item of the outermost list. Raises `RuleError` for what `safe_load` would accept: anchors,
+    aliases, merge keys, repeated keys and deep nesting."""
+    lines: list[int] = []
+    collections: list[_Collection] = []
+    for event in yaml.parse(text):
+        mark = event.start_mark
+        line = mark.line + 1 if mark is not None else 1
+        problem = ""
+        if getattr(event, "anchor", None) is not None:
+            problem = "anchors (&) and aliases (*) are not read; write it out"
+        elif isinstance(event, yaml.NodeEvent) and collections:
+            problem = collections[-1].add(getattr(event, "value", None))
+            if len(collections) == 1:
+                lines.append(line)
+        if isinstance(event, yaml.CollectionStartEvent):
+            collections.append(_Collection(isinstance(event, yaml.MappingStartEvent)))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            collections.pop()
+        if len(collections) > DEEPEST:
+            problem = "this is nested too deeply"
+        if problem:
+            raise RuleError(f"{source}, line {line}", "yaml", f"not YAML: {problem}")
+    return lines
+
+
+class _Collection:
+    """A list or mapping of a YAML text while its events are read."""
+
+    def __init__(self, is_mapping: bool) -> None:
+        self.is_mapping = is_mapping
+        self.is_key_next = is_mapping
+        self.keys: set[str] = set()
+
+    def add(self, value: str | None) -> str:
+        """Add a node (`value`: its text, if it is a scalar), and return what is wrong with it."""
+        is_key = self.is_key_next
+        self.is_key_next = self.is_mapping and not is_key
+        if not is_key or value is None:
+            return ""
+        if value == "<<":
+            return "merge keys (<<) are not read; write it out"
+        if value in self.keys:
+            return f"{value!r} is given twice"
+        self.keys.add(value)
+        return ""
 
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:

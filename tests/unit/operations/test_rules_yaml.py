@@ -45,8 +45,10 @@ def test_a_rule_comes_with_its_tiers() -> None:
     ("text", "problem"),
     [
         ("", "is empty; write [] where there are to be no rules"),
-        ("name: api", "line 1: must be a list of rules"),
-        ("- name: api\n  name: b", "'name' is given twice"),
+        ("name: api", "must be a list of rules"),
+        ("- name: api\n  name: b", "Rules, line 2: not YAML: 'name' is given twice"),
+        ("- tiers: [{rate: 1/m}, {rate: 2/m}, {rate: 1/s, rate: 2/s}]", "'rate' is given twice"),
+        ("- name: rate\n  key: rate", "rule 'rate'"),
         ("- &a {name: api}\n- *a", "anchors (&) and aliases (*) are not read"),
         ("- {<<: {name: api}}", "merge keys (<<) are not read"),
         ("[" * (DEEPEST + 1), "nested too deeply"),
