@@ -73,7 +73,8 @@ class RateLimiter:
 
     A rule whose `group` is the name takes the place of the rates and options given here, from the next call on.
 
-    An identity is whoever is counted: text, bytes, a number, a UUID, None, or a tuple of these. Each method has a
+    An identity is the client that is counted: text, bytes, a number, a UUID, or a tuple of these. Without one, all
+    callers are counted together, as with the key `all`, and no client is banned. Each method has a
     twin for coroutines with an `a` in front of its name. Costs are whole numbers; times are seconds. Raises
     `LimitError` for a limit that cannot be kept; what happens when Redis cannot be asked, `RATELIMIT_ON_STORE_ERROR`
     says.
@@ -189,43 +190,43 @@ class RateLimiter:
             return Slot(self, None, key, cost, timeout, what)(identity)
         return Slot(self, identity, key, cost, timeout, what)
 
-    def hit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
+    def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units; with `partial`, as many of them as there are (`granted` says how many)."""
         return decide(self._plan("hit", identity, cost, partial=partial)).decision
 
-    async def ahit(self, identity: Identity, cost: int = 1, *, partial: bool = False) -> Decision:
+    async def ahit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
         """`hit`, for coroutines."""
         return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
 
-    def peek(self, identity: Identity, cost: int = 1) -> Decision:
+    def peek(self, identity: Identity = None, cost: int = 1) -> Decision:
         """What a hit of that cost would be told now. Takes nothing."""
         return decide(self._plan("peek", identity, cost)).decision
 
-    async def apeek(self, identity: Identity, cost: int = 1) -> Decision:
+    async def apeek(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`peek`, for coroutines."""
         return (await adecide(self._plan("peek", identity, cost))).decision
 
-    def refund(self, identity: Identity, cost: int = 1) -> Decision:
+    def refund(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Give units back, the latest first, and never more than are counted."""
         return decide(self._plan("refund", identity, cost)).decision
 
-    async def arefund(self, identity: Identity, cost: int = 1) -> Decision:
+    async def arefund(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`refund`, for coroutines."""
         return (await adecide(self._plan("refund", identity, cost))).decision
 
-    def charge(self, identity: Identity, cost: int = 1) -> Decision:
+    def charge(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Count units that were already used, even beyond the limit: then others wait until they are worked off."""
         return decide(self._plan("charge", identity, cost)).decision
 
-    async def acharge(self, identity: Identity, cost: int = 1) -> Decision:
+    async def acharge(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`charge`, for coroutines."""
         return (await adecide(self._plan("charge", identity, cost))).decision
 
-    def reset(self, identity: Identity) -> None:
+    def reset(self, identity: Identity = None) -> None:
         """Forget what is counted for an identity, and its bans. Raises `StoreError` where Redis cannot be asked."""
         run(forgetting(self._counts(identity), strict=True))
 
-    async def areset(self, identity: Identity) -> None:
+    async def areset(self, identity: Identity = None) -> None:
         """`reset`, for coroutines."""
         await arun(forgetting(self._counts(identity), strict=True))
 
@@ -270,13 +271,15 @@ class RateLimiter:
         return [PlannedCharge(Charge(limit, subject), name, rule, identity=own(identity)) for limit in limits]
 
     def _banning(self, identity: Identity) -> list[PlannedCharge]:
+        if identity is None:
+            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity; without one, it would ban everybody")
         banning = [planned for planned in self._charged(identity) if planned.charge.limit.ban is not None]
         if not banning:
             raise LimitError(f"RateLimiter {self.name!r} does not ban: say ban_after and ban_for", "ban_after")
         return banning
 
     def acquire(
-        self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
+        self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
     ) -> Decision:
         """Wait for one's turn, at most `timeout` seconds (None: as long as it takes).
 
@@ -298,7 +301,7 @@ class RateLimiter:
         return outcome.decision
 
     async def aacquire(
-        self, identity: Identity, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
+        self, identity: Identity = None, cost: int = 1, timeout: float | timedelta | None = None, *, debt: bool = False
     ) -> Decision:
         """`acquire`, for coroutines; one that is cancelled while it waits gives its turn back."""
         outcome = await adecide(self._acquiring(identity, cost, timeout, debt))
@@ -561,6 +564,8 @@ class _Planner:
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""
         limits, rule = self._limits_by(ruleset)
+        if self._identity is None:
+            limits = [limit.without_bans() for limit in limits]
         cost = self._cost
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._name!r}: cost is")

@@ -19,6 +19,7 @@ def key_choices() -> list[tuple[str, str]]:
     """Keys, or what they begin with where a name follows, in words."""
     return [
         ("", _("as the code says")),
+        ("all", _("everybody together")),
         ("ip", _("client address")),
         ("user", _("signed-in user (all others share one count)")),
         ("user_or_ip", _("signed-in user, for others the address")),

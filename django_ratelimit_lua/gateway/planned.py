@@ -13,6 +13,7 @@ from ..engine.run import Wait, arun
 from ..engine.waiting import to_the_end
 from ..identity import digest
 from ..identity.address import UNKNOWN, client_address
+from ..identity.keys import ALL_CALLERS
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Charge, Operation
 from ..limits.decision import Decision, LimitState
@@ -154,7 +155,10 @@ class AskedPlanner:
             if not client.may_ask(asked.limit):
                 raise ProblemError(403, f"{client.name} may not ask about the limit {asked.limit!r}.")
             limits, rule = _limits(ruleset, asked.limit)
-            if any(limit.ban is not None for limit in limits) and _is_spared(asked.who):
+            if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
+                subject, identity = digest(None), None
+            is_spared = identity is None or _is_spared(asked.who)
+            if is_spared and any(limit.ban is not None for limit in limits):
                 limits = [limit.without_bans() for limit in limits]
             charges = [
                 PlannedCharge(Charge(limit, subject, asked.cost), asked.limit, rule, identity=identity)

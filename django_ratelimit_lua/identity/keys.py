@@ -3,6 +3,8 @@
 A value that is not there (no such header, nobody logged in) is an identity of its own, apart from every other key's;
 all who lack it share it. What cannot be known (a body that is not looked at, a session that does not exist) counts as
 the client's address: so nobody gains a count by it, and nobody uses up everybody's.
+
+The identity of all callers together is `None`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from .text import normalised
 KeyFunction = Callable[[str, HttpRequest], Identity | Awaitable[Identity]]
 KeyLike = Union[str, KeyFunction, Sequence["KeyLike"]]  # noqa: UP007
 
+ALL_CALLERS = "all"
+"""The key that counts every caller together."""
 ACCEPTED = (
-    "ip, user, user_or_ip, session, path, route, get:NAME, post:NAME, header:NAME, cookie:NAME, json:NAME, data:NAME, "
-    "kwarg:NAME (with exact: in front: letter by letter), a callable (group, request), its dotted path, or a tuple of "
-    "these"
+    "all, ip, user, user_or_ip, session, path, route, get:NAME, post:NAME, header:NAME, cookie:NAME, json:NAME, "
+    "data:NAME, kwarg:NAME (with exact: in front: letter by letter), a callable (group, request), its dotted path, or "
+    "a tuple of these"
 )
 
 
@@ -83,6 +87,7 @@ def _user_or_ip(group: str, request: HttpRequest, user: Any) -> Identity:
 
 
 _SIMPLE = {
+    ALL_CALLERS: Key(ALL_CALLERS, lambda group, request, user: None),
     "ip": Key("ip", _ip),
     "user": Key("user", _user, needs_user=True, lumps_strangers=True),
     "user_or_ip": Key("user_or_ip", _user_or_ip, needs_user=True),
@@ -211,7 +216,7 @@ def compile_key(key: KeyLike) -> Key:
     >>> compile_key("id")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use ip, user, ...
+    django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use all, ip, user, ...
     """
     if callable(key):
         return _called(key, name_of(key))
@@ -224,7 +229,10 @@ def compile_key(key: KeyLike) -> Key:
         if ":" not in key and "." in key:
             return _called(lazily(key, "Key"), key)
     elif isinstance(key, (tuple, list)) and key:
-        return _joined(tuple(map(compile_key, key)))
+        keys = tuple(map(compile_key, key))
+        if len(keys) > 1 and any(part.name == ALL_CALLERS for part in keys):
+            raise LimitError(f"Key {key!r}: 'all' counts every caller together; use it alone, or leave it out", "key")
+        return keys[0] if keys[0].name == ALL_CALLERS else _joined(keys)
     raise LimitError(f"Unknown key {key!r}; use {ACCEPTED}", "key")
 
 

@@ -13,7 +13,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..identity.keys import compile_key
+from ..identity.keys import ALL_CALLERS, compile_key
 from ..limits import algorithms, calendar
 from ..limits.algorithms.concurrency import MOST_SLOTS
 from ..limits.algorithms.sliding_log import LONGEST_LOG
@@ -98,6 +98,10 @@ def _key(row: Mapping[str, Any]) -> Iterator[Misfit]:
         if not is_of_call_site and not row["exempt"]:
             yield "key", _("Choose who is counted, for example ip: the client address.")
         return
+    if ALL_CALLERS in parts and len(parts) > 1:
+        yield "key", _("“all” counts everybody together. Use it alone, or leave it out.")
+    if parts == [ALL_CALLERS] and row["ban_after"]:
+        yield "ban_after", _("A limit for everybody together cannot ban: the ban would refuse every client.")
     for part in parts:
         if "." in part and ":" not in part:
             yield "key", _("“%(key)s” names code, which only rules of the settings can do.") % {"key": part}

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..identity.keys import ALL_CALLERS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 
@@ -61,6 +62,7 @@ def whom(key: Any, *, is_of_descriptors: bool = False) -> str:
     ('address', 'address and post:username')
     """
     names = {
+        "all": _("everybody together"),
         "ip": _("address"),
         "user": _("user"),
         "user_or_ip": _("user or address"),
@@ -125,8 +127,10 @@ def _sentence(given: Declared) -> str:
     if given.get("exempt"):
         parts.append(_("no limits"))
     elif given.get("rate") is not None:
+        rate = rate_words(given["rate"])
         who = whom(given.get("key"), is_of_descriptors=bool(given.get("descriptor")))
-        parts.append(_("%(rate)s per %(whom)s") % {"rate": rate_words(given["rate"]), "whom": who})
+        words = _("%(rate)s for %(whom)s") if given.get("key") == ALL_CALLERS else _("%(rate)s per %(whom)s")
+        parts.append(words % {"rate": rate, "whom": who})
     parts += [_(row.words) % given for option, row in OPTIONS.items() if row.words and given.get(option)]
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])} for tier in given.get("tiers") or ()

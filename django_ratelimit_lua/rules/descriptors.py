@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..identity.keys import EXACT
+from ..identity.keys import ALL_CALLERS, EXACT
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -160,7 +160,7 @@ def unread(key_name: str, keys: Collection[str]) -> list[str]:
     (['header:X-Tenant'], [])
     """
     there = {spelt(key) for key in keys}
-    return [part for part in key_name.split("+") if entry_of(part) not in there]
+    return [part for part in key_name.split("+") if part != ALL_CALLERS and entry_of(part) not in there]
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from ..conf import conf
 from ..conf.callables import lazily
-from ..identity.keys import Key, KeyLike, compile_key
+from ..identity.keys import ALL_CALLERS, Key, KeyLike, compile_key
 from ..limits import algorithms, calendar
 from ..limits.call import MOST_COST, whole_cost
 from ..limits.limit import Limit
@@ -55,6 +55,8 @@ def ban_key(given: Any) -> Key:
         raise LimitError(f"ban_key: {error}", "ban_key") from None
     if key.functions:
         raise LimitError(f"ban_key is {text!r}: it cannot name code", "ban_key")
+    if key.name == ALL_CALLERS:
+        raise LimitError("ban_key is 'all', which would ban every client; use a key such as 'ip'", "ban_key")
     return key
 
 
@@ -100,6 +102,9 @@ class LimitTemplate:
             raise LimitError(f"rate is an empty list; {ACCEPTED}")
         declared: Any = {option: value for option, value in options.items() if value is not None}
         template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), declared)
+        if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
+            problem = "ban_after: the key 'all' counts every caller together, and a ban would refuse all of them"
+            raise LimitError(f"{problem}; count by a key such as 'ip'", "ban_after")
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}
         nominal = calendar.PERIODS.get(str(declared.get("align")), (SECOND, SECOND))[0]

@@ -73,8 +73,11 @@ def shown(identity: Identity) -> Name:
 
 
 def own(identity: Identity) -> Identity:
-    """An identity that the project has made: whatever it looks like, it is none that a key has read."""
-    return (_OWN, identity)
+    """An identity that the project has made: whatever it looks like, it is none that a key has read.
+
+    `None`, all callers together, stays `None`.
+    """
+    return None if identity is None else (_OWN, identity)
 
 
 def _parts(identity: Any, *, is_masked: bool) -> Name:

@@ -63,14 +63,15 @@ Kind = tuple[str, str, str, int, int, int, bool, bool]
 
 class Person:
     """One identity under one limit, between two writings: how often it `came` and was `refused` (or would have been),
-    the `units` it took, and its `mark`: the most that it had used, or wanted."""
+    the `units` it took, and its `mark`: the most that it had used, or wanted. All callers together are no client."""
 
-    __slots__ = ("_identity", "_name", "came", "digest", "limit", "mark", "refused", "rule", "units")
+    __slots__ = ("_identity", "_name", "came", "digest", "is_client", "limit", "mark", "refused", "rule", "units")
 
     def __init__(self, planned: Counted) -> None:
         identity = planned.identity
         self.limit, self.digest, *_ = planned.charge
         self._identity, self._name = identity, None
+        self.is_client = identity is not None
         # Only these have versions that are judged.
         self.rule: Any = planned.rule if self.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.

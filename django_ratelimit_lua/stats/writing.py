@@ -397,13 +397,13 @@ class Writer:
         for name, people in by_name.items():
             pending = self._of(name)
             for person in people:
-                if person.refused:
+                if person.refused and person.is_client:
                     pending.meet(b"refused:hour:%d" % hour, MINUTES_KEPT, person.digest)
                     pending.meet(b"refused:day:%d" % day, HOURS_KEPT, person.digest)
                 if person.rule is not None:
                     self._take_shadow(pending, name, person)
             top = self._top(name, hour)
-            top.add(people)
+            top.add([person for person in people if person.is_client])
             pending.says[b"top:%d" % hour, TOP_KEPT] = {top.field: top.written()}
 
     def _forget_marks(self) -> None:

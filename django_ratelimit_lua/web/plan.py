@@ -87,6 +87,8 @@ class Place:
                 ordinal += 1
                 limit = numbers.limit(name, rate, ordinal)
             taken.add((subject, limit.key_part))
+            if identity is None:
+                limit = limit.without_bans()
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
             charge = Charge(limit, subject, cost, ban_subject)

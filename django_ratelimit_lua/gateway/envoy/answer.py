@@ -131,7 +131,7 @@ class _Planner:
             limit = each.charge.limit
             if limit.holds and not self.is_hit:
                 continue  # Slots are released by what was told when they were taken.
-            if limit.ban is not None and is_never_banned(met.request):
+            if limit.ban is not None and (each.identity is None or is_never_banned(met.request)):
                 each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
             planned.append(each)
         return planned

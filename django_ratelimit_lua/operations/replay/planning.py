@@ -174,6 +174,8 @@ def _reads(rule: Rule, knows: frozenset[str]) -> Callable[[LogLine], tuple[str |
 
 def words_of(identity: Any, line: LogLine, request: LoggedRequest) -> str:
     """Whom an identity is, in words: an address as the log has it, where it is a name."""
+    if identity is None:
+        return _("everybody together")
     if isinstance(identity, tuple) and identity and isinstance(identity[0], tuple):
         return " + ".join(words_of(part, line, request) for part in identity)
     kind, value = (identity[0], identity[-1]) if isinstance(identity, tuple) else ("", identity)
