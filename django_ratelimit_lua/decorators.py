@@ -45,8 +45,8 @@ class _Ratelimit:
     ...     return HttpResponse("found")
 
     - `group`: what the count is kept under; by default the view's module and name;
-    - `key`: whom to count: ip, user, user_or_ip, get:NAME, post:NAME, header:NAME, cookie:NAME, a callable
-      (group, request), its dotted path, or a tuple of these. Text that clients write counts in one spelling, with
+    - `key`: what to count by: all (every caller together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
+      cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Text that clients write counts in one spelling, with
       exact: in front letter by letter;
     - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
       list of these, decided together, all or nothing;
