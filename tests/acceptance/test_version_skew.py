@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import connection
-from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -23,7 +21,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import SECOND
@@ -429,26 +426,6 @@ def test_a_word_that_older_versions_do_not_know_raises_the_format() -> None:
     words += snapshot_of("default")
     digest_of_words = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:16]
     assert (snapshot.FORMAT, digest_of_words) == (4, "493dc3a7011944b9")
-
-
-@pytest.mark.parametrize(
-    "before", ["0002_one_history", "0003_several_rates", "0004_answers_of_blocks", "0005_combinations"]
-)
-def test_an_older_version_can_still_add_rules_and_overrides(before: str) -> None:
-    """After migrating: the statements of a process that still runs do not name the columns that are new."""
-    state = MigrationExecutor(connection).loader.project_state(("django_ratelimit_lua", before))
-    models = [state.apps.get_model("django_ratelimit_lua", f"RateLimit{name}") for name in ("Rule", "Tier", "Override")]
-    one = models[0].objects.create(name="good", path="/good", key="ip", limit=1, unit="h")
-    models[1].objects.create(rule=one, group="staff", limit=7, unit="h")
-    address = digest(("network", "203.0.113.2/32")).decode()
-    models[2].objects.create(network="203.0.113.2", kind="ip4/32", subject=address, effect="block")
-    publish(rebuild=True)
-    assert get("/good", 2) == [200, 429]
-    assert get("/good", ip="203.0.113.2") == [429]
-    assert RateLimitRule.objects.get().rate == "1/h"
-    assert (RateLimitRule.objects.get().more_rates, RateLimitTier.objects.get().more_rates) == ([], [])
-    override = RateLimitOverride.objects.get()
-    assert (override.forbids, override.message, RateLimitRule.objects.get().durable) == (False, "", False)
 
 
 def junk() -> st.SearchStrategy[Any]:
