@@ -46,8 +46,8 @@ class _Ratelimit:
 
     - `group`: what the count is kept under; by default the view's module and name;
     - `key`: what to count by: all (every caller together), ip, user, user_or_ip, get:NAME, post:NAME, header:NAME,
-      cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Text that clients write counts in one spelling, with
-      exact: in front letter by letter;
+      cookie:NAME, a callable (group, request), its dotted path, or a tuple of these. Text that clients write counts in
+      one spelling, with exact: in front letter by letter;
     - `rate`: "N/[k]unit", (count, seconds), None for no limit, a callable (group, request) or its dotted path; or a
       list of these, decided together, all or nothing;
     - `method`: ALL, UNSAFE, or the methods to count; GET is HEAD too, which runs the same view;

@@ -82,9 +82,10 @@ class RateLimitRule(RatesFields, AuditedModel):
     key = models.CharField(
         _("count by"), max_length=300, blank=True,
         help_text=_(
-            "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, "
-            "post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With exact: in front, a value is compared "
-            "letter by letter. Empty: the key of the call site with this name, or every descriptor by itself."
+            "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
+            "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
+            "exact: in front, a value is compared letter by letter. Empty: the key of the call "
+            "site with this name, or every descriptor by itself."
         ),
     )  # fmt: skip
     cost = models.BigIntegerField(
