@@ -392,7 +392,7 @@ def _fetch(patience: Patience) -> _Fetched:
     except UnreadableError:
         fetched = _fetch_unreadable(key, patience)
     owner = str(fetched.snapshot.get("database", ""))
-    if note_owner(owner):
+    if (owner == database and not problems.owner) or note_owner(owner):
         return fetched
     snapshot = {"revision": fetched.snapshot["revision"], "database": owner}
     return _Fetched(key, snapshot, UnreadableError(problems.owner, is_kept=True))

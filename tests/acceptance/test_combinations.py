@@ -17,9 +17,7 @@ from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
 from django.core import checks
 from django.core.exceptions import ValidationError
-from django.core.management import call_command
-from django.db import connection, transaction
-from django.db.migrations.executor import MigrationExecutor
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
@@ -654,36 +652,6 @@ def test_whom_it_is_about_in_german(ada: User) -> None:
         texts = [made(parts, effect="exempt", label="x").whom() for parts in COMBINATIONS]
     assert texts[:2] == ["Benutzer ada von Netz 203.0.113.8/29", "Benutzer ada mit Header X-Tenant (x)"]
     assert "Netz 203.0.113.8/29 mit Header X-Tenant und Formularfeld username (x)" in texts
-
-
-@pytest.mark.usefixtures("ada")
-def test_going_back_a_version_leaves_none_that_it_would_misread() -> None:
-    """The version before 0005 would take a combination for one about its user, or its network, alone."""
-    made(("user", "network"))
-    made(("network", "post:username"))
-    RateLimitOverride.objects.create(network=STRANGER, effect="block")
-    try:
-        call_command("migrate", "django_ratelimit_lua", "0004", verbosity=0)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT kind FROM django_ratelimit_lua_ratelimitoverride")
-            assert cursor.fetchall() == [("ip4/32",)]
-    finally:
-        call_command("migrate", "django_ratelimit_lua", verbosity=0)
-    assert [status("/free/", sent(**{**WHOLE, "address": one})) for one in (ADDRESS, STRANGER)] == [200, 429]
-
-
-def test_a_version_before_adds_overrides_all_the_same() -> None:
-    """Its statements do not name the column that is new."""
-    state = MigrationExecutor(connection).loader.project_state(("django_ratelimit_lua", "0004_answers_of_blocks"))
-    older = state.apps.get_model("django_ratelimit_lua", "RateLimitOverride")
-    older.objects.create(
-        field="header:X-Tenant", kind="header:X-Tenant", subject=digest(("header", "X-Tenant", "acme")).decode(),
-        effect="block",
-    )  # fmt: skip
-    publish(rebuild=True)
-    assert status("/free/", sent(tenant="acme")) == 429
-    RateLimitOverride.objects.update(network=ADDRESS)
-    assert [status("/free/", sent(one, tenant="acme")) for one in (ADDRESS, STRANGER)] == [429, 200]
 
 
 def test_a_check_warns_of_more_kinds_than_a_request_should_look_for() -> None:

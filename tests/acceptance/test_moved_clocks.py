@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine import heartbeat as beating
 from django_ratelimit_lua.engine import slots
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
@@ -136,7 +135,7 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(direct
     """Its entry is from the future: it would stay until the clock has caught up."""
     beat = Heartbeat()
     assert beat.beat() == 1
-    listed, weights, began = (prefix + key.decode() for key in beating.KEYS)
+    listed, weights, began = (key.decode() for key in beat._all.keys)
     direct.zadd(listed, {"dead": time.time() + 3600})
     direct.zadd(weights, {"dead": 1})
     beat.beat()

@@ -138,6 +138,7 @@ def test_commands(tmp_path: Path) -> None:
     assert "block: every request is refused" in said("explain", "--ip", "203.0.113.1")
     assert "1 rule; revision 3" in said("list")
     assert "published revision" in said("publish")
-    assert "published revision" in said("new-id")
+    assert "belongs to the database" in said("new-id")
+    assert "published revision" in said("publish", "--take-over")
     assert "off" in said("mode", "site", "off")
     assert get() == [200]

@@ -274,7 +274,10 @@ local function report()
 end
 
 -- As if all but the initial units had just been taken.
-if is_new then charge(missing, time, false) end
+if is_new then
+  charge(missing, time, false)
+  hits = pack('<I7I4', latest, units) .. hits
+end
 
 if not has_holes then return when_allowed, charge, refund, report end
 

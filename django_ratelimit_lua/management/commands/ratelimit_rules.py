@@ -23,7 +23,7 @@ from ...operations.explain import explain
 from ...operations.reference import BadReferenceError, open_reference
 from ...operations.surprises import changed_surprises, enforcing
 from ...publishing import triggers
-from ...publishing.publish import primary, publish
+from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.describe import reading
@@ -222,6 +222,8 @@ class Command(BaseCommand):
         self.stdout.write(f"the database now has the id {name}")
         try:
             self.stdout.write(f"published revision {publish()}")
+        except OwnerError as error:
+            self._warn(str(error))
         except StoreError as error:
             self._unless_live(str(error))
 
