@@ -23,7 +23,7 @@ from .engine.run import arun, run
 from .engine.waiting import to_the_end
 from .exceptions import CircuitOpen
 from .rules.breakers import BreakerError, breaker_name, thresholds
-from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back, instead_of
+from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
 from .rules.stacks import guarding
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -208,6 +208,8 @@ class CircuitBreaker:
         async def ainstead(error: CircuitOpen, *args: Any, **kwargs: Any) -> Any:
             return await afall_back(self.fallback, error, *args, **kwargs)
 
+        if problem := async_mismatch(self.fallback, is_async=inspect.iscoroutinefunction(function)):
+            raise BreakerError(self.name, "fallback", problem)
         if inspect.iscoroutinefunction(function):
             guard = self.aguarded(function, ainstead)
         else:

@@ -22,7 +22,7 @@ from .limits.options import Options
 from .limits.rate import LimitError
 from .rules.breakers import BreakerError
 from .rules.callsite import CallSite, call_site, group_of, known_call_sites
-from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back, instead_of
+from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.stacks import Stack, guarding
@@ -157,6 +157,8 @@ def _checked(view: Callable[..., Any], rule: Rule, fallback: Any, *, durable: bo
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
             recorder.keep(rule.name_at(group))
+    if problem := async_mismatch(fallback, is_async=_is_async(checked)):
+        raise LimitError(f"fallback {problem}", "fallback")
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
 
@@ -249,6 +251,8 @@ def circuit(breaker: str | CircuitBreaker, *, fallback: Any = NO_FALLBACK, **opt
         if isinstance(view, type):
             right = f"@method_decorator(circuit(...), name='dispatch') on {view.__name__}"
             raise BreakerError(found.name, "", f"is for functions, and {view.__qualname__} is a class: write {right}")
+        if problem := async_mismatch(of_view, is_async=_is_async(view)):
+            raise BreakerError(found.name, "fallback", problem)
         instead = _Instead(of_view)
         is_async = _is_async(view)
         guard = found.aguarded(view, instead.aanswer) if is_async else found.guarded(view, instead.answer)

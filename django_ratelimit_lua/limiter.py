@@ -40,7 +40,7 @@ from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
 from .rules.callsite import LIMITER, CallSite, known_call_sites
-from .rules.fallbacks import NO_FALLBACK, afall_back, fall_back
+from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.provider import current
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
@@ -266,13 +266,13 @@ class RateLimiter:
         return await arun(unbanning(self._banning(identity), forget=forget))
 
     def _charged(self, identity: Identity) -> list[PlannedCharge]:
+        if identity is None:
+            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity; without one, it would ban everybody")
         subject, ruleset, name = digest(identity), current(), self.name
         limits, rule = self._limits_by(ruleset) if ruleset is not None else (self.limits, None)
         return [PlannedCharge(Charge(limit, subject), name, rule, identity=own(identity)) for limit in limits]
 
     def _banning(self, identity: Identity) -> list[PlannedCharge]:
-        if identity is None:
-            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity; without one, it would ban everybody")
         banning = [planned for planned in self._charged(identity) if planned.charge.limit.ban is not None]
         if not banning:
             raise LimitError(f"RateLimiter {self.name!r} does not ban: say ban_after and ban_for", "ban_after")
@@ -360,6 +360,15 @@ class RateLimiter:
         """
         if function is None:
             return functools.partial(RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout, fallback=fallback)
+        called = _called_by(function)
+        name = getattr(called, "__qualname__", type(called).__qualname__)
+        if isinstance(function, type) or not callable(function):
+            raise LimitError(f"RateLimiter {self.name!r} decorates functions, and {name} is none")
+        if inspect.isasyncgenfunction(called):
+            right = "await ahit() or aacquire() inside it"
+            raise LimitError(f"RateLimiter {self.name!r}: {name} is an async generator; {right}")
+        if problem := async_mismatch(fallback, is_async=_is_async(function)):
+            raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
 
         def arguments(*args: Any, **kwargs: Any) -> tuple[Identity, int]:
             return key(*args, **kwargs) if key else None, cost(*args, **kwargs) if callable(cost) else cost

@@ -20,7 +20,7 @@ def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Dec
     limits = [
         {
             "limit": state.name,
-            "rule": each.name,
+            "rule": None if each.rule is None else each.rule.name,
             "identity": each.charge.digest[:8].decode(),
             "mode": state.mode,
             "allowed": state.allowed,

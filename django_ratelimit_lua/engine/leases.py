@@ -416,9 +416,14 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
     if call.operation == "hit":
         for place in places:
             heartbeat.use(call.charges[place].limit)
-    if any(heartbeat.part_of(call.charges[place].limit) is None for place in places):
-        return True  # Not known in the first moments of a process: until then it is one count, in Redis.
     splits = call._replace(charges=[call.charges[place] for place in places])
+    if any(heartbeat.part_of(charge.limit) is None for charge in splits.charges):
+        # Until the part is known, Redis decides. It does not know what this process admitted by an earlier part.
+        decision = counters.decide(splits._replace(operation="peek"))
+        if call.operation == "hit" and not decision.allowed:
+            here.states.update(zip(places, decision.limits, strict=True))
+            return False
+        return True
     decision = counters.decide(splits)
     here.states.update(zip(places, decision.limits, strict=True))
     if call.operation == "hit" and decision.allowed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, Literal
 
+from asgiref.sync import iscoroutinefunction
+
 NO_FALLBACK: Any = object()
 """None is a fallback."""
 Instead = Literal["503", "fallback", "raises"]
@@ -13,6 +15,13 @@ Instead = Literal["503", "fallback", "raises"]
 def instead_of(fallback: Any, otherwise: Instead) -> Instead:
     """What comes of a call that is not made; `otherwise`: without a fallback."""
     return otherwise if fallback is NO_FALLBACK else "fallback"
+
+
+def async_mismatch(fallback: Any, *, is_async: bool) -> str:
+    """Return why a fallback does not fit a plain function; empty if it fits."""
+    if is_async or not (iscoroutinefunction(fallback) or iscoroutinefunction(type(fallback).__call__)):
+        return ""
+    return "is a coroutine function, and what it stands for is not: write both with async def, or neither"
 
 
 def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:

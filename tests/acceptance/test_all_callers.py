@@ -130,8 +130,9 @@ def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None
     assert limiter.hit().banned_until is None
     limiter.reset()
     assert limiter.acquire().allowed
-    with pytest.raises(LimitError, match="would ban everybody"):
-        limiter.ban(None)
+    for offence in (limiter.ban, limiter.unban, limiter.offend):
+        with pytest.raises(LimitError, match="would ban everybody"):
+            offence(None)
 
 
 @pytest.mark.parametrize(

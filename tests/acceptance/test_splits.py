@@ -389,6 +389,20 @@ def test_a_part_may_be_owed() -> None:
     assert refused.retry_after == pytest.approx(470 * 120, abs=5)
 
 
+@pytest.mark.parametrize("algorithm", BY_RATE)
+def test_a_process_that_was_idle_counts_what_it_admitted_before(algorithm: str) -> None:
+    """Its part is forgotten after five seconds. Until it is known again, Redis decides, which did not count that."""
+    limiter = RateLimiter("idle", "30/h", algorithm=algorithm, split="equal")
+    limit = limiter.limits[0]
+    admitted = 0
+    for _ in range(4):
+        admitted += sum(limiter.hit("ada").allowed for _ in range(10))
+        until(lambda: heartbeat.part_of(limit) is not None, "the part is known", 10)
+        admitted += sum(limiter.hit("ada").allowed for _ in range(10))
+        heartbeat._splits.clear()  # As after five seconds without a hit.
+    assert admitted == 30
+
+
 def test_an_idle_process_has_no_part(prefix: str) -> None:
     """It uses another limit; beside it two busy ones have 50 each, and admit exactly 100 in a window."""
     workers = [Born(WORKER, prefix, "host", "1") for _ in range(3)]

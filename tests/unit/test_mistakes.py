@@ -20,8 +20,9 @@ from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import CircuitOpen, Decision, LimitError, Ratelimited, RateLimiter, ratelimit
+from django_ratelimit_lua import CircuitBreaker, CircuitOpen, Decision, LimitError, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.core import get_usage, is_ratelimited
+from django_ratelimit_lua.decorators import circuit
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
@@ -39,6 +40,10 @@ class LastExport(Ratelimited):
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
         self.seconds = decision.retry_after
+
+
+async def later(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("later")
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -265,3 +270,25 @@ def test_what_is_wrong_is_said_when_it_is_made() -> None:
             RateLimiter(*arguments)
     with pytest.raises(LimitError, match="unknown option 'bursts'; did you mean 'burst'"):
         RateLimiter("x", "5/m", bursts=3)
+
+
+async def several() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("decorator", "function", "problem"),
+    [
+        (RateLimiter("mistakes", "5/m"), type("Job", (), {}), "decorates functions, and Job is none"),
+        (RateLimiter("mistakes", "5/m"), classmethod(ok), "decorates functions, and ok is none"),
+        (RateLimiter("mistakes", "5/m"), several, "several is an async generator"),
+        (RateLimiter("mistakes", "5/m")(fallback=later), ok, "fallback is a coroutine function"),
+        (CircuitBreaker("mistakes", fallback=later), ok, "fallback is a coroutine function"),
+        (circuit("mistakes too", fallback=later), ok, "fallback is a coroutine function"),
+        (ratelimit(key="ip", rate="5/m", fallback=later), ok, "fallback is a coroutine function"),
+    ],
+)
+def test_a_decorator_refuses_what_it_cannot_keep(decorator: Any, function: Any, problem: str) -> None:
+    """When the function is decorated: a coroutine as the answer of a plain view would be an error for each client."""
+    with pytest.raises(LimitError, match=problem):
+        decorator(function)
