@@ -268,7 +268,8 @@ def test_where_redis_is_away_it_says_what_it_knows(settings: Any) -> None:
     settings.CACHES = {"away": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.RATELIMIT_USE_CACHE = "away"
     opened = open_reference(reference)
-    assert [(limit.name, limit.state) for limit in opened.limits] == [("search:*:ip:1/h", None)]
+    # Other tests of this process may have declared a second call site of that group.
+    assert {(limit.name, limit.state) for limit in opened.limits} == {("search:*:ip:1/h", None)}
     assert opened.error
     assert "The counts are not known" in explained(reference)
 
