@@ -19,6 +19,7 @@ from coverage import Coverage
 from django.apps import apps
 from django.core.management.commands import flush
 from django.core.management.sql import emit_post_migrate_signal
+from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -189,6 +190,7 @@ def prefix(settings: Any) -> Iterator[str]:
     """Every test counts under keys of its own, and what it has started ends with it: no task, no tally, nothing to tell
     is left for the next."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
+    translation.deactivate()  # A request of the test before may have activated another language.
     start_fresh()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
