@@ -49,7 +49,7 @@ def test_each_decision_is_a_record_with_its_numbers(records: Records, settings: 
     asyncio.run(mail.apeek("bob"))
     first, second, third, fourth = map(of, records())
     ada = digest("ada")[:8].decode()
-    common = {"rule": "mail", "identity": ada, "mode": "enforce"}
+    common = {"rule": None, "identity": ada, "mode": "enforce"}
     assert first == {
         "operation": "hit", "allowed": True, "remaining": 0, "retry_after": 0.0, "source": "redis", "denied_by": (),
         "limits": [
