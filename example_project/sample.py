@@ -15,7 +15,7 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.provider import in_force
 from django_ratelimit_lua.stats.buckets import units_bucket
-from django_ratelimit_lua.stats.recorder import NEAR, Kind, Person, Tables
+from django_ratelimit_lua.stats.recorder import NEAR, Hits, Person, Tables
 from django_ratelimit_lua.stats.writing import Writer
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
@@ -56,11 +56,11 @@ def fill(now: float) -> None:
     dice, writer, used = random.Random(1), Writer(), Counter[tuple[str, str, int]]()
     for began, seconds in (*_steps_of_the_day(int(now)), *_steps_before(int(now))):
         for place in PLACES:
-            writer.take(_tables(place, began, _visitors(place, began, seconds, dice), dice, used))
+            writer.take(_tables(place, began, _visitors(place, began, seconds, dice), dice, used), {})
         if ATTACK[0] < now - began <= ATTACK[1]:
             for place, hits in ((PLACES[2], 110), (SCANNERS, 260)):
                 guesses = {f"203.0.113.{6 + n}": hits * (3 - n) for n in range(3)}
-                writer.take(_tables(place, began, guesses, dice, used))
+                writer.take(_tables(place, began, guesses, dice, used), {})
         if began % HOUR + seconds >= HOUR:
             writer.write()
     writer.write()
@@ -115,17 +115,16 @@ def _tables(
     holds = limit.burst or most
     ruleset = in_force()
     rule = None if ruleset is None else ruleset.by_name.get(name)
-    kinds: dict[Kind, list[int]] = {}
-    people = []
+    tables = Tables(float(began))
     for who, times in visitors.items():
         identity: Identity = (place.by, who) if place.by else who
         person = Person(PlannedCharge(Charge(limit, digest(identity), 1), name, rule, identity=identity))
         before = used[name, who, window]
         allowed = min(times, most - before)
         used[name, who, window] += allowed
-        person.came, person.refused, person.units = times, times - allowed, allowed
+        person.allowed, person.refused, person.units = allowed, times - allowed, allowed
         person.mark = _held(min(before + times, most), most, holds) + (before + times > most)
-        people.append((name, person))
+        tables.people[name, limit.rate.period_us, digest(identity)] = person
         for number in range(1, allowed + 1, max(1, allowed // 8)):
             of, found = min(max(1, allowed // 8), allowed + 1 - number), before + number
             source, time_bucket = "redis", dice.choice((2, 2, 2, 3, 3, 4))
@@ -137,12 +136,11 @@ def _tables(
                 limit.rate.period_us,
                 units_bucket(_held(found, most, holds)),
             )
-            entry = kinds.setdefault((*kind, found >= NEAR * most, True), [0, 0])
-            entry[0] += of
-            entry[1] += of
+            hits = tables.kinds.setdefault((*kind, found >= NEAR * most, True), Hits())
+            hits.number += of
+            hits.units += of
         if times > allowed:
             source, time_bucket = ("redis", 3) if is_shadow or times - allowed < 5 else ("deny-cache", 0)
             kind = (name, "s" if is_shadow else "r", source, time_bucket, limit.rate.period_us, units_bucket(holds + 1))
-            entry = kinds.setdefault((*kind, False, True), [0, 0])
-            entry[0] += times - allowed
-    return Tables(float(began), kinds, {}, people)
+            tables.kinds.setdefault((*kind, False, True), Hits()).number += times - allowed
+    return tables

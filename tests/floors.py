@@ -15,7 +15,7 @@ FLOORS = [
     ["engine", "models", "migrations"],
     ["limiter", "breaker", "web", "publishing", "asgi"],
     ["decorators", "middleware", "core", "throttling", "gateway", "testing", "checks", "operations"],
-    ["admin", "management", "apps", "pytest_plugin", "__init__"],
+    ["admin", "management", "templatetags", "apps", "pytest_plugin", "__init__"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
 GROUND = ["version", "process", "limits", "exceptions", "signals", "conf"]

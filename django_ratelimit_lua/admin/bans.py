@@ -35,13 +35,12 @@ from ..operations.bans import (
     permanent,
 )
 from ..operations.subjects import add
-from ..operations.words import moment_words
+from ..operations.words import breakable, moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
 from .forms import own_address, own_proxy
 from .history import LETTERS, WHO
 from .inspector import BLOCK_PERMISSION, may_inspect
-from .limits import breakable
 from .statistics import readable_parts
 from .times import moment_element
 

@@ -28,14 +28,13 @@ from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.identity import ExplainedIdentity, explain_identity
 from ..operations.reference import ReferredLimit, reset_reference
 from ..operations.subjects import Subject, add, counted_subject, end
-from ..operations.words import moment_words
+from ..operations.words import between_words, moment_words
 from ..publishing import triggers
 from ..rules.describe import field_words
 from ..stats.reading import history
 from ..web.durations import duration_words
 from .forms import DURATIONS, own_address, own_proxy
 from .history import WHO
-from .last_day import between_words
 from .request_form import Asked, ReferenceForm, RequestForm
 from .times import moment_element
 

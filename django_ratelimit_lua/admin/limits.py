@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from typing import Any
 
@@ -11,14 +10,13 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.html import format_html_join
-from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
+from ..operations.words import breakable
 from ..rules.rule import RuleError
 from .last_day import cells
 
@@ -96,11 +94,6 @@ def _of_code(instead: str, beside: str, which: str) -> dict[str, Any]:
         if alike[0].is_slots:
             values["algorithm"] = "concurrency"
     return values
-
-
-def breakable(text: str) -> SafeString:
-    """A text for a page, in which names may be broken after each of their parts, and so nowhere else."""
-    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[.:/+_])", text)))
 
 
 def _shown(rule: RateLimitRule) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from django.utils.translation import gettext as _
 
 from ..engine.heartbeat import BEAT_SECONDS, USED_SECONDS, Process, processes
 from ..exceptions import StoreError
+from ..operations.words import breakable
 from ..web.durations import duration_words
-from .limits import breakable
 from .slots import SlotPages, may_see_slots
 
 

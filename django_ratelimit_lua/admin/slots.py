@@ -21,12 +21,12 @@ from ..exceptions import StoreError
 from ..models import RateLimitRule
 from ..models.audit import acting
 from ..operations.slots import brief, is_named, names, release_slot, slots_held
+from ..operations.words import breakable
 from ..rules.describe import whom
 from ..web.durations import duration_words
 from .history import WHO
 from .inspector import BLOCK_PERMISSION
 from .last_day import VIEW
-from .limits import breakable
 from .times import moment_element
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,31 +25,41 @@ from ..exceptions import StoreError
 from ..limits.rate import Rate
 from ..models import RateLimitChange
 from ..operations.call_sites import call_sites_of
+from ..operations.curve import Curve
 from ..operations.curve_plot import Refused, across, curve_svg
-from ..operations.drawing import NARROW, WIDE, Mark, chart, sparkline
-from ..operations.seen import (
-    KINDS,
+from ..operations.drawing import NARROW, WIDE, Mark, chart
+from ..operations.health import Health
+from ..operations.statistics import (
     PERIODS,
+    RESULT_NAMES,
     SORTS,
-    Named,
-    changes_of,
+    Encoder,
+    Page,
+    Point,
+    What,
     condition,
+    curve_members,
     identities,
     is_seen,
     named,
     one,
     overview,
-    pattern,
-    span_of,
     without_numbers,
 )  # fmt: skip
-from ..operations.words import clients_words, moment_words, number_words, share_words
+from ..operations.words import (
+    between_words,
+    clients_words,
+    local_moment,
+    moment_words,
+    number_words,
+    readable,
+    share_words,
+)
 from ..rules.describe import whom
 from ..stats.names import NOTHING, Name, name_words
 from .history import WHO, changed_words
 from .inspector import may_inspect
-from .last_day import RESULT_NAMES, VIEW, between_words, counts_words, day_words
-from .limits import breakable
+from .last_day import VIEW
 from .times import moment_element, moment_text
 
 APP = "django_ratelimit_lua"
@@ -57,13 +68,6 @@ PERIOD_NAMES = {
     "day": gettext_lazy("last day"),
     "week": gettext_lazy("last week"),
     "90d": gettext_lazy("90 days"),
-}
-SOURCES = {
-    "redis": gettext_lazy("Redis"),
-    "deny-cache": gettext_lazy("deny cache"),
-    "lease": gettext_lazy("leases"),
-    "split": gettext_lazy("split shares"),
-    "fallback": gettext_lazy("fallback"),
 }
 COLUMNS = {
     "name": gettext_lazy("name"),
@@ -75,6 +79,8 @@ COLUMNS = {
     "p95": gettext_lazy("95 of 100 decided within"),
 }
 LARGEST_FIRST = frozenset(SORTS) - {"name"}
+HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems", "statistics")
+"""What the overview shows of `Health`."""
 LAST_CHANGES = 8
 LONGEST_TITLE = 120
 
@@ -107,35 +113,32 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         sort, query = asked.get("sort", "-refused"), asked.get("q", "")
         number = asked.get("page", "1")
         page = int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else 1
-        told: dict[str, Any] = {"health": condition()}
+        state = condition()
+        found: dict[str, Any] = {"health": {name: getattr(state, name) for name in HEALTH}}
         try:
-            _ask_first(told["health"])
-            told |= overview(sort, query, page)
+            _ask_first(state)
+            found |= vars(overview(sort, query, page))
         except StoreError as error:
-            told |= {"error": str(error), "rows": without_numbers(query), "query": query}
+            found |= {"error": str(error), "rows": without_numbers(query), "query": query}
         changes = self._last_changes(request)
-        told["changes"] = [
-            {"at": moment_text(change.at), "by": change.by, "kind": change.kind,
-             "name": change.name, "action": change.action}
-            for change in changes
-        ]  # fmt: skip
         if asked.get("format") == "json":
-            return _json(told)
-        is_known = "error" not in told
-        context = {
-            "title": _("Statistics"),
-            "told": told,
-            "is_known": is_known,
-            "rows": [_shown_row(row, is_known=is_known) for row in told["rows"]],
-            "site": _shown_row({"name": "", **told["site"]}, is_known=True) if is_known else None,
-            "columns": _columns(asked, told.get("sort", "")) if is_known else [],
-            "changes": [
-                {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
+            found["changes"] = [
+                {"at": moment_text(change.at), "by": change.by, "kind": change.kind,
+                 "name": change.name, "action": change.action}
                 for change in changes
-            ],
-            "pages": _pages(asked, told) if is_known else [],
-            "fallback": _fallback(told["site"]["sources"]) if is_known else "",
-        }
+            ]  # fmt: skip
+            return _json(found)
+        is_known = "error" not in found
+        context = {
+            **found,
+            "title": _("Statistics"),
+            "is_known": is_known,
+            "columns": _columns(asked, found["sort"]) if is_known else [],
+            "changes": _shown_changes(changes),
+            "page_queries": [(number, _query(asked, page=str(number))) for number in range(1, found["pages"] + 1)]
+            if found.get("pages", 1) > 1 else [],
+            "fallback": _fallback(found["site"].sources) if is_known else "",
+        }  # fmt: skip
         return self._answer(request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
@@ -144,113 +147,92 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         asked = request.GET
         name, period = asked.get("name", ""), asked.get("period", "day")
+        is_json = asked.get("format") == "json"
         if not name:
-            query = {"format": "json"} if asked.get("format") == "json" else {}
+            query = {"format": "json"} if is_json else {}
             return HttpResponseRedirect(self._url("changelist", **query))
         if period not in PERIODS:
             period = "day"
-        may_see_who = bool(request.user.has_perm(WHO))
-        told: dict[str, Any] = {}
-        try:
-            _ask_first(condition())
-            what = named(name)
-            if not is_seen(what):
-                return self._never_seen(request, what, period)
-            told = one(name, period)
-            told |= {"identities": identities(name, period) if may_see_who else None}
-        except StoreError as error:
-            told = {**named(name).told(), "period": period, "error": str(error)}
-        if asked.get("format") == "json":
-            return _json(told)
-        context = {
+        what = named(name)
+        context: dict[str, Any] = {
             "title": name_words(name, LONGEST_TITLE),
-            "told": told,
-            "what": KINDS[told["kind"]],
-            "reading": breakable(_readable(told["reading"])),
-            "is_known": "error" not in told,
-            "may_see_who": may_see_who,
+            "what": what,
+            "period": period,
+            "may_see_who": request.user.has_perm(WHO),
             "periods": [(key, words, _query(asked, period=key, limit=None)) for key, words in PERIOD_NAMES.items()],
             "json": _query(asked, format="json"),
-            "rule_url": self._rule_url(request, told["rule"]),
+            "rule_url": self._rule_url(what.rule),
         }
-        if context["is_known"]:
-            context |= self._drawn(request, told)
-        return self._answer(request, "one.html", context)
+        try:
+            _ask_first(condition())
+            if not is_seen(what):
+                error = _("Nothing of this name has been counted in the last ninety days, and no rule or limit has it.")
+                return self._without_page(request, "never.html", context, error, 404)
+            page = one(name, period)
+            if context["may_see_who"]:
+                page = replace(page, identities=identities(name, period))
+        except StoreError as error:
+            return self._without_page(request, "one.html", context, str(error), 503)
+        if is_json:
+            return _json(vars(page))
+        return self._answer(request, "one.html", {**context, "page": page, **self._drawn(request, page)})
 
-    def _never_seen(self, request: HttpRequest, what: Named, period: str) -> HttpResponse:
-        """404, with words: there is nothing of that name, and nothing was counted."""
-        error = _("Nothing of this name has been counted in the last ninety days, and no rule or limit has it.")
+    def _without_page(
+        self, request: HttpRequest, template: str, context: dict[str, Any], error: str, status: int
+    ) -> HttpResponse:
         if request.GET.get("format") == "json":
-            return _json({**what.told(), "period": period, "error": error}, 404)
-        title = name_words(what.name, LONGEST_TITLE)
-        answer = self._answer(request, "never.html", {"title": title, "error": error})
-        answer.status_code = 404
+            return _json({**context["what"].shown, "period": context["period"], "error": error}, status)
+        answer = self._answer(request, template, {**context, "error": error})
+        answer.status_code = status if template == "never.html" else 200
         return answer
 
-    def _drawn(self, request: HttpRequest, told: dict[str, Any]) -> dict[str, Any]:
-        points, asked = told["points"], request.GET
-        span = span_of(told["period"])
-        changes = changes_of(named(told["name"]), span)
-        moments = [_step_words(point["at"], told["period"]) for point in points]
+    def _drawn(self, request: HttpRequest, page: Page) -> dict[str, Any]:
+        moments = [_step_words(point.at, page.period) for point in page.points]
+        start, length = page.from_, page.to - page.from_
+        changes = _shown_changes(page.changes)
         marks = [
-            Mark((change.at.timestamp() - span.start) / (span.end - span.start), str(number),
-                 f"{moment_words(change.at)} {change.by}: {'; '.join(changed_words(change))}")
-            for number, change in enumerate(changes, start=1)
+            Mark((local_moment(one["change"].at) - start) / length, str(number),
+                 f"{moment_words(one['change'].at)} {one['change'].by}: {'; '.join(one['words'])}")
+            for number, one in enumerate(changes, start=1)
         ]  # fmt: skip
-        present = [word for word in RESULT_NAMES if told[word] or word in ("allowed", "refused")]
-        words = _summary(told)
-        who = told["identities"]
-        is_rehearsal = not told["counts_since"]["refused"] and bool(told["counts_since"]["would_be_refused"])
+        present = [word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")]
+        words = _summary(page)
+        about = {"name": name_words(page.name), "period": PERIOD_NAMES[page.period]}
+        hovers = [
+            f"{moment}: {point.words() or _('no requests')}"
+            for moment, point in zip(moments, page.points, strict=True)
+        ]  # fmt: skip
+        refused = (_("Would be refused most"), _("would be refused")) if page.is_rehearsal else (
+            _("Refused most"), _("refused"),
+        )  # fmt: skip
         return {
-            "is_rehearsal": is_rehearsal,
             "words": words,
-            "pattern": pattern(_refusals(told["counts_since"]), told["people_refused"]),
-            "reaches_back": _reaches_back(told),
-            "row": _shown_row(told, is_known=True),
             "charts": [
                 chart(
-                    points,
-                    [
-                        f"{moment}: {counts_words(point) or _('no requests')}"
-                        for moment, point in zip(moments, points, strict=True)
-                    ],
-                    _axis(points, told["period"]),
-                    marks,
-                    _("Requests of %(name)s, %(period)s")
-                    % {"name": name_words(told["name"]), "period": PERIOD_NAMES[told["period"]]},
-                    words,
-                    size,
+                    [vars(point) for point in page.points], hovers, _axis(page.points, page.period), marks,
+                    _("Requests of %(name)s, %(period)s") % about, words, size,
                 )
                 for size in (WIDE, NARROW)
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
             "table": [
-                (moment, [number_words(point[word]) for word in present])
-                for moment, point in reversed(list(zip(moments, points, strict=True)))
-                if point["requests"]
+                (moment, [getattr(point, word) for word in present])
+                for moment, point in reversed(list(zip(moments, page.points, strict=True)))
+                if point.requests
             ],
-            "changes": [
-                {"number": number, "at": moment_element(change.at), "change": change,
-                 "words": changed_words(change)}
-                for number, change in enumerate(changes, start=1)
-            ],
-            "has_slots": any(limit["period_seconds"] == 0.0 for limit in told["limits"]),
+            "changes": changes,
             "curves": [
                 _shown_curve(
-                    place, curve, told, asked.get(f"limit{place}", ""),
-                    self._form_url(request, told, round(curve["period_seconds"] * 1_000_000)),
+                    place, curve, page, request.GET.get(f"limit{place}", ""),
+                    self._form_url(request, page, curve.period_us),
                 )
-                for place, curve in enumerate(told["curves"])
+                for place, curve in enumerate(page.curves)
             ],
-            "who": [] if who is None else [
-                (title, unit, _shown_people(request, who[key], told))
-                for key, title, unit in (
-                    ("refused", _("Would be refused most"), _("would be refused"))
-                    if is_rehearsal else ("refused", _("Refused most"), _("refused")),
-                    ("used", _("Used most"), _("units")),
-                )
-            ],
-            "since": _since_words(told),
+            "who": [
+                (*titles, _shown_people(request, page.identities[key], page))
+                for key, titles in (("refused", refused), ("used", (_("Used most"), _("units"))))
+            ] if page.identities is not None else [],
+            "since": moment_words(page.since),
             "shows": conf.SHOW_IDENTITIES,
         }  # fmt: skip
 
@@ -264,22 +246,22 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         url = reverse(f"admin:django_ratelimit_lua_statistics_{name}", current_app=self.admin_site.name)
         return f"{url}?{urlencode(query)}" if query else url
 
-    def _rule_url(self, request: HttpRequest, pk: int | None) -> str:
+    def _rule_url(self, pk: int | None) -> str:
         if pk is None:
             return ""
         return reverse("admin:django_ratelimit_lua_ratelimitrule_change", args=[pk], current_app=self.admin_site.name)
 
-    def _form_url(self, request: HttpRequest, told: Mapping[str, Any], period_us: int) -> str:
+    def _form_url(self, request: HttpRequest, what: What, period_us: int) -> str:
         """The form in which another limit for that period is saved, up to what it fills in; empty for who may not."""
         user = request.user
-        if told["rule"] is not None:
-            return f"{self._rule_url(request, told['rule'])}?" if user.has_perm(f"{APP}.change_ratelimitrule") else ""
-        word = {"settings": "settings", "code": "instead"}.get(told["kind"])
+        if what.rule is not None:
+            return f"{self._rule_url(what.rule)}?" if user.has_perm(f"{APP}.change_ratelimitrule") else ""
+        word = {"settings": "settings", "code": "instead"}.get(what.kind)
         if word is None or not user.has_perm(f"{APP}.add_ratelimitrule"):
             return ""
         url = reverse("admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name)
-        query = {word: _readable(told["name"])}
-        sites = call_sites_of(told["name"])
+        query = {word: readable(what.name)}
+        sites = call_sites_of(what.name)
         if word == "instead" and len({site.key for site in sites}) > 1:  # A rule takes the place of one of them.
             periods = [{rate.period_us for rate in site.rates if isinstance(rate, Rate)} for site in sites]
             query["which"] = str(next((place for place, of in enumerate(periods) if period_us in of), 0))
@@ -296,28 +278,24 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         return TemplateResponse(request, f"admin/{APP}/statistics/{template}", {**base, **context})
 
 
-def _ask_first(health: Mapping[str, Any]) -> None:
+def _ask_first(state: Health) -> None:
     """Raises `StoreError` where no decision can be made: then nobody waits for statistics, which have more time."""
-    if not health["ok"]:
-        raise StoreError(health["error"])
+    if not state.ok:
+        raise StoreError(state.error)
 
 
-def _json(told: Mapping[str, Any], status: int | None = None) -> JsonResponse:
-    """`status`: 200, or 503 where there is an error, but for another."""
-    response = JsonResponse(told, status=status or (503 if "error" in told else 200))
+def _json(members: Mapping[str, Any], status: int = 200) -> JsonResponse:
+    if "error" in members and status == 200:
+        status = 503
+    response = JsonResponse({name.rstrip("_"): member for name, member in members.items()}, Encoder, status=status)
     response.headers["Cache-Control"] = "private, no-store"
     return response
-
-
-def _readable(text: str) -> str:
-    """A name as a page can have it: what is half a character is a question mark."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _query(asked: Mapping[str, str], **changes: str | None) -> str:
     """The query of this page, but for what is changed."""
     query = {name: value for name, value in {**dict(asked.items()), **changes}.items() if value is not None}
-    return urlencode({name: _readable(value) for name, value in query.items()})
+    return urlencode({name: readable(value) for name, value in query.items()})
 
 
 def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
@@ -334,61 +312,8 @@ def _columns(asked: Mapping[str, str], sort: str) -> list[dict[str, Any]]:
     return columns
 
 
-def _pages(asked: Mapping[str, str], told: Mapping[str, Any]) -> list[tuple[int, str]]:
-    if told["pages"] < 2:
-        return []
-    return [(number, _query(asked, page=str(number))) for number in range(1, told["pages"] + 1)]
-
-
-def _shown_row(row: Mapping[str, Any], *, is_known: bool) -> dict[str, Any]:
-    """A row for the template: numbers as words."""
-    name = _readable(row["name"])
-    shown = {
-        "name": breakable(name_words(row["name"])),
-        "query": urlencode({"name": name}),
-        "kind": KINDS.get(row.get("kind", ""), ""),
-        "mode": row.get("mode", ""),
-        "reading": breakable(_readable(row.get("reading", ""))),
-    }
-    if not is_known:
-        return shown
-    share, hours = row["share_refused"], row.get("hours", ())
-    refused = row["refused"] or row["would_be_refused"]
-    return {
-        **shown,
-        "requests": number_words(row["requests"]),
-        "refused": number_words(row["refused"]) if row["refused"] else "",
-        "would_be_refused": number_words(row["would_be_refused"]) if row["would_be_refused"] else "",
-        "banned": number_words(row["banned"]) if row["banned"] else "",
-        "blocked": number_words(row["blocked"]) if row["blocked"] else "",
-        "failed": number_words(row["failed"]) if row["failed"] else "",
-        "share": "—" if share is None else share_words(share),
-        "people": number_words(row["people_refused"]) if row.get("people_refused") else "—",
-        "each": pattern(refused, row.get("people_refused", 0)),
-        "now": rate_words(row["per_minute"]["requests"]),
-        "now_refused": rate_words(row["per_minute"]["refused"]) if row["per_minute"]["refused"] else "",
-        "p95": "—" if row["p95_seconds"] is None else milliseconds_words(row["p95_seconds"]),
-        "sources": _sources_words(row["sources"]),
-        "spark": sparkline(hours, day_words(row)) if hours and row["requests"] else "",
-        "is_refusing": bool(row["refused"]),
-        "is_idle": not row["requests"],
-    }
-
-
-def rate_words(number: float) -> str:
-    """So many a minute; tenths where there are few."""
-    return number_words(round(number)) if number >= 10 or not number else formats.number_format(round(number, 1), 1)
-
-
-def milliseconds_words(seconds: float) -> str:
-    """The time of a decision, as the upper bound of its bucket."""
-    return _("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}
-
-
-def _sources_words(sources: Mapping[str, int]) -> list[str]:
-    whole = sum(sources.values())
-    ordered = sorted(sources.items(), key=lambda pair: -pair[1])
-    return [f"{SOURCES.get(source, source)} {share_words(number / whole)}" for source, number in ordered if number]
+def _shown_changes(changes: Iterable[RateLimitChange]) -> list[dict[str, Any]]:
+    return [{"change": change, "at": moment_element(change.at), "words": changed_words(change)} for change in changes]
 
 
 def _fallback(sources: Mapping[str, int]) -> str:
@@ -402,16 +327,15 @@ def _fallback(sources: Mapping[str, int]) -> str:
     return text % {"number": number_words(number)}
 
 
-def _summary(told: Mapping[str, Any]) -> str:
+def _summary(page: Page) -> str:
     """What is refused, and to whom, in a sentence or two."""
-    if not told["requests"]:
+    if not page.requests:
         return _("No requests in this time.")
-    refused, shadow = told["refused"], told["would_be_refused"]
-    if not refused and not shadow:
-        text = _("Refused: none of %(requests)s requests.")
-        return text % {"requests": number_words(told["requests"])}
-    number, number_since = refused or shadow, told["counts_since"]["refused" if refused else "would_be_refused"]
-    if number_since != number and refused:
+    number, is_shadow = page.refusals, not page.refused
+    if not number:
+        return _("Refused: none of %(requests)s requests.") % {"requests": number_words(page.requests)}
+    number_since = page.counts_since.would_be_refused if is_shadow else page.counts_since.refused
+    if number_since != number and not is_shadow:
         text = _(
             "Refused: %(number)s of %(requests)s requests (%(share)s). "
             "Since %(since)s: %(number_since)s, from %(clients)s."
@@ -421,80 +345,63 @@ def _summary(told: Mapping[str, Any]) -> str:
             "Would be refused: %(number)s of %(requests)s requests (%(share)s). "
             "Since %(since)s: %(number_since)s, from %(clients)s."
         )
-    elif refused:
-        text = _("Refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
-    else:
+    elif is_shadow:
         text = _("Would be refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
+    else:
+        text = _("Refused: %(number)s of %(requests)s requests (%(share)s), from %(clients)s.")
     words = text % {
-        "requests": number_words(told["requests"]),
+        "requests": number_words(page.requests),
         "number": number_words(number),
-        "share": share_words(number / told["requests"]),
-        "clients": clients_words(told["people_refused"]),
+        "share": share_words(number / page.requests),
+        "clients": clients_words(page.people_refused),
         "number_since": number_words(number_since),
-        "since": _since_words(told),
+        "since": moment_words(page.since),
     }
-    if told["banned"]:
-        words += " " + _("By bans: %(number)s.") % {"number": number_words(told["banned"])}
-    first = (told["identities"] or {}).get("refused", ())[:3]
+    if page.banned:
+        words += " " + _("By bans: %(number)s.") % {"number": number_words(page.banned)}
+    first = (page.identities or {}).get("refused", ())[:3]
     at_least = sum(each["least"] for each in first)
-    if first and told["people_refused"] > 3 and told["period"] in ("hour", "day") and at_least >= 2:
+    if first and page.people_refused > 3 and page.period in ("hour", "day") and at_least >= 2:
         share = share_words(min(1.0, at_least / number_since))
         words += " " + _("The first three of them account for %(share)s of that.") % {"share": share}
     return words
 
 
-def _refusals(counts: Mapping[str, int]) -> int:
-    return counts["refused"] or counts["would_be_refused"]
-
-
-def _since_words(told: Mapping[str, Any]) -> str:
-    return moment_words(datetime.datetime.fromisoformat(told["since"]))
-
-
-def _reaches_back(told: Mapping[str, Any]) -> bool:
-    """Whether what is counted by hours, or days, begins before the chart does."""
-    return datetime.datetime.fromisoformat(told["since"]) < datetime.datetime.fromisoformat(told["from"])
-
-
-def _step_words(at: str, period: str) -> str:
-    moment = datetime.datetime.fromisoformat(at)
+def _step_words(moment: datetime.datetime, period: str) -> str:
     if period in ("hour", "day"):
         return formats.date_format(moment, "H:i")
     # Translators: formats of Django's date filter
     return formats.date_format(moment, _("D j M, H:i") if period == "week" else _("D j M"))
 
 
-def _axis(points: Sequence[Mapping[str, Any]], period: str) -> list[tuple[float, str]]:
+def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     """The moments that the time axis names, as shares of its length."""
-    number = len(points)
     axis = []
     for place, point in enumerate(points):
-        moment = datetime.datetime.fromisoformat(point["at"])
+        moment = point.at
         if moment.minute % (10 if period == "hour" else 60) == 0 and (
             period == "hour" or (period == "day" and moment.hour % 3 == 0)
         ):
-            axis.append((place / number, formats.date_format(moment, "H:i")))
+            axis.append((place / len(points), formats.date_format(moment, "H:i")))
         elif period == "week" and moment.hour < 3:
             # Translators: a format of Django's date filter
-            axis.append((place / number, formats.date_format(moment, _("D j"))))
+            axis.append((place / len(points), formats.date_format(moment, _("D j"))))
         elif period == "90d" and moment.weekday() == 0 and moment.isocalendar().week % 2 == 0:
             # Translators: a format of Django's date filter
-            axis.append((place / number, formats.date_format(moment, _("j M"))))
+            axis.append((place / len(points), formats.date_format(moment, _("j M"))))
     return [(at, words) for at, words in axis if 0.01 < at < 0.98]
 
 
-def _shown_curve(
-    place: int, told: dict[str, Any], page: Mapping[str, Any], asked: str, form_url: str
-) -> dict[str, Any]:
+def _shown_curve(place: int, shown: Curve, page: Page, asked: str, form_url: str) -> dict[str, Any]:
     """A refusal curve for the template."""
-    points, today = told["points"], told["today"]
+    told = curve_members(shown)
+    points, today = told["points"], shown.today
     top = points[-1]["limit"] if points else 1
     chosen = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 14 else None
     if chosen is not None:
         chosen = min(chosen, top)
     looked_at = chosen if chosen is not None else today if today is not None else top
-    shown = [point for point in points if point["limit"] <= looked_at][-1:] or points[:1]
-    at = next(iter(shown), None)
+    at = ([point for point in points if point["limit"] <= looked_at][-1:] or points[:1] or [None])[0]
     requests, people = max(1, told["requests"]), max(1, told["people"])
     drawn = [
         Refused(
@@ -535,7 +442,7 @@ def _shown_curve(
     }
 
 
-def _others_words(told: Mapping[str, Any], page: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+def _others_words(told: Mapping[str, Any], page: Page, texts: Mapping[str, str]) -> str:
     """Why the curve is not what was refused: another limit held for some, or refused beside it."""
     if told["others"]:
         names = {"tiers": _("tiers"), "overrides": _("overrides"), "changes": _("changes")}
@@ -546,7 +453,7 @@ def _others_words(told: Mapping[str, Any], page: Mapping[str, Any], texts: Mappi
     else:
         return ""
     at = next((point["requests"] for point in told["points"] if point["limit"] == told["today"]), None)
-    number = _refusals(page["counts_since"])
+    number = page.counts_since.refusals
     if at is not None and not at[0] <= number <= at[1]:
         text = _("At today's %(limit)s it has %(curve)s refusals; in fact there were %(number)s.")
         counts = {"limit": number_words(told["today"]), "number": number_words(number)}
@@ -590,19 +497,17 @@ def point_words(point: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     return f"{texts['intro'] % {'limit': number_words(point['limit'])}} {rest}"
 
 
-def _fills_in(told: Mapping[str, Any], page: Mapping[str, Any]) -> str:
+def _fills_in(told: Mapping[str, Any], page: Page) -> str:
     """What the form is asked to fill in, up to the number: see `limits.filled_in`."""
     if told["of"] == "burst":
         return "burst="
-    first = page["limits"][0]["period_seconds"] if page["limits"] else told["period_seconds"]
+    first = page.limits[0].rate.period if page.limits else told["period_seconds"]
     if told["period_seconds"] != first:
         return urlencode({"further": Rate.parse((1, told["period_seconds"])).per}) + "&further_limit="
     return "limit="
 
 
-def _shown_people(
-    request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Page) -> list[dict[str, Any]]:
     """Identities for the template, with what can be done about each; `page`: of which name they are."""
     people = list(people)
     users = _users([part["value"] for each in people for part in each["parts"] if part["kind"] == "user"])
@@ -629,14 +534,14 @@ def _users(keys: Sequence[str]) -> dict[str, Any]:
 def _shown_person(
     request: HttpRequest,
     each: Mapping[str, Any],
-    page: Mapping[str, Any],
+    page: Page,
     users: Mapping[str, Any],
     *,
     may_override: bool,
 ) -> dict[str, Any]:
     parts = [_shown_part(request, part["kind"], part["value"], users) for part in each["parts"]]
     # The digest is examined; what is shown of the client is filled into the form, and not examined.
-    inspect = {"name": _readable(page["name"]), "digest": each["digest"]}
+    inspect = {"name": readable(page.name), "digest": each["digest"]}
     override: dict[str, str] = {}
     for part in each["parts"]:
         kind, value = part["kind"], part["value"]
@@ -648,12 +553,12 @@ def _shown_person(
             override["user"] = value
     if "user" in override:
         override.pop("network", None)  # One override is about one of them: the user is the narrower.
-    of_rule = {"rule": str(page["rule"])} if page["rule"] is not None else {}
+    of_rule = {"rule": str(page.rule)} if page.rule is not None else {}
     return {
         "parts": parts or [{"words": _("hidden (%(digest)s)") % {"digest": each["digest"][:8]}, "url": ""}],
         "words": ", ".join(part["words"] for part in parts) or each["digest"][:8],
         "times": between_words(each["least"], each["most"]),
-        "inspect": urlencode(inspect) if page["kind"] != "other" and may_inspect(request) else "",
+        "inspect": urlencode(inspect) if page.kind != "other" and may_inspect(request) else "",
         "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if override and may_override else "",
         "block": urlencode({**override, "effect": "block"}) if override and may_override else "",
         "is_network": "/" in override.get("network", ""),
@@ -661,7 +566,7 @@ def _shown_person(
 
 
 def _shown_part(request: HttpRequest, kind: str, value: str, users: Mapping[str, Any]) -> dict[str, str]:
-    value = _readable(value)
+    value = readable(value)
     if kind == "user" and value in users:
         meta = users[value]._meta
         url = ""

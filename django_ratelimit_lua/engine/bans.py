@@ -30,7 +30,7 @@ from ..process.bounded_map import BoundedMap
 from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..signals import banned
-from ..stats.keys import MOST_PLACES
+from ..stats.keys import MAX_LABELS
 from ..stats.names import shown
 from ..stats.prometheus import REST, Collector
 from ..stats.results import Counted
@@ -195,13 +195,13 @@ def clock_of_bans() -> int:
 
 def bans_active() -> dict[str, int]:
     """How many bans are in force, by the names of their limits, as keys have them; those of further limits than
-    `MOST_PLACES` are told as `REST`. A limit in shadow mode bans nobody. Raises `StoreError`."""
+    `MAX_LABELS` are told as `REST`. A limit in shadow mode bans nobody. Raises `StoreError`."""
     now = b"(%d" % clock_of_bans()
     keys = get_store(background=True).execute(b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf")
     shadow = _in_shadow()
     parts = (part for part in (key.partition(b"}:")[2] for key in keys) if part not in shadow)
     counted = Counter(part.removesuffix(b":ban").decode(errors="replace") for part in parts)
-    found = dict(counted.most_common(MOST_PLACES))
+    found = dict(counted.most_common(MAX_LABELS))
     if rest := counted.total() - sum(found.values()):
         found[REST] = found.get(REST, 0) + rest
     return found

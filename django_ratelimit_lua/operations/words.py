@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import re
 
 from django.utils import formats, timezone
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext, ngettext
 
 
@@ -41,6 +44,37 @@ def share_words(share: float) -> str:
     digits = 1 if percent < 9.95 and percent else 0
     # Django cuts what it has no room for.
     return gettext("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
+
+
+def between_words(least: int, most: int) -> str:
+    """A number with its error: "38 ± 2".
+
+    >>> between_words(38, 38), between_words(36, 40)
+    ('38', '38 ± 2')
+    """
+    error = -(-(most - least) // 2)
+    return f"{number_words(most - error)} ± {number_words(error)}" if error else number_words(most)
+
+
+def rate_words(number: float) -> str:
+    """So many a minute; tenths where there are few."""
+    return number_words(round(number)) if number >= 10 or not number else formats.number_format(round(number, 1), 1)
+
+
+def milliseconds_words(seconds: float) -> str:
+    """The time of a decision, as the upper bound of its bucket."""
+    return gettext("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}
+
+
+def readable(text: str) -> str:
+    """A name as a page can have it: what is half a character is a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def breakable(text: str) -> SafeString:
+    """A text for a page, in which names may be broken after each of their parts, and so nowhere else."""
+    parts = re.split(r"(?<=[.:/+_])", readable(text))
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 def moment_words(moment: datetime.datetime) -> str:

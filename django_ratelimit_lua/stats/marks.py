@@ -15,48 +15,29 @@ _DIGESTS = 16**32
 """How many digests there are: 32 hexadecimal digits."""
 
 
-class Sample:
+class Sample(dict[bytes, int]):
     """The marks of the identities with the smallest digests, as one process has seen them."""
 
-    __slots__ = ("_last", "_marks")
+    _last = b"g"
+    """No digest beyond this one is in the sample; this one stands behind all digests."""
 
-    def __init__(self) -> None:
-        self._marks: dict[bytes, int] = {}
-        self._last: bytes | None = None
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is known beyond which digest nobody is in the sample."""
-        return self._last is not None
-
-    def end_at(self, last: bytes) -> None:
-        """Nobody beyond this digest is in the sample of all processes."""
-        self._last = last if self._last is None else min(last, self._last)
-        self._marks = {digest: mark for digest, mark in self._marks.items() if digest <= last}
-
-    def forget(self) -> None:
-        """Forget the marks, which are news again then; not where the sample ends."""
-        self._marks = {}
-
-    def raises(self, digest: bytes, mark: int) -> bool:
-        """Note a mark; whether it is news for the sample.
+    def note(self, marks: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Note marks. Returns those that are news for the sample.
 
         >>> sample = Sample()
-        >>> sample.raises(b"00", 3), sample.raises(b"00", 2), sample.raises(b"00", 4)
-        (True, False, True)
+        >>> [sample.note({b"00": mark}) for mark in (3, 2, 4)]
+        [{b'00': 3}, {}, {b'00': 4}]
         """
-        if (self._last is not None and digest > self._last) or mark <= self._marks.get(digest, -1):
-            return False
-        self._marks[digest] = mark
-        if len(self._marks) >= 2 * SAMPLE:
-            smallest = sorted(self._marks)[:SAMPLE]
-            self._marks = {digest: self._marks[digest] for digest in smallest}
-            self._last = smallest[-1]
-            return digest in self._marks
-        return True
+        news = {digest: mark for digest, mark in marks.items() if digest <= self._last and mark > self.get(digest, -1)}
+        self.update(news)
+        if len(self) > 2 * SAMPLE:
+            first = sorted(self)[: SAMPLE + 1]  # One more, which shows that there were others.
+            kept = {digest: self[digest] for digest in first}
+            self.clear()
+            self.update(kept)
+            self._last = first[-1]
+            news = {digest: mark for digest, mark in news.items() if digest in kept}
+        return news
 
 
 @dataclass(frozen=True, slots=True)

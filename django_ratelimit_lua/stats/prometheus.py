@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..exceptions import StoreError
 from ..store import FAILURES, Patience, circuit_key, circuits_key, get_store
 from .buckets import TIME_BOUNDS
-from .keys import MOST_PLACES, OTHER
+from .keys import MAX_LABELS, OTHER
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -65,7 +65,7 @@ class Collector:
         for breaker, state in states.items():
             for each in STATES.values():
                 families["breaker_state"].add_metric([breaker, each], each == state)
-        for breaker in sorted({*states, *forced})[:MOST_PLACES]:
+        for breaker in sorted({*states, *forced})[:MAX_LABELS]:
             for how in FORCED:
                 families["breaker_forced"].add_metric([breaker, how], forced.get(breaker) == how)
         by_label: dict[str, Counter[str]] = {}
@@ -90,10 +90,10 @@ class Collector:
 
 
 def breaker_states(patience: Patience) -> dict[str, str]:
-    """The state of each breaker that any process has noted, at most `MOST_PLACES` of them, by the order of their names.
+    """The state of each breaker that any process has noted, at most `MAX_LABELS` of them, by the order of their names.
     Raises `StoreError`."""
     store, found = get_store(background=True), {}
-    names = sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MOST_PLACES]
+    names = sorted(store.execute(b"HKEYS", circuits_key(), patience=patience))[:MAX_LABELS]
     for name in names:
         text = name.decode(errors="replace")
         state = store.execute(b"HGET", circuit_key(text), b"state", patience=patience)

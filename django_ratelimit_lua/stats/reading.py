@@ -3,6 +3,7 @@ raise `StoreError`; what this process has not written yet is written first."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
@@ -12,10 +13,9 @@ from typing import Any, NamedTuple
 
 from ..exceptions import StoreError
 from ..store import Patience, get_store, rules_key
-from .buckets import TIME_BOUNDS, quantile, units_range
-from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, OTHER, SITE, TOTALS, key_of, site_key
+from .buckets import quantile, units_range
+from .keys import DAY, DROPPED, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, SITE, TOTALS, key_of, site_key
 from .marks import Marks
-from .names import Name
 from .recorder import recorder
 from .results import (
     ADVISED,
@@ -23,6 +23,7 @@ from .results import (
     ALLOWED_ADVISING,
     ALLOWED_IN_SHADOW,
     BANNED,
+    FAILED,
     LABELS,
     REFUSED,
     SHADOW,
@@ -30,12 +31,14 @@ from .results import (
     refused_of,
 )
 from .shadow import version_of
-from .writing import listed
+from .space_saving import Estimate
 
-MOST_LISTED = 100_000
+MAX_LISTED = 100_000
 """More than all lists of two hours have."""
 Counts = Counter[str]
 """Requests by result: see `results`."""
+Moments = Iterator[tuple[int, str, int]]
+"""What was counted: the beginning of its minute or hour, in seconds since 1970; what; and how often."""
 _SOURCES = {letter: source for source, letter in SOURCES.items()}
 
 
@@ -63,14 +66,18 @@ class Span(NamedTuple):
         """The beginnings of the steps."""
         return range(self.start, self.end, self.step)
 
+    def parts(self, seconds: int) -> range:
+        """The minutes, hours or days (of so many seconds) that are in it, numbered since 1970."""
+        return range(self.start // seconds, -(-self.end // seconds))
+
     @property
     def by_hours(self) -> list[tuple[bytes, int]]:
         """The hours, where these are still known apart, else the days: as keys end, and when each begins."""
         if self.end <= self.start:
             return []
         if self.start > time.time() - MINUTES_KEPT + HOUR:
-            return [(b"hour:%d" % hour, hour * HOUR) for hour in range(self.start // HOUR, -(-self.end // HOUR))]
-        return [(b"day:%d" % day, day * DAY) for day in range(self.start // DAY, -(-self.end // DAY))]
+            return [(b"hour:%d" % hour, hour * HOUR) for hour in self.parts(HOUR)]
+        return [(b"day:%d" % day, day * DAY) for day in self.parts(DAY)]
 
 
 class Point(NamedTuple):
@@ -92,13 +99,14 @@ class Hour(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What was counted in a time: requests by result and by source; the `units` that were taken; allowed requests that
-    were `near` the limit."""
+    """What was counted in a time: requests by result, by source, and in each hour; the `units` that were taken; allowed
+    requests that were `near` the limit."""
 
     counts: Counts = field(default_factory=Counter)
     sources: Counts = field(default_factory=Counter)
     units: int = 0
     near: int = 0
+    hours: Sequence[Point] = ()
 
     @property
     def requests(self) -> int:
@@ -145,20 +153,9 @@ class Detail:
         return least, most
 
 
-class Offender(NamedTuple):
-    """One of those who used most, or were refused most: by digest and name (see `names`); so many `times`, at
-    most, and at least `times - error`."""
-
-    digest: str
-    name: Name
-    times: int
-    error: int
-
-
 class Totals(NamedTuple):
-    """All that was ever counted, of all processes: `of_names`, by rule or call site, at most `MOST_PLACES` and then
-    `OTHER`; `of_all`; both as they are written (see `keys`). `revision`: the number of the rules that are published
-    (0: none)."""
+    """All that was ever counted, of all processes: `of_names`, by rule or call site; `of_all`; both as they are written
+    (see `keys`). `revision`: the number of the rules that are published (0: none)."""
 
     of_names: Mapping[str, Counts]
     of_all: Counts
@@ -187,239 +184,187 @@ class ShadowNumbers(NamedTuple):
 def known_names() -> dict[str, int]:
     """The rules and call sites that were counted in the last ninety days, and in which hour last (seconds since
     1970)."""
-    recorder.flush()
-    reply = _execute(b"ZRANGE", site_key(b"names"), b"0", b"-1", b"WITHSCORES")
-    pairs = zip(reply[::2], reply[1::2], strict=True)
-    return {name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR for name, hour in pairs}
+    return {name: hour * HOUR for name, hour in _hours_of(b"names").items()}
 
 
 def was_counted(name: str) -> bool:
     """Whether that name was counted in the last ninety days."""
-    recorder.flush()
-    return bool(_execute(b"ZSCORE", site_key(b"names"), name.encode("utf-8", "surrogatepass")))
-
-
-class Look(NamedTuple):
-    """What was counted of one name in a time that ends now, for lists of many: hour by hour, and together."""
-
-    hours: list[Point]
-    total: Total
-
-
-def looks(names: Sequence[str], hours: int = 24) -> dict[str, Look]:
-    """What was counted of each name in the last whole hours and the one that is going on."""
-    recorder.flush()
-    span = Span.last(hours * HOUR, HOUR)
-    days = range(span.start // DAY, -(-span.end // DAY))
-    hashes = _hashes([key_of(name, b"hours:%d" % day) for name in names for day in days])
-    return {
-        name: _look(span, dict(zip(days, hashes[place * len(days) : (place + 1) * len(days)], strict=True)))
-        for place, name in enumerate(names)
-    }
-
-
-def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
-    """What was counted of each name in the minute that is going on and the one before; and how many seconds that is."""
-    recorder.flush()
-    now = time.time()
-    minute = int(now) // MINUTE
-    fields = {
-        number // 60: [letter + b"%02d" % (each % 60) for each in (minute - 1, minute) if each // 60 == number // 60
-                       for letter in _LETTERS]
-        for number in (minute - 1, minute)
-    }  # fmt: skip
-    commands = [
-        (b"HMGET", key_of(name, b"minutes:%d" % hour), *of) for name in names for hour, of in fields.items()
-    ]  # fmt: skip
-    replies = _execute_all(commands)
-    counts: dict[str, Counts] = {}
-    for place, name in enumerate(names):
-        found = counts[name] = Counter()
-        for at, of in enumerate(fields.values(), start=place * len(fields)):
-            for written, count in zip(of, replies[at], strict=False):
-                if count is not None and _IS_NUMBER(count):
-                    found[written[:1].decode()] += int(count)
-    return now - (minute - 1) * MINUTE, counts
-
-
-def times(names: Sequence[str]) -> dict[str, Counter[int]]:
-    """How long decisions of each name took in the hour that is going on and the one before: how many by bucket."""
-    recorder.flush()
-    hour = int(time.time()) // HOUR
-    fields = [b"t%b%d" % (letter.encode(), bucket) for letter in _SOURCES for bucket in range(len(TIME_BOUNDS) + 1)]
-    buckets = [int(written[2:]) for written in fields]
-    keys = [key_of(name, b"hour:%d" % number) for name in names for number in (hour - 1, hour)]
-    replies = _execute_all([(b"HMGET", key, *fields) for key in keys])
-    found: dict[str, Counter[int]] = {}
-    for place, name in enumerate(names):
-        histogram = found[name] = Counter()
-        for reply in replies[2 * place : 2 * place + 2]:
-            for bucket, count in zip(buckets, reply, strict=False):
-                if count is not None and _IS_NUMBER(count):
-                    histogram[bucket] += int(count)
-    return found
-
-
-def refused_people(names: Sequence[str], hours: int = 24) -> dict[str, int]:
-    """`people_refused` of each name, in the last whole hours and the one that is going on."""
-    recorder.flush()
-    suffixes = [suffix for suffix, _ in Span.last(hours * HOUR, HOUR).by_hours]
-    commands = [(b"PFCOUNT", *[key_of(name, b"refused:" + suffix) for suffix in suffixes]) for name in names]
-    return dict(zip(names, _execute_all(commands), strict=True))
-
-
-def dropped(days: int = 7) -> int:
-    """Requests of rules that were counted nowhere in the last days, each once for each rule."""
-    recorder.flush()
-    first = int(time.time()) // DAY - days
-    return sum(number for day, number in _hash(key_of(SITE, DROPPED)).items() if day.isdecimal() and int(day) > first)
-
-
-def series(name: str, span: Span) -> list[Point]:
-    """What was counted of one name, step by step."""
-    recorder.flush()
-    step, begin = (MINUTE, HOUR) if span.step < HOUR else (HOUR, DAY)
-    word = b"minutes:%d" if step == MINUTE else b"hours:%d"
-    counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
-    numbers = range(span.start // begin, -(-span.end // begin))
-    for number, found in zip(numbers, _hashes([key_of(name, word % number) for number in numbers]), strict=True):
-        for result, at, count in _by_time(found):
-            moment = number * begin + at * step
-            if moment < span.start < moment + step:
-                moment = span.start
-            moment -= (moment - span.start) % span.step
-            if result in _RESULTS and moment in counts:
-                counts[moment][result] += count
-    return [Point(moment, of) for moment, of in counts.items()]
-
-
-def total(name: str, span: Span) -> Total:
-    """What was counted of one name, in whole hours; the hour that is going on is one of them."""
-    recorder.flush()
-    days = range(span.start // DAY, -(-span.end // DAY))
-    hashes = _hashes([key_of(name, b"hours:%d" % day) for day in days])
-    return _look(span, dict(zip(days, hashes, strict=True))).total
-
-
-def _look(span: Span, days: Mapping[int, Mapping[str, int]]) -> Look:
-    """What hashes of hours say, by day."""
-    hours: dict[int, Counts] = {hour: Counter() for hour in range(span.start - span.start % HOUR, span.end, HOUR)}
-    counts: Counts = Counter()
-    sources: Counts = Counter()
-    units = near = 0
-    for day, numbers in days.items():
-        for word, hour_of_day, count in _by_time(numbers):
-            hour = day * DAY + hour_of_day * HOUR
-            if hour not in hours:
-                continue
-            if word in _RESULTS:
-                counts[word] += count
-                hours[hour][word] += count
-            elif word == "u":
-                units += count
-            elif word == "n":
-                near += count
-            elif word.startswith("S"):
-                sources[_SOURCES.get(word[1:], word[1:])] += count
-    return Look([Point(hour, of) for hour, of in hours.items()], Total(counts, sources, units, near))
-
-
-def hours(name: str, days: Iterable[int]) -> Iterator[Hour]:
-    """What was counted of one name in each hour of these days (numbered since 1970) in which it was."""
-    recorder.flush()
-    people_since = time.time() - MINUTES_KEPT
-    for day in days:
-        by_hour: dict[int, Counts] = {}
-        for word, hour, count in _by_time(_hash(key_of(name, b"hours:%d" % day))):
-            by_hour.setdefault(day * DAY + hour * HOUR, Counter())[word] += count
-        for moment, found in sorted(by_hour.items()):
-            people = None
-            if moment > people_since:
-                people = int(_execute(b"PFCOUNT", key_of(name, b"refused:hour:%d" % (moment // HOUR))))
-            counts = Counter({word: count for word, count in found.items() if word in _RESULTS})
-            yield Hour(moment, counts, found["u"], found["n"], people)
+    (hour,) = _ask([(b"ZSCORE", site_key(b"names"), name.encode("utf-8", "surrogatepass"))])
+    return bool(hour)
 
 
 def durable_names() -> dict[str, int]:
     """The names of limiters whose statistics are to be kept in the database, and until when they said so (seconds
     since 1970); of the last ninety days, as Redis has nothing of the others."""
-    recorder.flush()
-    reply = _execute(b"ZRANGE", site_key(b"durable"), b"0", b"-1", b"WITHSCORES")
     since = (int(time.time()) - HOURS_KEPT) // HOUR
-    pairs = ((name, int(float(hour))) for name, hour in zip(reply[::2], reply[1::2], strict=True))
-    return {name.decode("utf-8", "surrogatepass"): (hour + 1) * HOUR for name, hour in pairs if hour >= since}
+    return {name: (hour + 1) * HOUR for name, hour in _hours_of(b"durable").items() if hour >= since}
+
+
+def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
+    """What was counted of each name, in whole hours; the hour that is going on is one of them."""
+    return {name: _total(span, of) for name, of in _counted(names, span.parts(DAY), HOUR).items()}
+
+
+def total(name: str, span: Span) -> Total:
+    """What was counted of one name: see `totals_of`."""
+    return totals_of([name], span)[name]
+
+
+def _total(span: Span, counted: Moments) -> Total:
+    hours: dict[int, Counts] = {hour * HOUR: Counter() for hour in span.parts(HOUR)}
+    counts: Counts = Counter()
+    others: Counts = Counter()
+    for hour, word, number in counted:
+        if hour not in hours:
+            continue
+        if word in LABELS:
+            counts[word] += number
+            hours[hour][word] += number
+        else:
+            others[word] += number
+    sources = Counter({_SOURCES.get(word[1:], word[1:]): of for word, of in others.items() if word[0] == "S"})
+    return Total(counts, sources, others["u"], others["n"], [Point(hour, of) for hour, of in hours.items()])
+
+
+def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
+    """What was counted of each name in the minute that is going on and the one before; and how many seconds that is."""
+    now = time.time()
+    span = Span.last(2 * MINUTE, MINUTE, now)
+    counts = {}
+    for name, counted in _counted(names, span.parts(HOUR), MINUTE).items():
+        of = counts[name] = Counter[str]()
+        for moment, result, number in counted:
+            of[result] += number if moment >= span.start else 0
+    return now - span.start, counts
+
+
+def dropped(days: int = 7) -> int:
+    """Requests of rules that were counted nowhere in the last days, each once for each rule."""
+    first = int(time.time()) // DAY - days
+    (counts,) = _hashes([key_of(SITE, DROPPED)])
+    return sum(number for day, number in counts.items() if day.isdecimal() and int(day) > first)
+
+
+def series(name: str, span: Span) -> list[Point]:
+    """What was counted of one name, step by step."""
+    step, begin = (MINUTE, HOUR) if span.step < HOUR else (HOUR, DAY)
+    counts: dict[int, Counts] = {moment: Counter() for moment in span.moments}
+    for at, result, number in _counted([name], span.parts(begin), step)[name]:
+        moment = span.start if at < span.start < at + step else at
+        moment -= (moment - span.start) % span.step
+        if result in LABELS and moment in counts:
+            counts[moment][result] += number
+    return [Point(moment, of) for moment, of in counts.items()]
+
+
+def hours(name: str, days: Sequence[int]) -> Iterator[Hour]:
+    """What was counted of one name in each hour of these days (numbered since 1970) in which it was."""
+    people_since = time.time() - MINUTES_KEPT + HOUR
+    by_hour: dict[int, Counts] = {}
+    for hour, word, number in _counted([name], days, HOUR)[name]:
+        by_hour.setdefault(hour, Counter())[word] += number
+    for moment, found in sorted(by_hour.items()):
+        people = None
+        if moment > people_since:
+            people = people_refused(name, Span(moment, moment + HOUR, HOUR))
+        counts = Counter({word: number for word, number in found.items() if word in LABELS})
+        yield Hour(moment, counts, found["u"], found["n"], people)
+
+
+def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
+    """The histograms of each name; in whole hours, or days where the time is longer than two."""
+    parts = span.by_hours
+    since = parts[0][1] if parts else span.start
+    hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
+    return {name: _detail(since, [next(hashes) for _ in parts]) for name in names}
 
 
 def detail(name: str, span: Span) -> Detail:
-    """The histograms of one name; in whole hours, or days where the time is longer than two."""
-    recorder.flush()
+    """The histograms of one name: see `details_of`."""
+    return details_of([name], span)[name]
+
+
+def _detail(since: int, hashes: Iterable[Mapping[str, int]]) -> Detail:
     times: dict[str, Counter[int]] = {}
     used: dict[int, Counter[int]] = {}
-    for found in _hashes([key_of(name, suffix) for suffix, _ in span.by_hours]):
-        for written, count in found.items():
+    for counts in hashes:
+        for written, number in counts.items():
             match = _BUCKET.fullmatch(written)
             if match is None:
                 continue
             source, time_bucket, period, units_bucket = match.groups()
             if source:
-                times.setdefault(_SOURCES.get(source, source), Counter())[int(time_bucket)] += count
+                times.setdefault(_SOURCES.get(source, source), Counter())[int(time_bucket)] += number
             else:
-                used.setdefault(int(period), Counter())[int(units_bucket)] += count
-    return Detail(next((began for _, began in span.by_hours), span.start), times, used)
+                used.setdefault(int(period), Counter())[int(units_bucket)] += number
+    return Detail(since, times, used)
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:
     """The most that identities had used, or wanted, of the limit of that period; in whole hours or days."""
-    recorder.flush()
+    keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
     found: dict[bytes, int] = {}
-    for suffix, _ in span.by_hours:
-        key = key_of(name, b"marks:%d:%b" % (period_us, suffix))
-        reply = _execute(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES")
+    for reply in _ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
         for digest, mark in zip(reply[::2], reply[1::2], strict=True):
             found[digest] = max(found.get(digest, 0), int(float(mark)))
     return Marks.of(found)
 
 
-def people_refused(name: str, span: Span) -> int:
+def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
     """About how many identities were refused (a HyperLogLog: 0.8 % off), in whole hours or days."""
-    recorder.flush()
-    keys = [key_of(name, b"refused:" + suffix) for suffix, _ in span.by_hours]
-    return int(_execute(b"PFCOUNT", *keys)) if keys else 0
+    suffixes = [suffix for suffix, _ in span.by_hours]
+    commands = [(b"PFCOUNT", *[key_of(name, b"refused:" + suffix) for suffix in suffixes]) for name in names]
+    return dict(zip(names, _ask(commands) if suffixes else [0] * len(names), strict=True))
 
 
-def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Offender]:
-    """Who was refused most ("refused", in shadow mode: would have been) or used most units ("used") in the hours of a
-    time, the last 24 at most. What each process tells has an error, and who is not on a process's list may have come
-    there as often as the last who is: both are in `error`."""
-    recorder.flush()
+def people_refused(name: str, span: Span) -> int:
+    """About how many identities were refused of one name: see `refused_people`."""
+    return refused_people([name], span)[name]
+
+
+def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
+    """The clients that were refused most ("refused", in shadow mode: would have been) or used most units ("used") in
+    the hours of a time, the last 24 at most. What each process has written has an error, and a client that is not on
+    its list may have come there as often as the last one that is: both are in `error`."""
     found: dict[str, list[Any]] = {}
     absent = 0
-    for hour in range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR)):
-        reply = _execute(b"HGETALL", key_of(name, b"top:%d" % hour))
-        for written in reply[1::2]:
+    hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
+    for reply in _ask([(b"HVALS", key_of(name, b"top:%d" % hour)) for hour in hours_of_span]):
+        for written in reply:
             least, rows = listed(written, what)
             absent += least
-            for digest, count, error, of in rows:
-                entry = found.setdefault(digest, [0, 0, 0, of])
-                entry[0] += count
-                entry[1] += error
-                entry[2] += least
-    # Who is not on some lists may have come there, up to the least of each.
-    offenders = [
-        Offender(digest, of, count + absent - present, error + absent - present)
-        for digest, (count, error, present, of) in found.items()
-    ]
+            for digest, times, error, of in rows:
+                entry = found.setdefault(digest, [0, 0, of])
+                entry[0] += times - least
+                entry[1] += error - least
+    offenders = [Estimate(digest, times + absent, error + absent, of) for digest, (times, error, of) in found.items()]
     return sorted(offenders, key=lambda one: (one.error - one.times, -one.times, one.digest))[:most]
+
+
+def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
+    """A list of `writing.Top`: how often any client that is not in it can have come, and those that are. Empty where
+    there is none, or where it is of another version, or was written by hand.
+
+    >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used"), listed(b'{"used":[0,[["a",2,1]]]}', "used")
+    ((0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])]), (0, []))
+    """
+    try:
+        least, rows = json.loads(written)[word]
+        return int(least), [
+            Estimate(str(row[0]), int(row[1]), int(row[2]), [(str(kind), str(value)) for kind, value in row[3]])
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
+        return 0, []
 
 
 def history(name: str, digest: bytes) -> History:
     """What is known of one identity in the hour that is going on and the one before: of those who used most, and of
     those who were refused most."""
-    now = int(time.time()) // HOUR
-    span = Span((now - 1) * HOUR, (now + 1) * HOUR, HOUR)
+    span = Span.last(2 * HOUR, HOUR)
 
     def of(what: str) -> tuple[int, int] | None:
-        found = next((one for one in top(name, span, what, MOST_LISTED) if one.digest == digest.decode()), None)
+        found = next((one for one in top(name, span, what, MAX_LISTED) if one.digest == digest.decode()), None)
         return None if found is None else (max(0, found.times - found.error), found.times)
 
     return History(span.start, of("used"), of("refused"))
@@ -427,24 +372,20 @@ def history(name: str, digest: bytes) -> History:
 
 def totals(patience: Patience | None = None) -> Totals:
     """What metrics show: numbers that never fall, but where Redis has lost them."""
-    recorder.flush(patience)
-    places = _execute(b"ZRANGE", site_key(b"places"), b"0", b"-1", patience=patience)
-    names = [name.decode("utf-8", "surrogatepass") for name in places]
-    of_names = {name: Counter(_hash(key_of(name, TOTALS), patience)) for name in names}
-    revision = _execute(b"HGET", rules_key(), b"revision", patience=patience)
+    names = [*_hours_of(b"names", patience), SITE]
+    hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
+    of_names = {name: Counter(of) for name, of in zip(names, hashes, strict=True) if of}
+    (revision,) = _ask([(b"HGET", rules_key(), b"revision")], patience)
     digits = (revision or b"0").partition(b"-")[0]
-    of_all = Counter(_hash(key_of(SITE, TOTALS), patience))
-    of_names[OTHER] = Counter({field[1:]: number for field, number in of_all.items() if field.startswith("o")})
-    return Totals({name: of for name, of in of_names.items() if of}, of_all, int(digits) if digits.isdigit() else 0)
+    return Totals(of_names, of_names.pop(SITE, Counter()), int(digits) if digits.isdigit() else 0)
 
 
 def shadow_numbers(given: Mapping[str, Any]) -> ShadowNumbers:
     """What a rule as it is declared has seen in shadow mode, in the last days in which it was asked."""
-    recorder.flush()
     key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
-    counts = _hash(key)
-    people, refused_people = (int(_execute(b"PFCOUNT", key + word)) for word in (b":people", b":refused"))
-    return ShadowNumbers(counts.get("seen", 0), counts.get("refused", 0), people, refused_people)
+    (counts,) = _hashes([key])
+    people, refused = _ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
+    return ShadowNumbers(counts.get("seen", 0), counts.get("refused", 0), people, refused)
 
 
 def refusal_counts(days: int = 7, names: Iterable[str] | None = None) -> dict[str, dict[str, int]]:
@@ -453,65 +394,73 @@ def refusal_counts(days: int = 7, names: Iterable[str] | None = None) -> dict[st
 
     `names`: of these alone.
     """
-    recorder.flush()
     today, counts = int(time.time()) // DAY, {}
-    for name in known_names() if names is None else names:
+    wanted = list(known_names() if names is None else names)
+    for name, counted in _counted(wanted, range(today - days + 1, today + 1), HOUR).items():
         found: Counts = Counter()
-        for day in range(today - days + 1, today + 1):
-            for result, _, count in _by_time(_hash(key_of(name, b"hours:%d" % day))):
-                if result in _REFUSALS:
-                    found[_REFUSALS[result]] += count
+        for _, result, number in counted:
+            if result in _REFUSALS:
+                found[_REFUSALS[result]] += number
         if found:
             counts[name] = dict(found)
     return counts
 
 
 _IS_NUMBER = re.compile(rb"-?[0-9]{1,19}").fullmatch
-_REFUSALS = {REFUSED: "enforce", BANNED: "enforce", ADVISED: "advise", SHADOW: "shadow", "f": "failed"}
-_RESULTS = frozenset(LABELS)
-_LETTERS = [letter.encode() for letter in LABELS]
+_REFUSALS = {REFUSED: "enforce", BANNED: "enforce", ADVISED: "advise", SHADOW: "shadow", FAILED: "failed"}
 _BUCKET = re.compile("t([a-z])([0-9]{1,3})|U([0-9]{1,16}):([0-9]{1,4})")
 _AT_ONCE = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
 
 
-def _by_time(counts: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
-    """What is counted in minutes or hours: what, the number of the minute or hour, and how often."""
-    for written, count in counts.items():
-        if written[-2:].isdecimal():
-            yield written[:-2], int(written[-2:]), count
-
-
-def _hash(key: bytes, patience: Patience | None = None) -> dict[str, int]:
-    return _counts(_execute(b"HGETALL", key, patience=patience))
-
-
-def _hashes(keys: Sequence[bytes]) -> list[dict[str, int]]:
-    return [_counts(reply) for reply in _execute_all([(b"HGETALL", key) for key in keys])]
-
-
-def _counts(reply: Sequence[bytes]) -> dict[str, int]:
+def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
+    """The names of a sorted set, and the hour of each."""
+    (reply,) = _ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
     pairs = zip(reply[::2], reply[1::2], strict=True)
-    # Somebody may have written there by hand.
-    return {written.decode(errors="replace"): int(number) for written, number in pairs if _IS_NUMBER(number)}
+    return {name.decode("utf-8", "surrogatepass"): int(float(hour)) for name, hour in pairs}
 
 
-def _execute_all(commands: Sequence[Sequence[bytes]]) -> list[Any]:
-    found: list[Any] = []
+def _counted(names: Sequence[str], numbers: Sequence[int], step: int) -> dict[str, Moments]:
+    """What was counted of each name in these hours, by minutes, or in these days, by hours."""
+    suffix, begin = (b"minutes:%d", HOUR) if step == MINUTE else (b"hours:%d", DAY)
+    hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in numbers]))
+    found = {name: [(number * begin, next(hashes)) for number in numbers] for name in names}
+
+    def moments(of: Sequence[tuple[int, Mapping[str, int]]]) -> Moments:
+        for begins, counts in of:
+            for written, count in counts.items():
+                if written[-2:].isdecimal() and written[:-2]:
+                    yield begins + int(written[-2:]) * step, written[:-2], count
+
+    return {name: moments(of) for name, of in found.items()}
+
+
+def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[dict[str, int]]:
+    return [
+        # Somebody may have written there by hand.
+        {field.decode(errors="replace"): int(number) for field, number in zip(reply[::2], reply[1::2], strict=True)
+         if _IS_NUMBER(number)}
+        for reply in _ask([(b"HGETALL", key) for key in keys], patience)
+    ]  # fmt: skip
+
+
+def _ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+    recorder.flush(patience)
+    store, found = get_store(background=True), []
     for at in range(0, len(commands), _AT_ONCE):
         some = commands[at : at + _AT_ONCE]
         try:
-            found += get_store(background=True).execute_all(some)
+            found += store.execute_all(some, patience)
         except StoreError as error:
             if not error.was_answered:
                 raise
-            found += [_execute(*parts) for parts in some]  # One of them was no good.
+            found += [_ask_one(store, parts, patience) for parts in some]  # One of them was no good.
     return found
 
 
-def _execute(*parts: bytes, patience: Patience | None = None) -> Any:
+def _ask_one(store: Any, parts: Sequence[bytes], patience: Patience | None) -> Any:
     try:
-        return get_store(background=True).execute(*parts, patience=patience)
+        return store.execute(*parts, patience=patience)
     except StoreError as error:
         if error.was_answered and ("WRONGTYPE" in str(error) or "INVALIDOBJ" in str(error)):
             return 0 if parts[0] == b"PFCOUNT" else []  # Somebody has written there by hand.

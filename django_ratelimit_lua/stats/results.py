@@ -75,19 +75,22 @@ class Counted(Protocol):
 def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[Counted]) -> tuple[dict[str, str], str]:
     """What came of a decision by each rule or call site, once whatever rates it has: refused where one of them refuses;
     and what came of it as a whole (empty: nothing was asked). `exempt`: the charges that an override has taken out."""
+    states = decision.limits
     results: dict[str, str] = {}
-    of_all = EXEMPT if exempt else ""
-    for charge, state in zip(planned, decision.limits, strict=False):
-        result = _result(charge, state, decision.source)
+    whole = ""
+    for charge, state in zip(planned, states, strict=False):
         if charge.name not in results or not state.allowed:
-            results[charge.name] = result
-        if state.refuses or (decision.allowed and of_all != ALLOWED):
-            of_all = result
-    for state in () if planned else decision.limits:  # A block that no rule is needed for is planned by nobody.
-        results[state.name] = of_all = BLOCKED
+            results[charge.name] = result_of(charge, state, decision.source)
+        if state.refuses:
+            whole = results[charge.name]
+    for state in () if planned else states:  # A block that no rule is needed for is planned by nobody.
+        results[state.name] = whole = BLOCKED
+    if not whole and results:
+        whole = ALLOWED if ALLOWED in results.values() else results[next(reversed(results))]
     for charge in exempt:
+        whole = whole or EXEMPT
         results.setdefault(charge.name, EXEMPT)
-    return results, of_all
+    return results, whole
 
 
 def refused_of(counts: Mapping[str, int]) -> int:
@@ -95,11 +98,13 @@ def refused_of(counts: Mapping[str, int]) -> int:
     return counts.get(REFUSED, 0) + counts.get(BANNED, 0)
 
 
-def _result(planned: Counted, state: LimitState, source: str) -> str:
+def result_of(planned: Counted, state: LimitState, source: str) -> str:
+    """What came of one charge."""
     if state.block is not None:
         return BLOCKED
     if source == "fallback" and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local":
         return POLICY
-    if state.ban is not None and state.ban.until and state.refuses and not state.ban.is_new:
+    ban = state.ban
+    if ban is not None and ban.until and state.refuses and not ban.is_new:
         return BANNED
     return BY_MODE[state.mode][state.allowed]

@@ -6,79 +6,74 @@ Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Eleme
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-K = TypeVar("K", bound=Hashable)
+from .names import Name
 
 CAPACITY = 1024
-"""Who is counted at one time. Smaller summaries miss half of the real ten most frequent of a long tail."""
+"""Clients that are counted at one time. Smaller summaries miss half of the real ten most frequent of a long tail."""
 
 
 class Estimate(NamedTuple):
-    """How often somebody came: at most so many `times`, and at least `times - error`."""
+    """How often a client came: at most so many `times`, and at least `times - error`; and what is shown of it."""
 
+    digest: str
     times: int
     error: int
+    name: Name
 
 
-class Summary(Generic[K]):
-    """Who comes most often, in a stream of any length: whoever came more than 1/`capacity` of all times is here.
+class Summary:
+    """The clients that come most often, in a stream of any length: whichever came more than 1/`capacity` of all times.
 
     >>> summary = Summary(capacity=2)
-    >>> summary.add({"a": 5, "b": 1}), summary.add({"c": 2})
-    ([], ['b'])
+    >>> for times in ({b"a": 5, b"b": 1}, {b"c": 2}):
+    ...     summary.add(times, lambda digest: [])
     >>> summary.top(2)
-    [('a', Estimate(times=5, error=0)), ('c', Estimate(times=3, error=1))]
+    [Estimate(digest='a', times=5, error=0, name=[]), Estimate(digest='c', times=3, error=1, name=[])]
     >>> summary.least
     3
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
-        self._estimates: dict[K, Estimate] = {}
+        self._estimates: dict[bytes, Estimate] = {}
 
     def __len__(self) -> int:
         return len(self._estimates)
 
-    def __contains__(self, item: K) -> bool:
-        return item in self._estimates
-
     @property
     def least(self) -> int:
-        """How often anybody who is not here can have come, at most."""
+        """How often any client that is not here can have come, at most."""
         if len(self._estimates) < self.capacity:
             return 0
         return min(estimate.times for estimate in self._estimates.values())
 
-    def add(self, times: Mapping[K, int]) -> list[K]:
-        """Count how often some came; returns who was dropped for them. In what order they came makes no difference to
-        what is promised, so those that are here are counted first."""
+    def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
+        """Count how often some came. The order in which they came makes no difference to what is promised, so those
+        that are here are counted first."""
         estimates = self._estimates
-        strangers: list[tuple[K, int]] = []
-        for item, number in times.items():
-            known = estimates.get(item)
+        strangers: list[tuple[bytes, int]] = []
+        for digest, number in times.items():
+            known = estimates.get(digest)
             if known is None:
-                strangers.append((item, number))
+                strangers.append((digest, number))
             else:
-                estimates[item] = Estimate(known.times + number, known.error)
+                estimates[digest] = known._replace(times=known.times + number)
         room = self.capacity - len(estimates)
-        for item, number in strangers[:room]:
-            estimates[item] = Estimate(number, 0)
+        for digest, number in strangers[:room]:
+            estimates[digest] = Estimate(digest.decode(), number, 0, name_of(digest))
         if len(strangers) <= room:
-            return []
-        # A number of its own in each place, as identities need not be comparable.
-        heap = [(estimate.times, place, item) for place, (item, estimate) in enumerate(estimates.items())]
+            return
+        heap = [(estimate.times, digest) for digest, estimate in estimates.items()]
         heapq.heapify(heap)
-        dropped: list[K] = []
-        for place, (item, number) in enumerate(strangers[room:], start=len(heap)):
-            least, _, other = heap[0]
+        for digest, number in strangers[room:]:
+            least, other = heap[0]
             del estimates[other]
-            dropped.append(other)
-            estimates[item] = Estimate(least + number, least)
-            heapq.heapreplace(heap, (least + number, place, item))
-        return dropped
+            estimates[digest] = Estimate(digest.decode(), least + number, least, name_of(digest))
+            heapq.heapreplace(heap, (least + number, digest))
 
-    def top(self, number: int) -> list[tuple[K, Estimate]]:
-        """Those who came most often, the most frequent first."""
-        return heapq.nlargest(number, self._estimates.items(), key=lambda pair: pair[1].times)
+    def top(self, number: int) -> list[Estimate]:
+        """Those that came most often, the most frequent first."""
+        return heapq.nlargest(number, self._estimates.values(), key=lambda estimate: estimate.times)

@@ -14,12 +14,12 @@ from ..limits.decision import Decision
 from ..process.forks import renew_after_fork
 from ..version import __version__
 from .buckets import TIME_BOUNDS
-from .keys import MOST_PLACES
+from .keys import MAX_LABELS
 from .results import LABELS, Counted, results_of
 
 logger = logging.getLogger("django_ratelimit_lua")
 REST = "other"
-"""Stands for rules and call sites beyond the first `MOST_PLACES` of a process."""
+"""Stands for rules and call sites beyond the first `MAX_LABELS` of a process."""
 
 
 class _Instruments(NamedTuple):
@@ -70,7 +70,7 @@ class Telemetry:
     def _known(self, name: str) -> str:
         if name in self._names:
             return name
-        if len(self._names) >= MOST_PLACES:
+        if len(self._names) >= MAX_LABELS:
             return REST
         self._names.add(name)
         return name

@@ -1,25 +1,24 @@
 --[[
-Adds what one process has counted of one rule, or whatever else counts, exactly once however often it is sent.
+Writes a batch of what one process has counted of one name, exactly once however often it is sent.
 
-KEYS[1]         the number of what this process has sent last
+KEYS[1]         the number of the last batch of this process
 KEYS[2..]       what is written to
-ARGV[1]         the number of this; nothing is done where KEYS[1] has it, or a later one
+ARGV[1]         the number of this batch; nothing is done if KEYS[1] has it, or a later one
 ARGV[2]         seconds that KEYS[1] is kept
-ARGV[3]         how many members a sorted set may have before it is told
+ARGV[3]         the size of the sample in a sorted set
 ARGV[4..]       for each further key: what is done, seconds that it is kept, how many words follow, and these:
-                `add` (of a hash: field, number, ...), `people` (of a HyperLogLog: members),
-                `marks` (of a sorted set: number, member, ...; the largest stays), `say` (of a hash: field, value, ...)
-keeps           what is not of its kind, as somebody else has written it, is taken away; a command that is refused
-                keeps back no other one
-returns         the places in ARGV of what could not be written; as a negative number, each of KEYS that has more members
-                than it may; and last, as text, why something could not be written; empty: all is written, or was before
+                `add` (to a hash: field, number, ...), `say` (in a hash: field, value, ...),
+                `meet` (a HyperLogLog: member, ...), `mark` (a sorted set: number, member, ...; the largest stays, and
+                if there are half as many again as the sample and one more, those with the largest members are removed)
+keeps           a key of another type is deleted first, as it is not ours; a command that fails keeps back no other one
+returns         why something could not be written, if so
 ]]
 
-local told = redis.pcall('GET', KEYS[1])
-if type(told) == 'string' and (tonumber(told) or 0) >= tonumber(ARGV[1]) then return {} end
+local known = redis.pcall('GET', KEYS[1])
+if type(known) == 'string' and (tonumber(known) or 0) >= tonumber(ARGV[1]) then return {} end
 -- First: where Redis writes nothing at all (no memory left, a replica), this fails as a whole, and is sent again.
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
-local answer, problem = {}, nil
+local problems = {}
 
 local function is_foreign(reply)
   return type(reply) == 'table' and reply.err
@@ -27,35 +26,43 @@ local function is_foreign(reply)
       or string.find(reply.err, 'overflow', 1, true) or string.find(reply.err, 'INVALIDOBJ', 1, true))
 end
 
-local function write(place, command, key, ...)
+local function write(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if is_foreign(reply) then
     if command ~= 'HINCRBY' or is_foreign(redis.pcall('HDEL', key, (...))) then redis.pcall('DEL', key) end
     reply = redis.pcall(command, key, ...)
   end
-  if type(reply) == 'table' and reply.err then
-    answer[#answer + 1] = place
-    problem = reply.err
+  if type(reply) == 'table' and reply.err then problems[1] = reply.err end
+end
+
+local function trim(key, size)
+  local count = redis.pcall('ZCARD', key)
+  if type(count) ~= 'number' or count <= size * 1.5 then return end
+  local members = redis.pcall('ZRANGE', key, 0, -1)
+  table.sort(members)
+  -- One more stays, which shows that there were others.
+  for first = size + 2, #members, 1000 do
+    write('ZREM', key, unpack(members, first, math.min(first + 999, #members)))
   end
 end
 
+local COMMANDS = { say = { 'HSET' }, meet = { 'PFADD' }, mark = { 'ZADD', 'GT' } }
 local at = 4
 for number = 2, #KEYS do
   local key, what, seconds, last = KEYS[number], ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
   at = at + 3
   if what == 'add' then
-    for field = at, last, 2 do write(field, 'HINCRBY', key, ARGV[field], ARGV[field + 1]) end
-  elseif what == 'people' then
-    write(at, 'PFADD', key, unpack(ARGV, at, last))
-  elseif what == 'marks' then
-    write(at, 'ZADD', key, 'GT', unpack(ARGV, at, last))
-    local members = redis.pcall('ZCARD', key)
-    if type(members) == 'number' and members > tonumber(ARGV[3]) then answer[#answer + 1] = -number end
+    for field = at, last, 2 do write('HINCRBY', key, ARGV[field], ARGV[field + 1]) end
   else
-    write(at, 'HSET', key, unpack(ARGV, at, last))
+    for first = at, last, 1000 do -- More than some thousand words do not fit on Lua's stack.
+      local words = { unpack(COMMANDS[what]) }
+      table.insert(words, 2, key)
+      for place = first, math.min(first + 999, last) do words[#words + 1] = ARGV[place] end
+      write(unpack(words))
+    end
   end
+  if what == 'mark' then trim(key, tonumber(ARGV[3])) end
   redis.pcall('EXPIRE', key, seconds)
   at = last + 1
 end
-answer[#answer + 1] = problem
-return answer
+return problems

@@ -22,7 +22,7 @@ from django.urls import path, reverse
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.kept_hours import kept_series
-from django_ratelimit_lua.operations.seen import PERIODS, span_of
+from django_ratelimit_lua.operations.statistics import PERIODS, span_of
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff

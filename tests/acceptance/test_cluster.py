@@ -30,7 +30,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, number_of_bans
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.operations.replay import Log, replay
-from django_ratelimit_lua.operations.seen import one, overview
+from django_ratelimit_lua.operations.statistics import one, overview
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.rules.provider import current, start_fresh

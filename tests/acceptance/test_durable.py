@@ -32,7 +32,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitHour, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.kept_hours import kept_names, kept_series
 from django_ratelimit_lua.operations.rules_yaml import export
-from django_ratelimit_lua.operations.seen import one
+from django_ratelimit_lua.operations.statistics import one
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.publishing import hours as keeping
 from django_ratelimit_lua.publishing.hours import keep_hours

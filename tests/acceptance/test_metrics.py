@@ -75,7 +75,7 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
 
 def test_metrics_say_how_many_are_banned(monkeypatch: pytest.MonkeyPatch) -> None:
     """By limit, those in force; what a ban that was lifted was is none, and many limits are told together."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.bans.MOST_PLACES", 2)
+    monkeypatch.setattr("django_ratelimit_lua.engine.bans.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
         limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
         for number in range(people):
@@ -168,13 +168,13 @@ def test_totals_outlive_what_they_are_made_of(direct: redis.Redis, prefix: str) 
     assert decisions(before) == {("enforce", "allowed", "mail"): 2, ("enforce", "refused", "mail"): 1}
     assert decisions(after) == {("enforce", "allowed", "mail"): 3, ("enforce", "refused", "mail"): 1}
     assert {key for key in direct.scan_iter(f"{prefix}{{stats*") if direct.ttl(key) == -1} == {
-        f"{prefix}{{stats}}:{word}".encode() for word in ("names", "places")
+        f"{prefix}{{stats}}:names".encode()
     }
 
 
-def test_rules_beyond_the_places_are_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has a place keeps it, so that no total falls; a rule that is called "other" is one of those."""
-    monkeypatch.setattr(writing, "MOST_PLACES", 3)
+def test_names_beyond_the_bound_are_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is counted by itself stays so, so that no total falls; a rule that is called "other" is one."""
+    monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for name in ("one", "other"):
         RateLimiter(name, "9/h").hit("ada")
     assert set(decisions(scraped())) == {("enforce", "allowed", "one"), ("enforce", "allowed", "other")}
@@ -183,7 +183,7 @@ def test_rules_beyond_the_places_are_other(monkeypatch: pytest.MonkeyPatch) -> N
         for name in (f"made-{number}", "one"):
             RateLimiter(name, "99/h").hit("ada")
         seen.append(decisions(scraped()))
-        recorder._begin()  # Another process, which asks anew who has a place.
+        recorder._begin()  # Another process, which asks anew whether there is room.
     assert all(before[key] <= after[key] for before, after in itertools.pairwise(seen) for key in before)
     assert seen[-1] == {
         ("enforce", "allowed", "one"): 21,
@@ -192,15 +192,12 @@ def test_rules_beyond_the_places_are_other(monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
-def test_a_place_is_free_again_when_nobody_has_used_it(
-    monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str
-) -> None:
+def test_there_is_room_again_when_a_name_is_not_used(monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str) -> None:
     """For as long as its total is kept."""
-    monkeypatch.setattr(writing, "MOST_PLACES", 1)
+    monkeypatch.setattr(writing, "MAX_NAMES", 1)
     RateLimiter("old", "9/h").hit("ada")
     scraped()
-    for word in ("names", "places"):
-        direct.zadd(f"{prefix}{{stats}}:{word}", {"old": 1})
+    direct.zadd(f"{prefix}{{stats}}:names", {"old": 1})
     RateLimiter("new", "9/h").hit("ada")
     assert decisions(scraped()) == {("enforce", "allowed", "new"): 1}
 

@@ -23,14 +23,14 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.admin.statistics import rate_words
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from django_ratelimit_lua.operations.seen import PERIODS, one, overview
-from django_ratelimit_lua.operations.words import moment_words, share_words
+from django_ratelimit_lua.operations.statistics import PERIODS, one, overview
+from django_ratelimit_lua.operations.words import moment_words, rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.stats import reading
 from django_ratelimit_lua.stats.buckets import units_bucket
 from django_ratelimit_lua.stats.keys import key_of
+from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.store import get_store
 from example_project import sample
 from tests.acceptance import test_admin
@@ -260,14 +260,14 @@ def test_a_curve_knows_all_limits_that_held_since_it_begins(
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window")
     RateLimitChange.objects.all().delete()
     assert visits(9, "203.0.113.1").count(429) == 3
-    reading.recorder.flush()
+    recorder.flush()
 
     def others() -> list[str]:
-        reading.recorder.flush()
+        recorder.flush()
         of = one("site", "hour", began + 3000.0)
-        return list(of["curves"][0]["others"])
+        return list(of.curves[0].others)
 
-    monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: began + 3000.0)
+    monkeypatch.setattr("django_ratelimit_lua.operations.statistics._now", lambda: began + 3000.0)
     start = datetime.datetime.fromtimestamp(began, datetime.UTC)
     assert others() == []
     minute = datetime.timedelta(minutes=1)
@@ -527,7 +527,7 @@ def test_a_thousand_names_are_read_in_few_trips(operator: Client, monkeypatch: p
         commands[sort] += 1
         return execute(*parts, **more)
 
-    def several(parts: Any) -> Any:
+    def several(parts: Any, patience: Any = None) -> Any:
         trips.append(len(parts))
         commands[sort] += len(parts)
         return execute_all(parts)
@@ -539,8 +539,8 @@ def test_a_thousand_names_are_read_in_few_trips(operator: Client, monkeypatch: p
     for sort in ("-refused", "name", "-people", "-now", "-p95"):
         trips.clear()
         found = overview(sort)
-        assert len(found["rows"]) == 50
-        assert found["pages"] * 50 >= found["names"] >= 1000
+        assert len(found.rows) == 50
+        assert found.pages * 50 >= found.names >= 1000
         assert len(trips) <= 40, (sort, len(trips), commands[sort])
     print(dict(commands))
     names = [row["name"] for row in told(operator, sort="name", page="2", q="name-")["rows"]]
@@ -689,9 +689,9 @@ def test_what_reaches_further_back_says_since_when(
     monkeypatch.setattr("django_ratelimit_lua.stats.recorder.time.time", lambda: hour - 3600 + 60.0)
     for who in ("ada", "bob", "cleo"):
         assert [limiter.hit(who).allowed for _ in range(3)] == [True, True, False]
-    reading.recorder.flush()
+    recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: hour + 1800.0)
+    monkeypatch.setattr("django_ratelimit_lua.operations.statistics._now", lambda: hour + 1800.0)
     of = told(operator, ONE, name="spans", period="hour")
     assert (of["requests"], of["refused"], of["counts_since"]["requests"]) == (0, 0, 9)
     assert (of["counts_since"]["refused"], of["people_refused"], of["units"]) == (3, 3, 6)
@@ -704,9 +704,9 @@ def test_what_reaches_further_back_says_since_when(
     assert page.count(f"<small>since {moment_words(since)}</small>") == 3
     monkeypatch.setattr("django_ratelimit_lua.stats.recorder.time.time", lambda: hour + 60.0)
     limiter.hit("ada")
-    reading.recorder.flush()
+    recorder.flush()
     monkeypatch.undo()
-    monkeypatch.setattr("django_ratelimit_lua.operations.seen._now", lambda: hour + 3000.0)
+    monkeypatch.setattr("django_ratelimit_lua.operations.statistics._now", lambda: hour + 3000.0)
     page = text(operator, ONE, name="spans", period="hour")
     assert f"Refused: 1 of 1 requests (100%). Since {moment_words(since)}: 4, from about 3 clients." in page
     of = told(operator, ONE, name="spans", period="day")
@@ -724,5 +724,5 @@ def test_the_curves_of_the_sample_are_of_its_limits() -> None:
         allowed = [kind[5] for kind in tables.kinds if kind[1] in "ah"]
         assert set(refused) == {units_bucket(holds + 1)}, place.name
         assert max(allowed) <= units_bucket(holds), place.name
-        assert max(person.mark for _, person in tables.people) <= holds + 1
-        assert all((person.mark > holds) == bool(person.refused) for _, person in tables.people)
+        assert max(person.mark for person in tables.people.values()) <= holds + 1
+        assert all((person.mark > holds) == bool(person.refused) for person in tables.people.values())

@@ -149,7 +149,7 @@ def test_the_span_of_a_request_says_what_came_of_it(kind: str) -> None:
 
 def test_rules_that_are_made_up_are_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond as many as metrics tell apart."""
-    monkeypatch.setattr(telling, "MOST_PLACES", 2)
+    monkeypatch.setattr(telling, "MAX_LABELS", 2)
     for number in range(5):
         RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
     found = {key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"}

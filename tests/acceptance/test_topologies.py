@@ -21,7 +21,7 @@ from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.operations.seen import overview
+from django_ratelimit_lua.operations.statistics import overview
 from django_ratelimit_lua.publishing.hours import keep_hours
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.stats import reading

@@ -122,7 +122,6 @@ def test_the_program_run_is_the_program_read() -> None:
         "engine/evidence",
         "engine/renew",
         "limits/hit",
-        "stats/join",
         "stats/note",
         "stats/write",
     }

@@ -19,8 +19,8 @@ def test_the_samples_of_processes_make_one() -> None:
         sample = Sample()
         for number in range(process, people, 3):
             mark = number % 10 + process
-            if sample.raises(digest(number), mark):
-                found[digest(number)] = max(mark, found.get(digest(number), 0))
+            for news, of in sample.note({digest(number): mark}).items():
+                found[news] = max(of, found.get(news, 0))
     marks = Marks.of(found)
     assert len(found) < people / 3
     assert len(marks.marks) == SAMPLE
@@ -47,10 +47,11 @@ def test_few_are_all() -> None:
 def test_a_mark_that_is_no_news_is_not_sent_again() -> None:
     """Nor one of somebody beyond the sample."""
     sample = Sample()
-    numbers = sorted(range(3 * SAMPLE), key=digest)
-    assert all(sample.raises(digest(number), 1) for number in numbers[:SAMPLE])
-    assert not any(sample.raises(digest(number), 1) for number in numbers[:SAMPLE])
-    for number in numbers[SAMPLE:]:
-        sample.raises(digest(number), 1)
-    assert not sample.raises(digest(numbers[-1]), 5)
-    assert sample.raises(digest(numbers[0]), 2)
+    numbers = sorted(map(digest, range(3 * SAMPLE)))
+    marks = dict.fromkeys(numbers[:SAMPLE], 1)
+    assert sample.note(marks) == marks
+    assert sample.note(marks) == {}
+    assert len(sample.note(dict.fromkeys(numbers, 1))) == 1, "one more, which shows that there are others"
+    assert len(sample) == SAMPLE + 1
+    assert sample.note({numbers[-1]: 5}) == {}
+    assert sample.note({numbers[0]: 2}) == {numbers[0]: 2}

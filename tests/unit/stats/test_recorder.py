@@ -1,4 +1,4 @@
-"""Counting in the process: the quick way of a limit that is decided alone counts as the way for all others does."""
+"""Counting in the process: what is counted of each decision, whichever limits it was about."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.stats.keys import SITE
-from django_ratelimit_lua.stats.recorder import Recorder, Tables
+from django_ratelimit_lua.stats.recorder import Recorder
 
 LIMITS = [
     Limit("small", "10/m"),
@@ -23,52 +22,67 @@ LIMITS = [
     Limit("shadowed", "10/m", mode="shadow"),
     Limit("counts all", "10/m", count_denied=True),
 ]
-HITS = some.tuples(
+CHARGES = some.tuples(
     some.sampled_from(LIMITS), some.sampled_from("abc"), some.booleans(), some.integers(0, 12),
     some.integers(0, 90_000),
-    some.sampled_from(("redis", "deny-cache", "lease", "split", "fallback")), some.sampled_from((1e-5, 1e-3, 1.0)),
 )  # fmt: skip
+HITS = some.tuples(
+    some.lists(CHARGES, min_size=1, max_size=3, unique_by=lambda charge: charge[0].name),
+    some.sampled_from(("redis", "deny-cache", "lease", "split")),
+)
 
 
 @pytest.fixture
-def recorders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorder]]:
-    """The second counts nothing the quick way; none is written."""
-    made = [Recorder(), Recorder()]
-    for one in made:
-        one._is_awaited = True
-    monkeypatch.setattr(made[1], "_alone_of", lambda limit, name: None)
+def recorder() -> Iterator[Recorder]:
+    """One that writes nothing."""
+    made = Recorder()
     yield made
-    for one in made:
-        one.clear()
-
-
-def counted(recorder: Recorder) -> tuple[Counter[Any], dict[str, float], list[Any]]:
-    recorder._count_queue()
-    tables: Tables = recorder._tables(
-        recorder._began, recorder._alone, recorder._kinds, recorder._seconds, [recorder._people]
-    )
-    kinds: Counter[Any] = Counter()
-    for (*kind, _is_alone), (number, units) in tables.kinds.items():
-        if kind[0] != SITE:
-            kinds[*kind, "hits"] += number
-            kinds[*kind, "units"] += units
-    people = [
-        (name, person.digest, person.came, person.refused, person.units, person.mark) for name, person in tables.people
-    ]
-    return kinds, {source: round(seconds, 6) for source, seconds in tables.seconds.items()}, sorted(people)
+    made.clear()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(some.lists(HITS, max_size=200))
-def test_both_ways_count_the_same(recorders: list[Recorder], hits: list[Any]) -> None:
+@given(some.lists(HITS, max_size=100))
+def test_each_limit_counts_by_itself_and_each_decision_once(recorder: Recorder, hits: list[Any]) -> None:
     """Whatever limits allow, refuse or would refuse, whoever decides, in whatever order."""
-    for recorder in recorders:
-        recorder.clear()
-        recorder._is_awaited = True
-        for limit, who, allowed, cost, used, source, seconds in hits:
-            state = LimitState(limit.name, allowed, limit.rate.limit, used, 0, 0.0, 0.0, 0.0, limit.mode, 60.0)
-            is_let_go = allowed or limit.mode != "enforce"
-            decision = Decision(is_let_go, (state,), cost if is_let_go else 0, source=source)
-            planned = PlannedCharge(Charge(limit, who.encode(), cost), limit.name, identity=who)
-            recorder.add([planned], decision, seconds)
-    assert counted(recorders[0]) == counted(recorders[1])
+    recorder.clear()
+    recorder._is_awaited = True
+    letters = {("enforce", True): "a", ("enforce", False): "r", ("shadow", True): "h", ("shadow", False): "s"}
+    by_name: Counter[Any] = Counter()
+    people: Counter[Any] = Counter()
+    marks: dict[Any, int] = {}
+    whole: Counter[str] = Counter()
+    for charges, source in hits:
+        states = tuple(
+            LimitState(limit.name, allowed, limit.rate.limit, used, 0, 0.0, 0.0, 0.0, limit.mode, 60.0)
+            for limit, _, allowed, _, used in charges
+        )
+        is_let_go = not any(state.refuses for state in states)
+        granted = max(cost for _, _, _, cost, _ in charges) if is_let_go else 0
+        decision = Decision(is_let_go, states, granted, source=source)
+        planned = [
+            PlannedCharge(Charge(limit, who.encode(), cost), limit.name, identity=who)
+            for limit, who, _, cost, _ in charges
+        ]
+        recorder.add(planned, decision, 0.001)
+        results = []
+        for limit, who, allowed, cost, used in charges:
+            result = letters[limit.mode, allowed]
+            results.append(result)
+            by_name[limit.name, result, source] += 1
+            key = (limit.name, limit.rate.period_us, who.encode())
+            people[(*key, "refused")] += not allowed
+            people[(*key, "units")] += min(cost, granted) if allowed else 0
+            wanted = used if allowed and is_let_go else used + cost
+            marks[key] = max(wanted, marks.get(key, 0))
+        whole["r" if "r" in results else "a" if "a" in results else results[-1]] += 1
+    recorder._count_queue()
+    found: Counter[Any] = Counter()
+    found_whole: Counter[str] = Counter()
+    for (name, result, source, *_, is_whole), of in recorder._tables.kinds.items():
+        found[name, result, source] += of.number
+        found_whole[result] += of.number if is_whole else 0
+    assert found == by_name
+    assert found_whole == whole
+    assert {key: person.mark for key, person in recorder._tables.people.items()} == marks
+    for key, person in recorder._tables.people.items():
+        assert (person.refused, person.units) == (people[(*key, "refused")], people[(*key, "units")])

@@ -9,19 +9,21 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.stats.space_saving import Summary
 
-PARTS = st.lists(st.dictionaries(st.integers(0, 30), st.integers(1, 9), max_size=8), max_size=30)
+DIGESTS = st.integers(0, 30).map(lambda number: b"%d" % number)
+PARTS = st.lists(st.dictionaries(DIGESTS, st.integers(1, 9), max_size=8), max_size=30)
 
 
 @given(PARTS, st.integers(1, 12))
-def test_every_estimate_is_within_its_error(parts: list[dict[int, int]], capacity: int) -> None:
+def test_every_estimate_is_within_its_error(parts: list[dict[bytes, int]], capacity: int) -> None:
     """Nobody comes more often than is said, nor less than that but for the error; whoever came more than a share of all
     is there; and who is not there came at most as often as the least."""
-    summary: Summary[int] = Summary(capacity)
-    real: Counter[int] = Counter()
+    summary = Summary(capacity)
+    real: Counter[bytes] = Counter()
     for part in parts:
-        summary.add(part)
+        summary.add(part, lambda digest: [("", digest.decode())])
         real.update(part)
-    found = dict(summary.top(capacity))
+    found = {one.digest.encode(): one for one in summary.top(capacity)}
+    assert all(one.name == [("", one.digest)] for one in found.values())
     assert len(summary) == len(found) <= capacity
     for item, times in real.items():
         if item in found:

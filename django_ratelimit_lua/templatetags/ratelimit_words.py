@@ -1,0 +1,10 @@
+"""`{% load ratelimit_words %}`: numbers and names in words."""
+
+from django import template
+
+from ..operations.words import breakable, milliseconds_words, number_words, rate_words, readable, share_words
+from ..stats.names import name_words
+
+register = template.Library()
+for words in (breakable, milliseconds_words, name_words, number_words, rate_words, readable, share_words):
+    register.filter(words)
