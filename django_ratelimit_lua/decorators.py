@@ -59,7 +59,7 @@ class _Ratelimit:
     - `fallback`: what answers a refused request in the place of 429: a view, which gets the same arguments; on a
       function that is not a view and has a request as its first argument, a value or a callable. Of several decorators
       on one view, the outermost that has a fallback;
-    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_STATISTICS_DAYS`;
+    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_HISTORY_DAYS`;
     - the options of `Limit`: algorithm, burst, initial, queue, segments, align, time_zone, max_wait,
       count_denied, mode.
 

@@ -68,7 +68,7 @@ class RateLimiter:
     - `rate`: see `Rate.parse`; or a list of rates that are decided together, all or nothing. Of several, that
       of the longest period counts under the name alone, and the others under the name and their period. A number alone
       is so many slots at once, with `algorithm="concurrency"`, or in a list beside rates: see `slot`;
-    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_STATISTICS_DAYS`;
+    - `durable`: keep its statistics of each hour in the database, for `RATELIMIT_HISTORY_DAYS`;
     - the other arguments are those of `Limit`; `algorithm` defaults to `RATELIMIT_ALGORITHM`.
 
     A rule whose `group` is the name takes the place of the rates and options given here, from the next call on.

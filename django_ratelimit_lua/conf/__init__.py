@@ -282,11 +282,8 @@ class Conf:
         "the largest body that keys and overrides by one of its fields look at, see :doc:`keys`; ``0``: none")
     RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
-        "days that the history of rules, and overrides that have ended, are kept in the database; ``None``: for good, "
-        "see :doc:`rules`")
-    STATISTICS_DAYS = Setting(400, or_none(Number(36_500, "number of days", ", such as 400, or None", is_above_0=True)),
-        "days that the hours of rules and limiters whose statistics are to be kept stay in the database; ``None``: for "
-        "good, see :doc:`statistics`")
+        "days that the history of rules, overrides that have ended, and the hours of durable statistics are kept in "
+        "the database; ``None``: for good, see :doc:`rules` and :doc:`statistics`")
     HEADERS = Setting(None, Choice((None, "draft-10", "x")),
         'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
     THROTTLE_ALGORITHM = Setting("sliding_log", _rate_algorithm,

@@ -16,13 +16,7 @@ Numbers = Mapping[str, int | None]
 
 class RateLimitHour(models.Model):
     """Requests of one rule or limiter in one hour, by result; numbers only ever rise. `moment`: when it begins, in
-    seconds since 1970; `units` that were taken; allowed `near` the limit; `people_refused`, about (None: not known).
-
-    The row without a name is no hour. It says what was pruned, in the same table and transaction: nothing from before
-    its `moment` is written again, though Redis may still have it.
-    """
-
-    PRUNED = ""
+    seconds since 1970; `units` that were taken; allowed `near` the limit; `people_refused`, about (None: not known)."""
 
     name = models.CharField(max_length=200)
     moment = models.BigIntegerField()
@@ -52,27 +46,6 @@ class RateLimitHour(models.Model):
     def columns(cls) -> list[str]:
         """The names of what is counted."""
         return [field.name for field in cls._meta.concrete_fields if field.name not in ("id", "name", "moment")]
-
-    @classmethod
-    def hours(cls, using: str) -> models.QuerySet[RateLimitHour]:
-        """The rows that are hours."""
-        return cls._base_manager.using(using).exclude(name=cls.PRUNED)
-
-    @classmethod
-    def pruned_before(cls, using: str) -> int:
-        """Before which moment nothing is to be kept (0: nothing was pruned)."""
-        marks = cls._base_manager.using(using).filter(name=cls.PRUNED)
-        return marks.aggregate(latest=models.Max("moment"))["latest"] or 0
-
-    @classmethod
-    def prune_before(cls, using: str, moment: int) -> None:
-        """Keep nothing from before that moment any more; what is there stays."""
-        marks = cls._base_manager.using(using).filter(name=cls.PRUNED)
-        with transaction.atomic(using):
-            if moment > cls.pruned_before(using):
-                mark = cls(name=cls.PRUNED, moment=moment)
-                cls._base_manager.using(using).bulk_create([mark], ignore_conflicts=True)
-                marks.filter(moment__lt=moment).delete()
 
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:

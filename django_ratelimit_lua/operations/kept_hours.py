@@ -18,7 +18,7 @@ from ..stats.results import BANNED, REFUSED
 
 def kept_names() -> list[str]:
     """The names of which the database has hours."""
-    return sorted(RateLimitHour.hours(primary()).order_by().values_list("name", flat=True).distinct())
+    return sorted(RateLimitHour.objects.using(primary()).order_by().values_list("name", flat=True).distinct())
 
 
 def kept_series(name: str, span: Span) -> list[Point]:

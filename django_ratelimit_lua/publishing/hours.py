@@ -1,27 +1,25 @@
 """From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
 
-One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
-ever raise what is there, so it makes no difference how often they are written, by how many, or where somebody was
-killed. The last two days are looked at each time; all that Redis has, once a day, and after whatever has failed.
+One of all processes does it, every few minutes, beside comparing the rules, until there is nothing new for a while.
+Numbers are absolute and only ever raise what is there, so it makes no difference how often they are written, by how
+many, or where somebody was killed. The last two days are looked at each time; all that Redis has, once a day, and after
+whatever has failed.
 """
 
 from __future__ import annotations
 
 import time
 
-from django.db import connections
-
 from ..conf import conf
 from ..models import RateLimitHour, RateLimitRule
 from ..models.hour import Numbers
-from ..process.tasks import Task
 from ..rules.rule import UNWRITABLE
 from ..rules.ruleset import settings_rules
 from ..stats import results
 from ..stats.keys import DAY, HOURS_KEPT
 from ..stats.reading import Hour, durable_names, hours
 from ..store import get_store, rules_key, take_turn
-from .cleanup import kept_since, sweep_hours
+from .cleanup import sweep
 from .publish import primary
 
 KEEP_SECONDS = 300.0
@@ -50,16 +48,15 @@ def names_to_keep(using: str) -> dict[str, int | None]:
         names |= dict.fromkeys(rule.name for rule in settings_rules() if (rule.given or {}).get("durable"))
     rules = RateLimitRule._base_manager.using(using).filter(durable=True)
     names |= dict.fromkeys(rules.values_list("name", flat=True))
-    names.pop(RateLimitHour.PRUNED, None)
     return {name: until for name, until in names.items() if len(name) <= LONGEST_NAME and not UNWRITABLE.search(name)}
 
 
 def keep_hours(*, everything: bool = False) -> int:
     """Write to the database what it does not have yet of the last two days, or of everything that Redis has; but
-    nothing that was pruned, or is older than `RATELIMIT_STATISTICS_DAYS`. Returns how many rows were made or raised.
-    Raises `StoreError`, and whatever the database raises."""
+    nothing that is older than `RATELIMIT_HISTORY_DAYS`. Returns how many rows were made or raised. Raises `StoreError`,
+    and whatever the database raises."""
     using, today = primary(), int(time.time()) // DAY
-    since = kept_since(using)
+    since = 0 if conf.HISTORY_DAYS is None else int(time.time() - conf.HISTORY_DAYS * DAY)
     days = range(max(since // DAY, today - (HOURS_KEPT // DAY if everything else 1)), today + 1)
     written = 0
     for name, until in sorted(names_to_keep(using).items()):
@@ -69,8 +66,6 @@ def keep_hours(*, everything: bool = False) -> int:
             if hour.moment >= since and (until is None or hour.moment < until)
         }
         written += RateLimitHour.keep(using, name, found)
-    if RateLimitHour.pruned_before(using) > since:  # Meanwhile, and some of it may have been written since.
-        sweep_hours(using)
     return written
 
 
@@ -81,31 +76,20 @@ def _numbers(hour: Hour) -> Numbers:
     return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
 
 
-_has_turn = False
-"""Whether this process has taken the turn to write, and has not written yet."""
-_looks_left = LAST_LOOKS
+_looks_left = 0
+"""How many more looks this process makes that find nothing new, also if there are no requests."""
 
 
-def look() -> None:
-    """Start to write hours in a thread of its own, unless another process is at it."""
-    global _has_turn, _looks_left
+def keep_in_turn() -> bool:
+    """Write hours if that is due; whether to look again also if there are no requests. Raises what `keep_hours` does,
+    and then it stays due."""
+    global _looks_left
     if take_turn(_key(b"turn"), KEEP_SECONDS):
-        _has_turn, _looks_left = True, LAST_LOOKS
-        keeping.start()
-
-
-def _step() -> float | None:
-    """Write hours, and come again: the last requests of a quiet site are written without a further one."""
-    global _has_turn, _looks_left
-    if not (_has_turn or take_turn(_key(b"turn"), KEEP_SECONDS)):
-        return None  # Another process goes on.
-    _has_turn = True  # Also of a look that fails, which is repeated.
-    found = _keep()
-    _has_turn, _looks_left = False, LAST_LOOKS if found else _looks_left - 1
-    if _looks_left > 0:
-        return KEEP_SECONDS * 1.01  # When the turn of this look is over.
-    get_store(background=True).execute(b"DEL", _key(b"turn"))
-    return None
+        left = _looks_left or LAST_LOOKS
+        _looks_left = LAST_LOOKS if _keep() else left - 1
+        if not _looks_left:
+            get_store(background=True).execute(b"DEL", _key(b"turn"))  # The next request starts again.
+    return _looks_left > 0
 
 
 def _key(word: bytes) -> bytes:
@@ -119,15 +103,10 @@ def _keep() -> int:
         is_done_today = store.execute(b"GET", _key(b"all")) == today
         found = keep_hours(everything=not is_done_today)
         if not is_done_today:
-            sweep_hours(primary())
+            sweep(primary())
             store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
         return found
     except BaseException:
-        # What was missed is looked for by whoever has the next turn.
-        store.execute(b"DEL", _key(b"all"))
+        # What was missed is looked for by whichever process is next.
+        store.execute(b"DEL", _key(b"all"), _key(b"turn"))
         raise
-    finally:
-        connections[primary()].close()
-
-
-keeping = Task("hours", _step, meanwhile="Redis keeps the statistics, for ninety days")

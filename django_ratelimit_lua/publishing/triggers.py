@@ -123,7 +123,8 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
 
 
 def look() -> None:
-    """Look, in a thread of its own, whether what is published is what the database has; else publish that.
+    """Look, in a thread of its own, whether what is published is what the database has; else publish that. Durable
+    statistics are written beside it.
 
     Without an edit, that is not so where the database was restored from a backup, or its replica has taken over without
     the last edits, and where what was published is lost or old and no process remembers better. Of all processes, one
@@ -133,12 +134,19 @@ def look() -> None:
         looking.start()
 
 
-def _look() -> None:
+def _look() -> float | None:
+    try:
+        _compare()
+        return provider.COMPARE_SECONDS if hours.keep_in_turn() else None
+    finally:
+        connections[primary()].close()
+
+
+def _compare() -> None:
     try:
         # Where it is not known yet which database this is, each process has to find out.
         if provider.database is None or problems.unpublished or take_turn(_turn_key(), provider.COMPARE_SECONDS):
             publish()
-            hours.look()
             _mended()
     except NewerFormatError as error:
         _leave_to_newer(error)
@@ -146,8 +154,6 @@ def _look() -> None:
         pass  # It is logged.
     except Exception as error:
         _failed("It cannot be seen whether the rules that are published are those of the database: %s", error)
-    finally:
-        connections[primary()].close()
 
 
 looking = Task("comparison", _look, meanwhile="the rules hold that are published")

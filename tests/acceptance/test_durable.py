@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -171,7 +171,7 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
             return bool(one("ask()")) and bool(other("ask()"))
 
         def failed() -> bool:
-            return work() and any("'hours' fails" in line for worker in (one, other) for line in worker("said"))
+            return work() and any("'comparison' fails" in line for worker in (one, other) for line in worker("said"))
 
         until(failed, "it is tried")
         one(rename.format("away", table))
@@ -190,7 +190,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
     counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
     with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
         worker("from django_ratelimit_lua.models import RateLimitHour")
-        worker("from django_ratelimit_lua.publishing import hours")
+        worker("from django_ratelimit_lua.publishing import hours, triggers")
         worker("hours.KEEP_SECONDS = 0.2")
         worker("rule(durable=True)")
         total = 0
@@ -204,7 +204,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
                 worker("ask()")
                 total += 1
             until(lambda total=total: worker(counted) == total, "the last requests are written")
-            until(lambda: not worker("hours.keeping.is_running"), "the process stops looking")
+            until(lambda: not worker("triggers.looking.is_running"), "the process stops looking")
 
 
 def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], None], direct: Any, prefix: str) -> None:
@@ -300,12 +300,12 @@ def test_a_page_counts_each_request_once_and_outlives_redis(
         mail.hit("ada", 1)
         mail.hit("ada", 1)
     moved(0)
-    assert one("mail.drawn", period)["requests"] == 6
+    assert one("mail.drawn", period).requests == 6
     keep_hours(everything=True)
     told = one("mail.drawn", period)
-    assert told["requests"] == sum(point["requests"] for point in told["points"]) == 6
+    assert told.requests == sum(point.requests for point in told.points) == 6
     direct.delete(*direct.keys(key_of("mail.drawn", b"hours:*").decode()))
-    assert one("mail.drawn", period)["requests"] == 6
+    assert one("mail.drawn", period).requests == 6
 
 
 @pytest.mark.parametrize(
@@ -333,10 +333,10 @@ def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(zone: str, change
     for hours in (-30, -1, 0, 1, 23, 24, 25, 90):
         now = middle + hours * HOUR + 1800
         today = datetime.fromtimestamp(now, place).date()
-        points = one("days", "90d", now)["points"]
+        points = one("days", "90d", now).points
         days = [today - timedelta(days=ago) for ago in range(89, -1, -1)]
-        assert [datetime.fromisoformat(point["at"]).date() for point in points] == days
-        assert [point["requests"] for point in points] == [counted[day] for day in days]
+        assert [point.at.date() for point in points] == days
+        assert [point.requests for point in points] == [counted[day] for day in days]
 
 
 def test_hours_that_do_not_change_are_asked_for_once() -> None:
@@ -361,76 +361,39 @@ def test_hours_that_do_not_change_are_asked_for_once() -> None:
     assert sum("SELECT" in query["sql"] for query in same.captured_queries) == 1
 
 
-def test_what_was_pruned_stays_away(settings: Any, moved: Callable[[float], None], monkeypatch: Any) -> None:
-    """Though Redis has it: after every further writing, also one that was at it meanwhile; what came since is kept.
-    What was rolled back was not pruned."""
-    settings.RATELIMIT_STATISTICS_DAYS = None
-    mail = RateLimiter("mail.pruned", "1000/h", durable=True)
-
-    def hit(*days: float) -> None:
-        for ago in days:
-            moved(-ago * DAY)
-            mail.hit("ada")
-        moved(0)
-
-    def pruned(older: str) -> None:
-        assert command("prune", "--older", older).startswith("deleted")
-
-    hit(80, 50, 40, 20, 0)
-    assert keep_hours(everything=True) == 5
-    with transaction.atomic():
-        pruned("30d")
-        assert len(rows("mail.pruned")) == 2
-        transaction.set_rollback(True)
-    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 5)
-    pruned("30d")
-    for _ in range(2):
-        assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 2)
-        keeping._keep()
-    pruned("60d")  # Which is less than was pruned.
-    hit(35, 10)
-    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (1, 3)
-    keep = RateLimitHour.keep
-
-    def prune_meanwhile(using: str, name: str, hours: Any) -> int:
-        pruned("15d")
-        return keep(using, name, hours)
-
-    monkeypatch.setattr(RateLimitHour, "keep", prune_meanwhile)
-    keep_hours(everything=True)
-    monkeypatch.setattr(RateLimitHour, "keep", keep)
-    assert len(rows("mail.pruned")) == 2
-    assert kept_names() == ["mail.pruned"]
-    assert "hours of statistics 2, ended" in command("prune", "--older", "1s", "--dry-run")
-    assert RateLimitHour.objects.filter(name=RateLimitHour.PRUNED).count() == 1
-    settings.RATELIMIT_STATISTICS_DAYS = 5
-    assert keep_hours(everything=True) == 0
-    keeping._keep()
-    RateLimitHour.objects.all().delete()
-    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (1, 1)
-
-
-def test_names_to_keep_are_few_and_forgotten(
-    direct: Any, prefix: str, moved: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, caplog: Any
+def test_hours_that_redis_has_are_not_pruned_and_old_ones_are_not_written(
+    settings: Any, moved: Callable[[float], None]
 ) -> None:
+    """They would be written again; what is older than `RATELIMIT_HISTORY_DAYS` is neither kept nor written."""
+    mail = RateLimiter("mail.pruned", "1000/h", durable=True)
+    for ago in (80, 50, 20, 0):
+        moved(-ago * DAY)
+        mail.hit("ada")
+    moved(0)
+    old = int(time.time()) // HOUR * HOUR - 100 * DAY
+    RateLimitHour.objects.create(name="mail.pruned", moment=old, allowed=1)
+    assert keep_hours(everything=True) == 4
+    assert "hours of statistics 1, ended" in command("prune", "--older", "30d", "--dry-run")
+    assert "hours of statistics 1, ended" in command("prune", "--older", "30d")
+    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 4)
+    settings.RATELIMIT_HISTORY_DAYS = 30
+    keeping._keep()
+    assert (keep_hours(everything=True), len(rows("mail.pruned"))) == (0, 2)
+
+
+def test_names_to_keep_are_few_and_forgotten(direct: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all processes as many as are counted apart, and none that is counted as one with others; not those of ninety
-    days ago, nor what somebody else has written there. A process that has more than it keeps says so once."""
+    days ago, nor what somebody else has written there."""
     key = f"{prefix}{{stats}}:durable"
-    monkeypatch.setattr(writing, "MOST_KNOWN", 3)
-    monkeypatch.setattr(recording, "MOST_NAMES", 5)
+    monkeypatch.setattr(writing, "MAX_NAMES", 3)
     monkeypatch.setattr(recorder._writer, "durable", set())
-    monkeypatch.setattr(recorder, "_is_full_said", False)
     hour = int(time.time()) // HOUR
     direct.zadd(key, {"long ago": hour - 92 * 24, "lately": hour - 80 * 24})
     assert list(durable_names()) == ["lately"]
     for number in range(8):
         RateLimiter(f"tenant:{number}", "5/h", durable=True).hit("ada")
         recorder.flush()
-    warnings = [record.getMessage() for record in caplog.records if "durable" in record.getMessage()]
-    assert len(warnings) == 1
-    assert "More than 5 names" in warnings[0]
-    assert "'tenant:5'" in warnings[0]
-    assert set(map(bytes.decode, direct.zrange(key, 0, -1))) == {"tenant:0", "tenant:1", "tenant:2"}
+    assert set(map(bytes.decode, direct.zrange(key, 0, -1))) == {"lately", "tenant:0", "tenant:1", "tenant:2"}
     assert keep_hours(everything=True) == 3
     recorder._writer.begin()
     direct.set(key, "x")
@@ -502,7 +465,7 @@ def command(*arguments: str) -> str:
 
 def test_the_command_shows_and_prunes(settings: Any) -> None:
     """A table of the last day, for people and machines; and what is older goes, after it was shown what that is."""
-    settings.RATELIMIT_HISTORY_DAYS = settings.RATELIMIT_STATISTICS_DAYS = None
+    settings.RATELIMIT_HISTORY_DAYS = None
     assert command("show") == "nothing was counted yet\n"
     mail = RateLimiter("mail.shown", "2/h")
     for _ in range(3):
@@ -544,13 +507,13 @@ def test_the_command_tells_what_is_missing_in_its_time(
 
 
 def test_publishing_prunes_a_little_each_time(settings: Any) -> None:
-    """Hours that are older than `RATELIMIT_STATISTICS_DAYS`; none where that is None."""
+    """Hours that are older than `RATELIMIT_HISTORY_DAYS`; none where that is None."""
     moment = int(time.time()) // HOUR * HOUR
     for days in (1, 399, 401, 900):
         RateLimitHour.objects.create(name="x", moment=moment - days * 86_400, allowed=1)
-    settings.RATELIMIT_STATISTICS_DAYS = None
+    settings.RATELIMIT_HISTORY_DAYS = None
     RateLimitRule.objects.create(name="one", path="/x", key="ip", limit=3)
     assert RateLimitHour.objects.count() == 4
-    settings.RATELIMIT_STATISTICS_DAYS = 400
+    settings.RATELIMIT_HISTORY_DAYS = 400
     RateLimitRule.objects.create(name="two", path="/x", key="ip", limit=3)
     assert RateLimitHour.objects.count() == 2

@@ -297,6 +297,7 @@ def test_what_redis_answers_with_an_error_is_a_kind_of_its_own(settings: Any, di
         place = url().replace("redis://", "redis://metrics:x@")
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": place}}
         RateLimiter("mail", "5/h", on_store_error="open").hit("ada")
+        direct.acl_setuser("metrics", commands=["+evalsha"])  # By which statistics are written.
         found = scraped()
     finally:
         direct.acl_deluser("metrics")

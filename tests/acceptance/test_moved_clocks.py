@@ -93,26 +93,24 @@ def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
     assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("task", ["hours", "comparison"])
+@pytest.mark.parametrize("work", ["hours", "comparison"])
 def test_a_turn_ends_though_the_servers_clock_was_set_back(
-    task: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
+    work: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process has it, for no longer than ever."""
     done: list[str] = []
     monkeypatch.setattr(triggers, "publish", lambda: done.append("comparison"))
-    monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
+    monkeypatch.setattr(hours, "_keep", lambda: done.append("hours") or 1)
     monkeypatch.setattr(provider, "database", "of the tests")
-    look, key = triggers._look, triggers._turn_key()
-    if task == "hours":
-        look, key = hours.look, hours._key(b"turn")
+    look, key = triggers._look, triggers._turn_key() if work == "comparison" else hours._key(b"turn")
     look()
     lifetime = direct.pttl(key)
     look()
-    assert done.count(task) == 1
+    assert done.count(work) == 1
     direct.pexpire(key, 365 * DAY * 1000)
     look()
     look()
-    assert done.count(task) == 2
+    assert done.count(work) == 2
     assert direct.pttl(key) <= lifetime + 1000
 
 
@@ -156,11 +154,11 @@ def test_a_process_with_a_wrong_clock_makes_no_name_of_statistics_forgotten(
         monkeypatch.setattr(writing, "time", time)
         assert right.hit("ada")
         recorder.flush()
-        recorder._writer._noted.clear()  # As another process.
+        recorder._writer._begin_hour(0)  # As another process.
         monkeypatch.setattr(writing, "time", WrongClock(days * DAY))
         assert wrong.hit("ada")
         recorder.flush()
-        recorder._writer._noted.clear()
+        recorder._writer._begin_hour(0)
     monkeypatch.undo()
     assert set(reading.known_names()) == set(reading.durable_names()) == {"right", "wrong"}
     assert {name: counts["a"] for name, counts in reading.totals().of_names.items()} == {"right": 2, "wrong": 2}

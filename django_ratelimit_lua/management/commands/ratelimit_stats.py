@@ -33,7 +33,9 @@ class Command(BaseCommand):
         pruned = commands.add_parser(
             "prune", help="delete hours of statistics, ended overrides and history from the database"
         )
-        pruned.add_argument("--older", required=True, metavar="TIME", help="what is older, such as 400d")
+        pruned.add_argument(
+            "--older", required=True, metavar="TIME", help="what is older, such as 400d; hours at least 92 days"
+        )
         pruned.add_argument("--dry-run", action="store_true", help="only say how much that is")
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
