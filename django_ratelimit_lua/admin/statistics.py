@@ -411,7 +411,6 @@ def _shown_curve(place: int, shown: Curve, page: Page, asked: str, form_url: str
         )
         for point in points
     ]
-    texts = _curve_words(told)
     return {
         "place": place,
         "told": told,
@@ -426,23 +425,24 @@ def _shown_curve(place: int, shown: Curve, page: Page, asked: str, form_url: str
             )
         ),
         "chosen": looked_at,
-        "at": "" if at is None else point_words(at, texts),
-        "others": _others_words(told, page, texts),
+        "at": "" if at is None else _point_words(at, told),
+        "others": _others_words(told, page),
         "field": f"limit{place}",
         "top": top,
-        "texts": texts,
         "form_url": form_url and f"{form_url}{_fills_in(told, page)}",
-        "points": [{**point, "x": x} for point, x in zip(points, across(drawn, today), strict=True)],
+        "points": [
+            {**point, "x": x, "words": _point_words(point, told)}
+            for point, x in zip(points, across(drawn, today), strict=True)
+        ],
         "rows": [
-            (number_words(point["limit"]), range_words(point["requests"], texts), range_words(point["people"], texts))
+            (number_words(point["limit"]), _range_words(point["requests"]), _range_words(point["people"]))
             for point in points
         ],
         "json_id": f"ratelimit-curve-{place}",
-        "texts_id": f"ratelimit-curve-{place}-texts",
     }
 
 
-def _others_words(told: Mapping[str, Any], page: Page, texts: Mapping[str, str]) -> str:
+def _others_words(told: Mapping[str, Any], page: Page) -> str:
     """Why the curve is not what was refused: another limit held for some, or refused beside it."""
     if told["others"]:
         names = {"tiers": _("tiers"), "overrides": _("overrides"), "changes": _("changes")}
@@ -457,44 +457,33 @@ def _others_words(told: Mapping[str, Any], page: Page, texts: Mapping[str, str])
     if at is not None and not at[0] <= number <= at[1]:
         text = _("At today's %(limit)s it has %(curve)s refusals; in fact there were %(number)s.")
         counts = {"limit": number_words(told["today"]), "number": number_words(number)}
-        words += " " + text % {**counts, "curve": range_words(at, texts)}
+        words += " " + text % {**counts, "curve": _range_words(at)}
     return words
 
 
-def _curve_words(told: Mapping[str, Any]) -> dict[str, str]:
-    about = {"per": told["per"]}
+def _range_words(bounds: Sequence[int]) -> str:
+    """A number that is known within bounds."""
+    least, most = map(number_words, bounds)
+    return most if least == most else _("%(least)s to %(most)s") % {"least": least, "most": most}
+
+
+def _point_words(point: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """What a limit would have refused, in a sentence."""
     if told["of"] == "burst":
         intro = _("A burst of %(limit)s, at the same rate, would have refused")
     else:
         intro = _("%(limit)s per %(per)s would have refused")
-    return {
-        "intro": intro.replace("%(per)s", about["per"]),
-        "between": _("%(least)s to %(most)s"),
-        "at_most": "" if told["is_exact"] else _("at most"),
-        "rest": _("%(requests)s requests of %(all_requests)s, and %(people)s clients of %(all_people)s."),
+    rest = _("%(requests)s requests of %(all_requests)s, and %(people)s clients of %(all_people)s.")
+    requests, all_people = _range_words(point["requests"]), number_words(told["people"])
+    values = {
+        "limit": number_words(point["limit"]),
+        "per": told["per"],
+        "requests": requests if told["is_exact"] else f"{_('at most')} {requests}",
         "all_requests": number_words(told["requests"]),
-        "all_people": (_("about %(number)s") if told["people_are_estimated"] else "%(number)s")
-        % {"number": number_words(told["people"])},
+        "people": _range_words(point["people"]),
+        "all_people": _("about %(number)s") % {"number": all_people} if told["people_are_estimated"] else all_people,
     }
-
-
-def range_words(bounds: Sequence[int], texts: Mapping[str, str]) -> str:
-    """A number that is known within bounds."""
-    least, most = bounds
-    if least == most:
-        return number_words(most)
-    return texts["between"] % {"least": number_words(least), "most": number_words(most)}
-
-
-def point_words(point: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-    """What a limit would have refused, in a sentence."""
-    rest = texts["rest"] % {
-        "requests": " ".join(filter(None, (texts["at_most"], range_words(point["requests"], texts)))),
-        "people": range_words(point["people"], texts),
-        "all_requests": texts["all_requests"],
-        "all_people": texts["all_people"],
-    }
-    return f"{texts['intro'] % {'limit': number_words(point['limit'])}} {rest}"
+    return f"{intro} {rest}" % values
 
 
 def _fills_in(told: Mapping[str, Any], page: Page) -> str:

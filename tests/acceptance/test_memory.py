@@ -86,8 +86,9 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callables, "known", dict(callables.known))  # What is named here is checked by no other test.
     monkeypatch.setattr("django_ratelimit_lua.conf.callables.MOST", max(BOUND, len(callables.known)))
     monkeypatch.setattr(KnownCallSites, "MOST", max(BOUND, len(known_call_sites)))
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MOST_PEOPLE", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MOST_NAMES", BOUND // 20)
+    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_PEOPLE", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.stats.recorder.MAX_KINDS", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.stats.writing.MAX_NAMES", BOUND // 20)
 
 
 def limiter(name: str, rate: str, **options: Any) -> RateLimiter:

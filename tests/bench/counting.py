@@ -23,7 +23,7 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.stats.keys import DAY, HOUR, MINUTE
-from django_ratelimit_lua.stats.recorder import MOST_QUEUED, Kind, Person, Tables, recorder
+from django_ratelimit_lua.stats.recorder import MAX_QUEUED, Hits, Kind, Person, Tables, recorder
 from django_ratelimit_lua.stats.telemetry import telemetry
 from django_ratelimit_lua.stats.writing import Writer
 from tests.bench.measure import DIRECT
@@ -120,13 +120,13 @@ def by_itself(people: int) -> float:
 
 
 def added() -> float:
-    """What whoever decides waits for, but for one of `MOST_QUEUED`, who counts what is in the queue."""
+    """What whoever decides waits for, but for one of `MAX_QUEUED`, who counts what is in the queue."""
     made = decisions()
 
     def add() -> None:
         for number, (planned, decision) in enumerate(made):
             recorder.add(planned, decision, 0.0001)
-            if number % (MOST_QUEUED - 1) == 0:
+            if number % (MAX_QUEUED - 1) == 0:
                 recorder._queue.clear()
 
     return each(add)
@@ -154,7 +154,7 @@ def kept() -> None:
         # What is kept by the minute goes away after two days; before, hours tell all that is left.
         step = MINUTE if day < 2 else HOUR
         for moment in range(today - day * DAY, today - day * DAY + DAY, step):
-            writer.take(Tables(moment, kinds(moment), {"redis": 0.1}, ()))
+            writer.take(Tables(moment, kinds(moment)), {})
             if moment % HOUR == HOUR - step or step == HOUR:
                 assert writer.write()
         if day == 2:
@@ -172,7 +172,7 @@ def kept() -> None:
     DIRECT.flushdb()
     who = Writer()
     for hour in range(3):
-        who.take(Tables(today + hour * HOUR, {}, {}, people(hour)))
+        who.take(people(today + hour * HOUR, hour), {})
         assert who.write()
     sizes = sizes_by_kind()
     most = 0.0
@@ -203,26 +203,27 @@ KEPT = {"marks hour": 49, "marks day": 91, "refused hour": 49, "refused day": 91
 """How many of these keys there are at one time; of `top`, for each process."""
 
 
-def kinds(moment: int) -> dict[Kind, list[int]]:
+def kinds(moment: int) -> dict[Kind, Hits]:
     """What rules count in some time: allowed, allowed near the limit, and refused."""
-    of: dict[Kind, list[int]] = {}
+    of: dict[Kind, Hits] = {}
     for number in range(MEASURED):
         spread = (moment // MINUTE + number) % 8
         for result, used, is_near in (("a", spread, False), ("a", 14, True), ("r", 15 + spread, False)):
             kind = (f"rule-{number}", result, "redis", 1 + spread % 4, PERIOD_US, used, is_near, True)
-            of[kind] = [100 + spread, 100 + spread]
+            of[kind] = Hits(100 + spread, 100 + spread, 0.01)
     return of
 
 
-def people(hour: int) -> list[tuple[str, Person]]:
+def people(moment: int, hour: int) -> Tables:
     """Ten thousand, of whom some were refused."""
-    limit, met = Limit("rule", "100/h"), []
+    limit, tables = Limit("rule", "100/h"), Tables(moment)
     for number in range(10_000):
         who = f"{hour % 2}-{number}"
         person = Person(PlannedCharge(Charge(limit, digest(who)), "rule", identity=who))
-        person.came, person.units, person.refused, person.mark = 20, 10, number % 2, number % 120
-        met.append(("rule", person))
-    return met
+        person.allowed, person.units, person.refused, person.mark = 20, 10, number % 2, number % 120
+        tables.people["rule", limit.rate.period_us, digest(who)] = person
+    tables.kinds["rule", "a", "redis", 1, limit.rate.period_us, 1, False, True] = Hits(10_000, 10_000, 1.0)
+    return tables
 
 
 def sizes_by_kind() -> dict[str, tuple[int, int]]:

@@ -53,29 +53,17 @@ document.addEventListener("DOMContentLoaded", () => {
 
   function choose(box) {
     const points = JSON.parse(document.getElementById(box.dataset.curve).textContent);
-    const texts = JSON.parse(document.getElementById(`${box.dataset.curve}-texts`).textContent);
     const number = box.querySelector("[type=number]"), range = box.querySelector("[type=range]");
     const answer = box.querySelector(".ratelimit-answer"), take = box.querySelector(".ratelimit-take");
     const line = box.querySelector("line.chosen");
-    const format = new Intl.NumberFormat(document.documentElement.lang || undefined);
     if (points.length < 2) return;
     range.hidden = false;
     range.max = points.length - 1;
 
-    function between([least, most]) {
-      const [low, high] = [format.format(least), format.format(most)];
-      return least === most ? high : texts.between.replace("%(least)s", low).replace("%(most)s", high);
-    }
-    function words(point) {
-      const requests = [texts.at_most, between(point.requests)].filter(Boolean).join(" ");
-      return `${texts.intro.replace("%(limit)s", format.format(point.limit))} ` + texts.rest
-        .replace("%(requests)s", requests).replace("%(people)s", between(point.people))
-        .replace("%(all_requests)s", texts.all_requests).replace("%(all_people)s", texts.all_people);
-    }
     function show(place) {
       const point = points[place];
-      answer.textContent = words(point);
-      range.setAttribute("aria-valuetext", format.format(point.limit));
+      answer.textContent = point.words;
+      range.setAttribute("aria-valuetext", point.limit);
       if (take) take.href = take.dataset.url + number.value;
       if (line) ["x1", "x2"].forEach((name) => line.setAttribute(name, point.x));
     }
