@@ -43,7 +43,7 @@ from ..rules.stacks import (
     stacks_on,
 )
 from ..web.durations import duration_words
-from ..web.overrides import REFUSED
+from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
 from ..web.throttles import own_clock, throttle_planner
 from .breakers import BreakerState, breakers
@@ -354,9 +354,8 @@ class _Looking:
         decision = outcome.decision
         if planner.ruleset is None:
             return  # Rate limiting is switched off.
-        # Not by the name of the limit: a rule may have any name.
-        is_blocked = bool(decision.limits) and not outcome.planned
-        overrides = override_cache.get_many(planner.subjects)
+        is_blocked = any(planned.charge.limit is NOTHING for planned in outcome.planned)
+        overrides = override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
         if is_blocked and self.block is None:
             self.block = overrides.strongest_for(None, now_us())
         states = {_counter(decided.planned): decided.state for decided in outcome.charges}

@@ -36,13 +36,13 @@ class BatchDecision:
         self.refusal = None if decision else refusal_of(plain(request), decision)
         if decision and decision.wait > 0 and now is None:  # By another clock, it is not known how long that is.
             hold(outcome)
-        # A block that no rule is needed for is told by a throttle that stands for all rules.
-        blocked = () if decision or outcome.planned else decision.limits
         decided = list(zip(outcome.planned, decision.limits, strict=False))
         self.waiting: list[tuple[type, States]] = []
         for throttle in throttles:
-            states = tuple(state for planned, state in decided if planned.owner is throttle)
-            self.waiting.append((type(throttle), blocked if throttle.everywhere and blocked else states))
+            # A block that no rule is needed for is of no owner: a throttle that stands for all rules tells of it.
+            owners = (throttle, None) if throttle.everywhere else (throttle,)
+            states = tuple(state for planned, state in decided if planned.owner in owners)
+            self.waiting.append((type(throttle), states))
 
     @staticmethod
     def _together(view: Any, asking: Throttle) -> list[Throttle]:
