@@ -51,7 +51,7 @@ def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
 def _words(rule: Rule) -> str:
     if rule.pk is None:
         return _("The rule “%(rule)s” of RATELIMIT_RULES refuses you.") % {"rule": rule.name}
-    command = f"python manage.py ratelimit_rules mode {shlex.quote(rule.name)} off"
+    command = f"python manage.py ratelimit rules mode {shlex.quote(rule.name)} off"
     return _("The rule “%(rule)s” refuses you. This switches it off: %(command)s") % {
         "rule": rule.name, "command": command,
     }  # fmt: skip

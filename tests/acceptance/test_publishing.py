@@ -21,11 +21,11 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_sites(empty: Path) -> dict[str, Path]:
-    """Databases of three sites: each is of its own after `ratelimit_rules new-id`, and nobody's copy."""
+    """Databases of three sites: each is of its own after `ratelimit rules new-id`, and nobody's copy."""
     databases = {name: copy(empty, empty.with_name(f"{name}.sqlite3")) for name in ("site", "first", "second")}
     for name, database in databases.items():
         with Worker(f"{name}:", {"default": database}) as worker:
-            worker("call_command('ratelimit_rules', 'new-id', stdout=open(os.devnull, 'w'))")
+            worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
     return databases
 
 
@@ -61,8 +61,8 @@ EDITS = [
     ("text = rules_yaml.export() ;; rules_yaml.apply(text.replace('51', '52'))", {"site": 52}),
     ("restore(RateLimitChange.objects.using('default').filter(name='site', after__rate='40/h').first())", {"site": 40}),
     ("RateLimitRule.objects.all().delete() ;; rules_yaml.apply(text)", {"site": 51}),
-    ("call_command('ratelimit_rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
-    ("call_command('ratelimit_rules', 'mode', 'site', 'enforce', confirm=True, stdout=open(os.devnull, 'w'))",
+    ("call_command('ratelimit', 'rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
+    ("call_command('ratelimit', 'rules', 'mode', 'site', 'enforce', confirm=True, stdout=open(os.devnull, 'w'))",
      {"site": 51}),
     ("RateLimitRule.objects.bulk_create([RateLimitRule(name='new', path='/', key='ip', limit=300, unit='h')])",
      {"site": 51, "new": 300}),
@@ -113,7 +113,7 @@ def test_a_prefix_belongs_to_one_database(of_sites: dict[str, Path], tmp_path: P
     assert here("[said, list(health().problems)]") == [[], []]
     found = "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
     assert [there(found), here(found)] == [["django_ratelimit_lua.E013"], []]
-    there("call_command('ratelimit_rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
+    there("call_command('ratelimit', 'rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
     there("edit(2001)")
     until(lambda: [there("ask()"), too("ask()")] == [{"site": 2001}] * 2, "the prefix was taken over", 5)
     assert there("list(health().problems)") == []
