@@ -61,7 +61,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
       it has a rate of its own; None: no limit);
     - `algorithm` and `options`: those of `Limit`; with `algorithm = "concurrency"` a rate is a number alone, "5": so
       many at once, each until its response is closed. By default a sliding log, whose verdicts are the ones that DRF
-      documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
+      documents (a sliding window for limits above 100,000);
     - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
 
     A rule named like the scope takes the place of the rate and options; a rule whose `group` is the scope stands beside

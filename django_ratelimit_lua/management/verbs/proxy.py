@@ -11,6 +11,7 @@ from django.urls import NoReverseMatch, reverse
 
 from ...conf import conf
 from ...gateway.proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration, grpc_configuration
+from ...limits.call import MAX_HOLD_US
 from ...limits.rate import SECOND
 from ...models import RateLimitRule
 from ...publishing.publish import primary
@@ -101,4 +102,4 @@ def _longest_wait() -> float:
     templates = [rule.template for rule in rules if rule.template is not None]
     templates += [tier for template in templates for _group, tier in template.tiers]
     waits = [limit.max_wait_us for template in templates for limit in template.limits("rule")]
-    return max([conf.MAX_WAIT if wait < 0 else wait / SECOND for wait in waits], default=0.0)
+    return max([MAX_HOLD_US if wait < 0 else wait for wait in waits], default=0) / SECOND
