@@ -150,12 +150,15 @@ def proxies(value: Any) -> int | tuple[Network, ...]:
         if not 0 <= value <= 32:
             raise ValueError(f"{right}; at most 32")
         return value
-    if not isinstance(value, (list, tuple)) or not all(
-        isinstance(network, (str, ipaddress.IPv4Network, ipaddress.IPv6Network)) for network in value
-    ):
+    return _networks(value, right, "unix")
+
+
+def _networks(value: Any, right: str, other: str = "") -> tuple[Network, ...]:
+    kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(network, kinds) for network in value):
         raise ValueError(right)
     try:
-        return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != "unix")
+        return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != other)
     except ValueError as error:
         raise ValueError(f"{right}; {error}") from None
 
@@ -182,14 +185,7 @@ def _never_ban(value: Any) -> tuple[Network, ...]:
     if value is None:
         said = (getattr(settings, f"RATELIMIT_{name}", None) for name in ("TRUSTED_PROXIES", "IP_META_KEY"))
         return PRIVATE if all(value is None for value in said) else ()
-    right = "must be a list of networks, such as ['192.0.2.0/24']"
-    kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(network, kinds) for network in value):
-        raise ValueError(right)
-    try:
-        return tuple(unmapped(ipaddress.ip_network(network)) for network in value)
-    except ValueError as error:
-        raise ValueError(f"{right}; {error}") from None
+    return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
 class Setting(Generic[T]):

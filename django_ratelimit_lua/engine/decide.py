@@ -508,17 +508,18 @@ def build_call(
             if charge.limit.holds:
                 slot = new_slot(conf.SLOT_SECONDS)
                 break
+    revision = None
+    fence = b""
     if ruleset is None or ruleset.fence is None:
-        return Call(
-            charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us,
-            slot=slot, waits=waits, debt=debt,
-        )  # fmt: skip
-    if ruleset.published is not ruleset.revision:
-        subjects = ()  # Nothing is written there about anybody: what is known of them holds.
+        subjects = ()
+    else:
+        revision = ruleset.published
+        fence = ruleset.fence
+        if revision is not ruleset.revision:
+            subjects = ()  # Nothing is written there about anybody: what is known of them holds.
     return Call(
-        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
-        revision=ruleset.published, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
-        slot=slot, waits=waits, debt=debt,
+        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, revision, fence, subjects=subjects,
+        longest_hold_us=longest_hold_us, slot=slot, waits=waits, debt=debt,
     )  # fmt: skip
 
 

@@ -45,7 +45,6 @@ from ..rules.stacks import (
 from ..web.durations import duration_words
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
-from ..web.throttles import own_clock, throttle_planner
 from .breakers import BreakerState, breakers
 from .described import SENT_KINDS
 from .words import moment_words, share_words
@@ -297,9 +296,7 @@ class _Looking:
             else:
                 self.notes[_("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}] = None
         if ours:
-            now, on_error = own_clock(ours), self._on_error
-            planner = throttle_planner(view.request, view, ours, "peek", now=now, on_error=on_error)
-            self._decide(planner)
+            self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
     def at_breakers(self, match: Any, guards: Sequence[StandingGuard]) -> None:
         """How the breakers of the view are."""

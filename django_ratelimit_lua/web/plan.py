@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
-from ..engine.run import Wait, Waiting
+from ..engine.run import Wait, Waiting, awaited, called
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
@@ -432,23 +431,6 @@ async def _alist(names: Any) -> list[str]:
 
 def _nothing() -> None:
     """A session is loaded when it is read, where that may block."""
-
-
-def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
-    """What a function of the user's returns, or what that comes to if it is a coroutine."""
-    value = function(*arguments)
-    if inspect.isawaitable(value):
-        value = yield awaited(value)
-    return value
-
-
-def awaited(value: Any) -> Wait:
-    """Wait for what a function of the user's returned."""
-
-    async def result() -> Any:
-        return await value
-
-    return Wait(async_to_sync(result), result)
 
 
 def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> list[PlannedCharge]:

@@ -13,10 +13,9 @@ from django.http import HttpRequest
 
 from ..engine.decide import Outcome, answered, build_call, forgetting, offending, refunding
 from ..engine.holding import Held
-from ..engine.run import Waiting
+from ..engine.run import Waiting, called
 from ..identity.request_state import request_state
 from ..limits.call import whole_cost
-from .plan import called
 
 
 def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None) -> Waiting[None]:

@@ -196,16 +196,23 @@ def test_rotating_the_key_lifts_no_block(
 ) -> None:
     """Neither while old and new processes serve side by side, whoever edits, nor after that; and a check says which
     values of fields find nobody when the last key that knew them has gone."""
-    databases, fallbacks = site(tmp_path, of_sites), f"{setting}_FALLBACKS"
+    databases = site(tmp_path, of_sites)
+
+    def keys(*keys: str) -> dict[str, Any]:
+        """The settings by which the first of these is the current one, and the others are accepted."""
+        if setting == "SECRET_KEY":
+            return {"SECRET_KEY": keys[0], "SECRET_KEY_FALLBACKS": list(keys[1:])}
+        return {setting: keys[0] if len(keys) == 1 else list(keys)}
+
     blocked = f"[ask(**one) for one in ({ADA}, {{'key': 'new'}}, {{}})]"
     refused = ["refused"] * 5 + [MANY]
     counted = "{one.id: one.msg[:2] for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])}"
-    old = started(prefix, databases, **{setting: "old"})
+    old = started(prefix, databases, **keys("old"))
     old("User.objects.create(username='ada') ;; rule(limit=1000) ;; block(key='secret')")
     old("block(user=User.objects.get()) ;; block(network='203.0.113.9') ;; block(network='198.51.100.0/24')")
     assert old(blocked) == ["refused"] * 4 + [MANY] * 2
     assert old(counted) == {}
-    new = started(prefix, databases, **{setting: "new", fallbacks: ["old"]})
+    new = started(prefix, databases, **keys("new", "old"))
     assert new(blocked) == old(blocked) == ["refused"] * 4 + [MANY] * 2
     new("block(key='new')")
     assert new(blocked) == refused
@@ -217,9 +224,9 @@ def test_rotating_the_key_lifts_no_block(
         assert new(blocked) == refused
         assert old(blocked)[:4] == ["refused"] * 4
     assert new(counted) == {"django_ratelimit_lua.I015": "1 "}
-    newest = started(prefix, databases, **{setting: "newest", fallbacks: ["new", "old"]})
+    newest = started(prefix, databases, **keys("newest", "new", "old"))
     assert newest(blocked) == refused
-    last = started(prefix, databases, **{setting: "newest", fallbacks: ["new"]})
+    last = started(prefix, databases, **keys("newest", "new"))
     assert last(blocked) == [MANY, *refused[1:]]
     assert last(counted) == {"django_ratelimit_lua.W014": "1 ", "django_ratelimit_lua.I015": "1 "}
     last("RateLimitOverride.objects.filter(network='203.0.113.9').delete()")

@@ -27,7 +27,7 @@ def site(settings: Any) -> None:
 
 def said(command: str, *arguments: str) -> str:
     output = io.StringIO()
-    call_command(f"ratelimit_{command}", *arguments, stdout=output, stderr=output)
+    call_command("ratelimit", command, *arguments, stdout=output, stderr=output)
     return output.getvalue()
 
 
