@@ -83,8 +83,6 @@ def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[
             results[charge.name] = result_of(charge, state, decision.source)
         if state.refuses:
             whole = results[charge.name]
-    for state in () if planned else states:  # A block that no rule is needed for is planned by nobody.
-        results[state.name] = whole = BLOCKED
     if not whole and results:
         whole = ALLOWED if ALLOWED in results.values() else results[next(reversed(results))]
     for charge in exempt:
