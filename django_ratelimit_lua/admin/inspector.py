@@ -26,7 +26,6 @@ from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.identity import ExplainedIdentity, explain_identity
-from ..operations.reference import ReferredLimit, reset_reference
 from ..operations.subjects import Subject, add, counted_subject, end
 from ..operations.words import moment_words
 from ..publishing import triggers
@@ -53,10 +52,10 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 class Row(NamedTuple):
-    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse, or is
-    not known. `history`: what is known of whom it counts, in the last hour."""
+    """A limit as the page shows it. `verdict` is "refused", "allowed", "exempt", or "over": it does not refuse.
+    `history`: what is known of whom it counts, in the last hour."""
 
-    met: ExplainedLimit | ReferredLimit
+    met: ExplainedLimit
     verdict: str
     words: str
     resets: str
@@ -112,14 +111,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "media": self.media,
         }
         if reference.is_bound and reference.is_valid():
-            if request.POST.get("action"):
-                if not may_act:
-                    raise PermissionDenied
-                with acting(request.user):
-                    self._reset_referred(request, reference)
-                return HttpResponseRedirect(request.get_full_path())
             context["opened"] = reference.opened
-            context["referred"] = [_referred(limit) for limit in reference.opened.limits]
         name, digest = request.GET.get("name", ""), request.GET.get("digest", "")
         if name and _IS_DIGEST(digest):
             identity = explain_identity(name, digest)
@@ -235,17 +227,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if not ending:
             messages.warning(request, _("This has ended already, or this request does not meet it any more."))
 
-    def _reset_referred(self, request: HttpRequest, reference: ReferenceForm) -> None:
-        try:
-            done = reset_reference(reference.opened)
-        except StoreError as error:
-            messages.error(request, _("Nothing was reset: %s") % error)
-            return
-        if done:
-            messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
-        else:
-            messages.warning(request, _("Nothing was reset: nothing is counted any more."))
-
     def _reset(self, request: HttpRequest, asked: Asked, target: str) -> None:
         self._reset_found(request, explain(asked.request()), target)
 
@@ -359,9 +340,15 @@ def _row(met: ExplainedLimit) -> Row:
     state = met.state
     if state is None:
         return Row(met, "exempt", capfirst(_("exempt")), "")
-    if state.allowed or met.refuses:
-        return _by_state(met, state)
-    return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
+    if state.allowed:
+        return Row(met, "allowed", _("Allowed"), _resets(state))
+    if not met.refuses:
+        return Row(met, "over", _("Over the limit, but refuses nobody"), _resets(state))
+    if state.is_slots and state.retry_after is not None and state.banned_until is None:
+        words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
+        return Row(met, "refused", words, _resets(state))
+    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
+    return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
 
 
 def _reason(met: ExplainedLimit) -> str:
@@ -424,20 +411,6 @@ def _history(met: ExplainedLimit) -> str:
         if parts
         else ""
     )
-
-
-def _referred(limit: ReferredLimit) -> Row:
-    return Row(limit, "over", _("Not known"), "—") if limit.state is None else _by_state(limit, limit.state)
-
-
-def _by_state(met: ExplainedLimit | ReferredLimit, state: LimitState) -> Row:
-    if state.allowed:
-        return Row(met, "allowed", _("Allowed"), _resets(state))
-    if state.is_slots and state.retry_after is not None and state.banned_until is None:
-        words = _("Refused: %(used)s of %(limit)s slots are in use") % {"used": state.used, "limit": state.limit}
-        return Row(met, "refused", words, _resets(state))
-    again = _("never") if state.retry_after is None else _("in %s") % duration_words(state.retry_after)
-    return Row(met, "refused", _("Refused; allowed again: %s") % again, _resets(state))
 
 
 def _resets(state: LimitState) -> str:

@@ -46,7 +46,7 @@ def _add_fields(group: Any) -> None:
 
 def add_request(parser: CommandParser | argparse.ArgumentParser) -> None:
     """The options that describe a request."""
-    parser.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
+    parser.add_argument("--path", help="path and query, for example /api/?q=x (/)")
     parser.add_argument("--method", default="GET", type=str.upper)
     parser.add_argument("--host", help="the host that it is for")
     parser.add_argument("--user", help="name or primary key; without it, not logged in")
@@ -78,7 +78,7 @@ def described(options: dict[str, Any]) -> HttpRequest:
         raise CommandError(f"--ip {address!r} is not an address")
     try:
         return build_request(
-            options["path"], options["method"], address, _user(options["user"]),
+            options["path"] or "/", options["method"], address, _user(options["user"]),
             host=options["host"], fields=_fields(options),
         )  # fmt: skip
     except LimitError as error:

@@ -475,11 +475,7 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
 
     Returns the names of those that had counted something. Raises `StoreError`.
     """
-    return reset_charges([limit.charge for limit in explanation.met if names is None or limit.name in names])
-
-
-def reset_charges(charges: Sequence[Charge]) -> list[str]:
-    """Forget what these limits have counted for these identities; otherwise as `reset`."""
+    charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
     if not charges:
         return []
     # Also where an override exempts: its end brings back what was counted before.

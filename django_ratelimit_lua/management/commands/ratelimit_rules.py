@@ -20,7 +20,7 @@ from ...models import RateLimitRevision, RateLimitRule
 from ...models.audit import acting
 from ...operations import rules_yaml
 from ...operations.explain import explain
-from ...operations.reference import BadReferenceError, open_reference
+from ...operations.reference import BadReferenceError, OpenedReference, open_reference
 from ...operations.surprises import changed_surprises, enforcing
 from ...publishing import triggers
 from ...publishing.publish import OwnerError, primary, publish
@@ -32,6 +32,12 @@ from ...rules.rule import MODES, RuleError
 from ...rules.ruleset import settings_problems
 from ...stats.reading import refusal_counts
 from ..arguments import add_request, described, hints, require_urlconf, verdict
+
+_COMPARED = {
+    True: "It was this client: the request is counted as the refused one was.",
+    False: "It was another client: the request is counted apart from the refused one.",
+    None: "The request cannot be compared: it does not meet what refused, or the secret has changed.",
+}
 
 
 class Command(BaseCommand):
@@ -51,7 +57,7 @@ class Command(BaseCommand):
         add_request(explained)
         explained.add_argument(
             "--reference", metavar="REFERENCE",
-            help="instead: what refused a client that was shown this, and what is counted there now",
+            help="what refused the client that was shown this; with a request, whether it came from the same client",
         )  # fmt: skip
         switched = commands.add_parser("mode", help="change the mode of a rule, when the admin cannot be reached")
         switched.add_argument("name")
@@ -96,8 +102,9 @@ class Command(BaseCommand):
         self.stdout.write(f"{rules_yaml.number_of(len(ruleset.rules), 0)}; revision {ruleset.revision.number}")
 
     def _explain(self, **options: Any) -> None:
-        if options["reference"] is not None:
-            self._explain_reference(options["reference"])
+        opened = None if options["reference"] is None else self._open(options["reference"])
+        if opened is not None and options["path"] is None:
+            self.stdout.write("Add --path and the client to compare a request with it.")
             return
         require_urlconf()
         request = described(options)
@@ -128,31 +135,31 @@ class Command(BaseCommand):
         for line in (*explanation.notes, *hints(explanation, options["method"])):
             self.stdout.write(line)
         self.stdout.write(verdict(explanation))
+        if opened is not None:
+            self.stdout.write(_COMPARED[opened.is_of(explanation)])
 
-    def _explain_reference(self, text: str) -> None:
+    def _open(self, text: str) -> OpenedReference:
+        """Write what a reference says."""
         try:
             opened = open_reference(text)
         except BadReferenceError as error:
             raise CommandError(f"--reference: {error}") from error
         what = "a block refused" if opened.is_block else "refused"
-        self.stdout.write(f"{what} at {_moment(opened.at)}, identity {opened.identity}")
+        self.stdout.write(f"{what} at {_moment(opened.at)}, identity {opened.digest_prefix}…")
         if opened.is_of_earlier_key:
-            self._warn("It was sealed with an earlier secret: counts began afresh with the present one.")
+            self._warn("It was made with an earlier secret: it cannot be compared, and counts began afresh.")
         for override in opened.overrides:
             ends = "for good" if override.ends is None else f"until {_moment(override.ends)}"
             self.stdout.write(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
         if opened.is_block and not opened.overrides:
             self.stdout.write("there is no override about that subject any more")
-        if opened.error:
-            self._warn(f"The counts are not known: {opened.error}")
-        if not opened.limits and not opened.is_block:
+        elif not opened.is_block and not opened.limits:
             self.stdout.write("the limit is not known here: it is gone, or is made in code that is not imported")
-        elif opened.limits and not opened.is_exact:
-            self.stdout.write("that limit is not there any more; where it stood, there is now:")
+        elif not opened.is_exact:
+            self.stdout.write("that limit is not there any more; in its place there is now:")
         for limit in opened.limits:
             self.stdout.write(f"{limit.name} ({limit.source}): {limit.reading}")
-            if limit.state is not None:
-                self.stdout.write(f"    now {_words(limit.state)}")
+        return opened
 
     def _mode(self, name: str, mode: str, confirm: bool, **options: Any) -> None:
         rule = RateLimitRule.objects.named(name).first()
