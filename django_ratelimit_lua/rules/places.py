@@ -11,7 +11,7 @@ from django.urls import get_resolver
 from django.utils.translation import gettext as _
 
 from .callsite import CallSite, known_call_sites
-from .stacks import stacks_on, url_patterns
+from .stacks import Stack, on_view, url_patterns
 
 
 def route_names() -> set[str]:
@@ -33,7 +33,9 @@ def look_for_call_sites() -> None:
 
 
 def _add_those_of(view: Any) -> None:
-    for stack, _method in stacks_on(view):
+    found = on_view(view)
+    hidden = [each for placed in found.unknown.values() for each in placed if isinstance(each, Stack)]
+    for stack in [*found.stacks, *hidden]:
         for rule in reversed(stack.rules):
             if rule.template is not None and rule.key is not None:
                 known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))

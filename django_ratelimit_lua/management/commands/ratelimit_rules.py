@@ -130,7 +130,8 @@ class Command(BaseCommand):
             self.stdout.write(f"breaker {breaker.words}")
         for problem in explanation.problems:
             self.stderr.write(self.style.ERROR(f"cannot be applied to this request: {problem}"))
-        if not explanation.met and explanation.exempt is None and explanation.block is None:
+        found = (explanation.met, explanation.exempt, explanation.block, explanation.unknown)
+        if not any(found):
             self.stdout.write("no rule applies")
         for line in (*explanation.notes, *hints(explanation, options["method"])):
             self.stdout.write(line)
