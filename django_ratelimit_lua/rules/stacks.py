@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from types import CellType
 from typing import Any
@@ -88,6 +89,10 @@ class Guard:
     method: str = ""
 
 
+Placed = dict[str, Stack | Guard]
+"""What stands on a function, by the name that it is left under; what is further out has a greater name."""
+
+
 def register(placed: Stack | Guard) -> Callable[..., Any]:
     """Leave a stack or a guard on its function. Returns that."""
     setattr(placed.checker, f"{_NAME}{next(_numbers):015}", placed)
@@ -104,15 +109,16 @@ def stack_of(function: Any) -> Stack | None:
 class OnView:
     """What a request meets at a view, outermost first.
 
-    - `class_view`: what `as_view()` made, without the decorators around it; None if there is none;
-    - `unknown`: the functions of which it cannot be seen whether the view calls them, and what stands on them, as far
-      as that is known.
+    - `class_view`: what has the attributes that `as_view()` sets; None if there is no class;
+    - `unknown`: the functions of which it cannot be seen whether the view calls them; `hidden`: the stacks on them that
+      are known.
     """
 
     stacks: list[Stack]
     guards: list[Guard]
     class_view: Any
-    unknown: dict[str, Sequence[Stack | Guard]]
+    unknown: list[str]
+    hidden: list[Stack]
 
     @property
     def has_throttles(self) -> bool:
@@ -126,14 +132,14 @@ def on_view(view: Any, method: str | None = None) -> OnView:
     They are looked for around the view, on `dispatch` of its class and of the parents, and on the method that answers.
     Those on other methods of the class are `unknown`, unless these methods answer other requests.
     """
-    unknown: dict[str, Sequence[Stack | Guard]] = {}
-    found: dict[str, Stack | Guard] = {}
-    hidden: dict[str, dict[str, Stack | Guard]] = {}
+    unknown: list[str] = []
+    found: Placed = {}
+    others: dict[str, Placed] = {}
     around = _layers(view, unknown)
     class_view = next((layer for layer in around if _class_of(layer) is not None), None)
     cls: Any = _class_of(class_view)
     if cls is not None:
-        running, others = _answering(class_view, cls, method), _answering(class_view, cls, None)
+        running, answering = _answering(class_view, cls, method), _answering(class_view, cls, None)
         for base in cls.__mro__:
             for name, function in vars(base).items():
                 if not inspect.isfunction(function):
@@ -141,22 +147,30 @@ def on_view(view: Any, method: str | None = None) -> OnView:
                 is_own = name == "dispatch" or getattr(cls, name) is function  # Each `dispatch` calls the next.
                 if is_own and name in running:
                     found = _on_method(_layers(function, unknown), cls, name) | found
-                elif not is_own or name not in others:
-                    hidden[f"{base.__qualname__}.{name}"] = _on_method([function], cls, name)
-    for name, placed in hidden.items():
-        if left := [placed[key] for key in placed if key not in found]:
-            unknown[name] = left
+                elif not is_own or name not in answering:
+                    others[f"{base.__qualname__}.{name}"] = _on_method([function], cls, name)
+    hidden: Placed = {}
+    for name, placed in others.items():
+        if left := {key: placed[key] for key in placed if key not in found}:
+            unknown.append(name)
+            hidden |= left
     for layer in around:
         found = _placed(layer) | found
+    guards = [each for each in _outermost_first(found) if isinstance(each, Guard)]
+    return OnView(_stacks(found), guards, class_view, unknown, _stacks(hidden))
+
+
+def _outermost_first(placed: Placed) -> list[Stack | Guard]:
+    return [placed[key] for key in sorted(placed, reverse=True)]
+
+
+def _stacks(placed: Placed) -> list[Stack]:
+    """The stacks, without those whose limits another one checks as well."""
     stacks: list[Stack] = []
-    guards: list[Guard] = []
-    for key in sorted(found, reverse=True):
-        each = found[key]
-        if isinstance(each, Guard):
-            guards.append(each)
-        elif all(each.view is not other.view for other in stacks):  # Else that one checks these limits, too.
+    for each in _outermost_first(placed):
+        if isinstance(each, Stack) and all(each.view is not other.view for other in stacks):
             stacks.append(each)
-    return OnView(stacks, guards, class_view, unknown)
+    return stacks
 
 
 def is_behind_login(view: Any, placed: Stack | Guard) -> bool:
@@ -180,16 +194,18 @@ def _class_of(view: Any) -> type | None:
     return cls if isinstance(cls, type) else None
 
 
-def _layers(view: Any, unknown: dict[str, Sequence[Stack | Guard]]) -> list[Any]:
+def _layers(view: Any, unknown: list[str]) -> list[Any]:
     """A function and those that it wraps, outermost first. What is no function, or holds several of which it may call
     any, is `unknown`."""
     found: list[Any] = []
     while view is not None:
+        while isinstance(view, partial):
+            view = view.func
         held = [cell.cell_contents for cell in getattr(view, "__closure__", None) or () if cell != CellType()]
         inside = [value for value in held if inspect.isfunction(value)]
         wrapped = getattr(view, "__wrapped__", inside[0] if inside else None)
         if not inspect.isfunction(view) or view in found or (len(inside) > 1 and not hasattr(view, "__wrapped__")):
-            unknown[name_of(view)] = ()
+            unknown.append(name_of(view))
             wrapped = None
         found.append(view)
         view = wrapped
@@ -211,14 +227,14 @@ def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
     return running
 
 
-def _placed(function: Any) -> dict[str, Stack | Guard]:
+def _placed(function: Any) -> Placed:
     values = getattr(function, "__dict__", {})
     return {name: values[name] for name in values if name.startswith(_NAME)}
 
 
-def _on_method(inside: Sequence[Any], cls: type, name: str) -> dict[str, Stack | Guard]:
+def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
     """What stands on a method; by `method_decorator` it counts under the class of the view."""
-    found: dict[str, Stack | Guard] = {}
+    found: Placed = {}
     for layer in inside:
         for key, placed in _placed(layer).items():
             each = replace(placed, method=name)
