@@ -36,22 +36,21 @@ _NAME = "_ratelimit_mark_"
 _numbers = count()
 
 
-def url_patterns() -> Iterator[tuple[URLPattern, str]]:
-    """All URL patterns of the site, each with the namespaces that it is in, as in "shop:"; none without a
-    `ROOT_URLCONF`."""
-
-    def within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
-        for pattern in patterns:
-            if isinstance(pattern, URLResolver):
-                if id(pattern) not in seen:  # A URLconf may include itself.
-                    inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
-                    yield from within(pattern.url_patterns, inner, seen | {id(pattern)})
-            elif isinstance(pattern, URLPattern):
-                yield pattern, space
-
-    if not getattr(settings, "ROOT_URLCONF", None):  # As in a project of workers alone.
+def url_patterns(resolver: URLResolver | None = None) -> Iterator[tuple[URLPattern, str]]:
+    """All URL patterns of a resolver, each with the namespaces that it is in, as in "shop:". By default those of the
+    site; none without a `ROOT_URLCONF`, as in a project of workers alone."""
+    if resolver is None and not getattr(settings, "ROOT_URLCONF", None):
         return iter(())
-    return within(get_resolver().url_patterns, "", frozenset())
+    return _within((resolver or get_resolver()).url_patterns, "", frozenset())
+
+
+def _within(patterns: Sequence[Any], space: str, seen: frozenset[int]) -> Iterator[tuple[URLPattern, str]]:
+    for pattern in patterns:
+        if isinstance(pattern, URLPattern):
+            yield pattern, space
+        elif isinstance(pattern, URLResolver) and id(pattern) not in seen:  # A URLconf may include itself.
+            inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
+            yield from _within(pattern.url_patterns, inner, seen | {id(pattern)})
 
 
 @dataclass(frozen=True, slots=True)

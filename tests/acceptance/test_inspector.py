@@ -68,9 +68,9 @@ def post(username: str = "ada", address: str = ADDRESS, **meta: Any) -> int:
     return int(Client(REMOTE_ADDR=address).post("/posted/", {"username": username}, **meta).status_code)
 
 
-@pytest.mark.parametrize("name", [name for name, case in VIEWS.items() if case.count])
+@pytest.mark.parametrize("name", ["function", "both", "scoped", "form", "json", "header"])
 def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: Client) -> None:
-    """For views of every kind: real requests until one is refused, the page, its button, and the real request again."""
+    """Of what was explained: real requests until one is refused, the page, its button, and the real request again."""
     User.objects.create(username="ada")
     case = VIEWS[name]
     asked: dict[str, Any] = {"path": f"/{case.path or name + '/'}", "method": case.method.upper(), "address": ADDRESS}
@@ -84,6 +84,14 @@ def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: C
     assert "Counts are reset: " in page
     assert ALLOWED in page
     assert explained.visit(case, name) == 200
+
+
+def test_a_limit_that_is_not_seen_is_unknown(operator: Client) -> None:
+    """The page never says that there is none."""
+    page = shown(operator, {"path": "/hides/", "address": ADDRESS})
+    assert f"{ALLOWED}, as far as is known" in page
+    assert "Unknown: whether the view calls OnMethod.get" in page
+    assert "No rule applies." not in page
 
 
 def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
