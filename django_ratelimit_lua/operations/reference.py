@@ -100,7 +100,7 @@ def open_reference(text: str) -> OpenedReference:
         opened.is_block,
         tuple(overrides),
         opened.digest_prefix,
-        opened.secret != conf.KEY_SECRET,
+        opened.secret != conf.KEY_SECRET[0],
         opened,
     )
 

@@ -69,9 +69,10 @@ def reference_of(decision: Decision) -> str:
         return ""
     state = decision.refusing[0]
     second = (decision.moment // 1_000_000 or int(time.time())) % _SECONDS
-    limit = _hash_of_limit(conf.KEY_SECRET, _BLOCK if state.is_block else state.name)
+    secret = conf.KEY_SECRET[0]
+    limit = _hash_of_limit(secret, _BLOCK if state.is_block else state.name)
     payload = (second << 16 | limit) << 32 | int(decision.identity[:8], 16)
-    return _text(payload << 24 | _mac(conf.KEY_SECRET, payload))
+    return _text(payload << 24 | _mac(secret, payload))
 
 
 def open_reference(text: str) -> Reference:
@@ -91,14 +92,14 @@ def open_reference(text: str) -> Reference:
         for letter in letters:
             number = number << 5 | _LETTERS.index(letter)
         payload = number >> 24
-        for secret in (conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS):
+        for secret in conf.KEY_SECRET:
             if _mac(secret, payload) == number & 0xFFFFFF:
                 limit, prefix = payload >> 32 & 0xFFFF, f"{payload & 0xFFFFFFFF:08x}"
                 return Reference(_text(number), _latest(payload >> 48), limit, prefix, secret)
     raise BadReferenceError(
         _(
-            "this is mistyped, or not a reference of this site: it matches neither RATELIMIT_KEY_SECRET or SECRET_KEY "
-            "nor their fallbacks"
+            "this is mistyped, or not a reference of this site: it matches no secret of RATELIMIT_KEY_SECRET, or of "
+            "SECRET_KEY and its fallbacks"
         )
     )
 

@@ -104,8 +104,8 @@ def refused(where: str, **meta: Any) -> str:
 
 def explained(reference: str, **options: str) -> str:
     out = io.StringIO()
-    asked = [f"--{name}={value}" for name, value in options.items()]
-    call_command("ratelimit_rules", "explain", "--reference", reference, *asked, stdout=out, stderr=out, no_color=True)
+    asked = ["--reference", reference, *(f"--{name}={value}" for name, value in options.items())]
+    call_command("ratelimit", "rules", "explain", *asked, stdout=out, stderr=out, no_color=True)
     return out.getvalue()
 
 

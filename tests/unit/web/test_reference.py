@@ -117,7 +117,7 @@ def test_another_site_cannot_make_or_verify_it(settings: Any) -> None:
     settings.RATELIMIT_KEY_SECRET = b"its own"
     with pytest.raises(BadReferenceError, match="not a reference of this site"):
         open_reference(text)
-    settings.RATELIMIT_KEY_SECRET_FALLBACKS = [before]
+    settings.RATELIMIT_KEY_SECRET = [b"its own", before]
     assert open_reference(text).secret == before
 
 
