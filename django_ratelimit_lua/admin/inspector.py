@@ -33,7 +33,7 @@ from ..publishing import triggers
 from ..rules.describe import field_words
 from ..stats.reading import history
 from ..web.durations import duration_words
-from .forms import DURATIONS, own_address, own_proxy
+from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .history import WHO
 from .last_day import between_words
 from .request_form import Asked, ReferenceForm, RequestForm
@@ -159,7 +159,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "reasons": [_reason(met) for met in found.met if met.refuses],
             "missing": [(field, field_words(field)) for field in found.missing],
             "subjects": [(name, str(subject)) for name, subject in named.items()],
-            "may_label": any(subject.fields for subject in named.values()),
+            "may_label": any(subject.field or subject.digest for subject in named.values()),
             "counted": _counted(asked, described, found, named),
             "network": asked.address if asked.network_size > 1 else "",
             "network_overrides": asked.network_overrides(),
@@ -196,7 +196,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, _("This includes yourself: you would lock yourself out."))
             return None
         seconds = int(duration) if duration else None
-        client = request.POST.get("label", "").strip() if subject.fields else ""
+        client = request.POST.get("label", "").strip() if subject.field or subject.digest else ""
         try:
             override = subject.override(action, seconds, rule=rule, reason=_("from the inspector"), label=client)
         except ValidationError as error:
@@ -290,7 +290,7 @@ def _subjects(asked: Asked, described: HttpRequest, found: Explanation) -> dict[
     those first that refuse it."""
     subjects = asked.subjects
     for met in sorted(found.met, key=lambda met: not met.refuses):
-        counted = counted_subject(met.key, described, asked.address) if met.key else None
+        counted = counted_subject(met, described, asked.address)
         if counted is not None and counted not in subjects.values():
             subjects[met.key] = counted
     return subjects
@@ -300,7 +300,7 @@ def _counted(asked: Asked, described: HttpRequest, found: Explanation, named: di
     """Which of them the limit counts that refuses the request: who that is goes before whoever shares their address.
     Empty where none does."""
     for met in found.met:
-        counted = counted_subject(met.key, described, asked.address) if met.key and met.refuses else None
+        counted = counted_subject(met, described, asked.address) if met.refuses else None
         for name, subject in named.items():
             if subject == counted:
                 return name
@@ -308,9 +308,10 @@ def _counted(asked: Asked, described: HttpRequest, found: Explanation, named: di
 
 
 def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
-    """Whether every request of the operator's is meant; who has to send a value as well can leave it out."""
-    is_own_address = not subject.address or covers(subject.address, own_address(request) or "")
-    return not subject.fields and is_own_address and subject.user in (None, request.user)
+    """Whether the operator's own requests are meant; a value that the operator sends can be left out."""
+    if subject.address:
+        return covers(subject.address, own_address(request) or "")
+    return subject.user == request.user or subject.digest in own_digests(request)
 
 
 def _pending(action: str, subject: str, duration: str, words: dict[str, Any], warnings: list[str]) -> Pending:

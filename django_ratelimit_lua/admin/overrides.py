@@ -22,7 +22,7 @@ from ..models import RateLimitOverride
 from ..operations.subjects import add
 from ..rules.describe import rate_words
 from .base import ActingAdmin
-from .forms import FIELDS_AND_VALUES, OverrideForm, own_address, own_proxy
+from .forms import OverrideForm, own_address, own_digests, own_proxy
 from .inspector import Inspector
 from .times import moment_element
 
@@ -66,15 +66,15 @@ class OverrideAdmin(Inspector, ActingAdmin):
     list_display = ("whom", "effect_summary", "of_rule", "lasts", "why")
     list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
     list_select_related = ("rule", "user")
-    search_fields = ("network", "label", "reason", "field", "rule__name")
+    search_fields = ("network", "label", "reason", "field", "client_digest", "rule__name")
     actions = (end_now,)
     readonly_fields = ("created_by", "created")
     autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
         (
-            gettext_lazy("Who (all that you fill in must be true together)"),
-            {"fields": ("user", "network", *FIELDS_AND_VALUES, "label")},
+            gettext_lazy("Who (fill in one of these)"),
+            {"fields": ("user", "network", ("field", "value"), "client_digest", "label")},
         ),
         (
             gettext_lazy("Effect"),
@@ -82,7 +82,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         ),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created"),)}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked", "version")}),
     )
 
     def get_urls(self) -> list[Any]:
@@ -97,7 +97,10 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
-        own = {"own_user": request.user, "own_address": own_address(request), "own_proxy": own_proxy(request)}
+        own = {
+            "own_user": request.user, "own_digests": own_digests(request),
+            "own_address": own_address(request), "own_proxy": own_proxy(request),
+        }  # fmt: skip
         return type(form.__name__, (form,), own)
 
     @admin.display(description=gettext_lazy("who"))

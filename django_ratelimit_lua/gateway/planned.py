@@ -197,9 +197,10 @@ class AskedPlanner:
         self, charges: Sequence[PlannedCharge], rule: Rule | None, who: Named | None, ruleset: Ruleset
     ) -> Sequence[SubjectRef]:
         """Whom overrides may be about that say something of these charges. A slot is released whatever they say."""
-        if rule is None or who is None or self._asked.operation == "release":
+        if rule is None or self._asked.operation == "release":
             return ()
-        return override_subjects(who, ruleset, override_kinds(ruleset, charges, self._has_blocks(rule)))
+        kinds = override_kinds(ruleset, charges, self._has_blocks(rule))
+        return override_subjects(who or Named({}), ruleset, kinds, charges)
 
     def _has_blocks(self, rule: Rule | None) -> bool:
         """Whether a block for all rules refuses where the rule itself does not: as in a request, unless it exempts."""

@@ -10,13 +10,14 @@ from ..engine.decide import Outcome, Plan, PlannedCharge, build_call, decide
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait
 from ..exceptions import StoreError
+from ..identity import digest as digest_of
 from ..identity.request_state import RequestCount
 from ..limits.ban import Ban
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..rules.callsite import LIMITER, known_call_sites
-from ..rules.overrides import USER, KnownOverrides, SubjectRef, is_field, override_cache
+from ..rules.overrides import DIGEST, USER, KnownOverrides, SubjectRef, client_identity, is_field, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..web.overrides import apply_overrides, override_kinds
@@ -29,8 +30,8 @@ class ExplainedIdentity:
     """What one client meets.
 
     - `name`: of a rule, a call site or a `RateLimiter`; `digest`: of the identity that it counts;
-    - `found`: its limits and the overrides about this identity. An override about a network, a combination or a tier
-      is not known by a digest;
+    - `found`: its limits and the overrides about this identity. An override about a network and a tier are
+      not known by a digest;
     - `offences`: the last requests that counted towards a ban, the earliest first.
     """
 
@@ -102,6 +103,9 @@ class _Planner:
         """See `Planner`."""
         kinds = override_kinds(ruleset, self.charges, False) if self._has_overrides else ()
         subjects = [SubjectRef(kind, self._digest) for kind in kinds if kind == USER or is_field(kind)]
+        if DIGEST in kinds:
+            identity = client_identity(self._digest.decode())
+            subjects += [SubjectRef(DIGEST, digest_of(identity, secret)) for secret in ruleset.secrets(DIGEST)]
         self.ruleset, self.overrides = ruleset, override_cache.get_many(subjects)
         applied = apply_overrides(self.charges, self.overrides, ruleset, False)
         counted = [planned.charge for planned in applied.charges if planned.blocked is None]

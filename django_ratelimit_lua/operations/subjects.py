@@ -1,4 +1,4 @@
-"""Whom an override can be about, of what a request is described by; and the blocks that are about them."""
+"""Subjects that an override can be about, of what a request is described by; and the blocks that are about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from django.conf import settings
 from django.db import router, transaction
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..identity.address import client_address
@@ -20,9 +19,12 @@ from ..identity.keys import read_fields, split_field
 from ..identity.session import session_key
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import current_actor, one_change
-from ..rules.describe import field_words, together
-from ..rules.overrides import EFFECTS, MOST_FIELDS, USER, Effect, kind_parts, network_kind
+from ..rules.describe import field_words, whom
+from ..rules.overrides import EFFECTS, Effect
+from ..stats.names import original
+from ..web.overrides import is_nobody
 from .described import Fields
+from .explain import ExplainedLimit
 from .surprises import override_surprises
 
 MOST_SHOWN = 50
@@ -39,18 +41,20 @@ class NetworkOverride(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Whom an override can be about: a user, an address or network, or what is in fields, as keys name them; all of
-    them together, as far as they are there."""
+    """What an override can be about: a user, an address or network, the value of a field, or the digest of a client.
+
+    `label`: a name for a client of which only the digest is known.
+    """
 
     user: Any = None
     address: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
+    field: str = ""
+    value: str = ""
+    digest: str = ""
+    label: str = ""
 
     def __str__(self) -> str:
-        values = _(" and ").join(f"{field_words(field)} = {value}" for field, value in self.fields)
-        if self.address and self.user is None and not values:
-            return self.address
-        return together(self.user, self.address, values)
+        return f"{field_words(self.field)} = {self.value}" if self.field else self._about().whom()
 
     def override(
         self,
@@ -62,9 +66,9 @@ class Subject(NamedTuple):
         label: str = "",
     ) -> RateLimitOverride:
         """An override about them that is not saved yet: for so many seconds from now (None: for good), for a rule or
-        for all. `label`: a name for who sends a value, which is not kept. Raises `ValidationError`."""
+        for all. `label`: a name for a client whose name is not kept. Raises `ValidationError`."""
         override = self._about()
-        override.label = label
+        override.label = label or self.label
         override.effect, override.rule, override.reason, override.created_by = effect, rule, reason, current_actor()
         override.ends = None if seconds is None else timezone.now() + datetime.timedelta(seconds=seconds)
         override.full_clean(exclude=["subject", "kind"])
@@ -72,48 +76,25 @@ class Subject(NamedTuple):
 
     def surprises(self, effect: Effect, peer: str | None = None, own: str | None = None) -> list[str]:
         """What an override about them would do that its author may not expect, as `override_surprises` has it."""
-        networks = [self.address] if self.address else []
-        given = {"effect": effect, "user": self.user, "field": self.fields, "networks": networks}
+        given = {"effect": effect, "networks": [self.address] if self.address else []}
         return [str(problem) for _field, problem in override_surprises(given, peer, own)]
 
     def blocks(self) -> list[RateLimitOverride]:
         """The blocks that are about exactly them and have not ended, those that have not begun among them."""
         about = self._about()
-        about.full_clean(exclude=["subject", "kind", "limit"])
+        about.ends = timezone.now()  # A digest is not valid without an end.
+        about.full_clean(exclude=["subject", "kind"])
         about.prepare()
         blocks = RateLimitOverride.objects.lasting().filter(effect=RateLimitOverride.Effects.BLOCK, kind=about.kind)
-        return list(blocks.filter(subject=about.subject).select_related("rule", "user"))
+        return list(blocks.filter(subject__in=about.digests()).select_related("rule", "user"))
 
     def wider_blocks(self) -> list[RateLimitOverride]:
-        """The blocks in force that are about others as well: about a larger network, or about some of what these are
-        together."""
-        own = self._about()
-        own.prepare()
-        blocks = RateLimitOverride.objects.active().filter(effect=RateLimitOverride.Effects.BLOCK)
-        kinds = blocks.exclude(kind=own.kind).order_by().values_list("kind", flat=True).distinct()
-        found = {kind: subject for kind in kinds if (subject := self._as_kind(kind))}
-        meant = blocks.filter(kind__in=found, subject__in=found.values()).select_related("rule", "user")
-        return [block for block in meant if found[block.kind] == block.subject]
-
-    def _as_kind(self, kind: str) -> str:
-        """The digest of as much of them as such a kind is about; empty where they are not all of that."""
-        fields, about = dict(self.fields), RateLimitOverride()
-        parts = kind_parts(kind)
-        if USER in parts:
-            about.user = self.user
-        own = parse_network(self.address) if self.address else None
-        for size in range(own.prefixlen + 1 if own is not None else 0):
-            if own is not None and network_kind(own.version, size) in parts:
-                about.network = f"{own.network_address}/{size}"
-        held = [part for part in parts if part in fields]
-        about.field = ", ".join(held)
-        about.set_value({field: fields[field] for field in held})
-        about.prepare()
-        return about.subject if about.kind == kind else ""
+        """The blocks in force of larger networks that an address or network is in."""
+        found = self.network_overrides() if self.address else []
+        return [one.override for one in found if one.part == "larger" and one.override.effect == "block"]
 
     def network_overrides(self) -> list[NetworkOverride]:
-        """The overrides in force about a network of several addresses: about all of it, about larger ones that it is
-        in, and about parts of it."""
+        """The overrides in force about all of a network, about larger ones that it is in, and about parts of it."""
         own = parse_network(self.address)
         kind = f"ip{own.version}/"
         overrides = RateLimitOverride.objects.active().filter(kind__startswith=kind).order_by("pk")
@@ -137,49 +118,51 @@ class Subject(NamedTuple):
         ]  # fmt: skip
 
     def _about(self) -> RateLimitOverride:
-        about = RateLimitOverride(effect="block", user=self.user, network=self.address)
-        about.field = ", ".join(field for field, _value in self.fields)
-        about.set_value(dict(self.fields))
+        about = RateLimitOverride(
+            effect="block", user=self.user, network=self.address, field=self.field, client_digest=self.digest,
+            label=self.label,
+        )  # fmt: skip
+        if self.field:
+            about.set_value(self.value)
         return about
 
 
 def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subject]:
-    """Whom overrides can be about, where a request is described so, each by itself: by "user", "address" or the field
-    as keys name it."""
+    """The subjects of a request that is described so: by "user", "address" or the field as keys name it."""
     named = {"user": Subject(user)} if user else {}
     if address:
         named["address"] = Subject(address=address)
-    return named | {field: Subject(fields=((field, value),)) for field, value in fields if value}
+    return named | {field: Subject(field=field, value=value) for field, value in fields if value}
 
 
-def counted_subject(key: str, request: HttpRequest, address: str) -> Subject | None:
-    """Whom a limit counts that is keyed so, for a request that comes from an address or network, as an override can be
-    about them; None where it cannot: where something is not there, or not known, or a function says whom it counts.
+def counted_subject(met: ExplainedLimit, request: HttpRequest, address: str) -> Subject | None:
+    """The client that a limit counts for a request that comes from an address or network, as an override can name it.
 
-    Paths and routes are left out: an override is about who asks, and not what for.
+    A client that is several things together, or that a function finds, is named by the digest of its identity. None:
+    something is not there or not known, or the limit has no key.
     """
-    user, network, fields = None, "", dict[str, str]()
-    for part in key.split("+"):
-        if part in ("path", "route"):
-            continue
-        if part in ("user", "user_or_ip") and request.user.is_authenticated:
-            user = request.user
-        elif part == "session" and session_key(request) is not None:
-            name = settings.SESSION_COOKIE_NAME
-            fields[f"cookie:{name}"] = request.COOKIES[name]
-        elif part in ("ip", "user_or_ip", "session"):
-            network = _counted_network(request, address)
-            if not network:
-                return None
-        elif split_field(part) is not None:
-            found = read_fields(part, request)
-            if len(found) != 1:
-                return None
-            fields[part] = str(found[0][-1])
-        else:
-            return None
-    subject = Subject(user, network, tuple(fields.items()))
-    return None if subject == Subject() or len(fields) > MOST_FIELDS else subject
+    # An override is about the client, and not about what it asks for.
+    parts = [part for part in met.key.split("+") if part not in ("path", "route", "")]
+    if len(parts) == 1 and (parts[0] in ("ip", "user", "user_or_ip", "session") or split_field(parts[0]) is not None):
+        return _subject_of_part(parts[0], request, address)
+    identity = original(None if met.planned is None else met.planned.identity)
+    known = identity if isinstance(identity, tuple) else (identity,)
+    if not parts or "/" in address or any(map(is_nobody, known)):
+        return None
+    return Subject(digest=met.charge.digest.decode(), label=whom(met.key.split("+")))
+
+
+def _subject_of_part(part: str, request: HttpRequest, address: str) -> Subject | None:
+    if part in ("user", "user_or_ip") and request.user.is_authenticated:
+        return Subject(request.user)
+    if part == "session" and session_key(request) is not None:
+        name = settings.SESSION_COOKIE_NAME
+        return Subject(field=f"cookie:{name}", value=request.COOKIES[name])
+    if split_field(part) is not None:
+        found = read_fields(part, request)
+        return Subject(field=part, value=str(found[0][-1])) if len(found) == 1 else None
+    network = _counted_network(request, address) if part != "user" else ""
+    return Subject(address=network) if network else None
 
 
 def _counted_network(request: HttpRequest, address: str) -> str:

@@ -26,7 +26,7 @@ from ..identity.session import aload
 from ..limits.call import Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import SECOND, Rate
-from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
+from ..rules.overrides import USER, SubjectRef, override_cache
 from ..rules.problems import problems
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -168,8 +168,7 @@ class RequestPlanner:
                     self._fail(rule, place, error)
             self.charges += place.charges
         if ruleset.kinds:
-            is_about_user = any(USER in kind_parts(kind) for kind in self._kinds(ruleset))
-            needs_user = is_about_user and hasattr(self.request, "user")
+            needs_user = USER in self._kinds(ruleset) and hasattr(self.request, "user")
             self._find_subjects(ruleset, await _auser_or_error(self.request) if needs_user else _nobody)
 
     def _gather(self, rule: Rule, place: Place) -> None:
@@ -276,7 +275,7 @@ class RequestPlanner:
         return override_kinds(ruleset, self.charges, self.has_blocks)
 
     def _find_subjects(self, ruleset: Ruleset, user: Callable[[], Any]) -> None:
-        self.subjects = override_subjects(Sender(self.request, user), ruleset, self._kinds(ruleset))
+        self.subjects = override_subjects(Sender(self.request, user), ruleset, self._kinds(ruleset), self.charges)
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """See `Planner`."""

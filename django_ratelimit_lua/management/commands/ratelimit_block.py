@@ -16,11 +16,11 @@ from ..arguments import add_subject, seconds_of, subject_of
 
 
 class Command(BaseCommand):
-    """Blocks a user, an address or network, or whoever sends a value; or who is several of these at once."""
+    """Blocks a user, an address or network, a value of a field, or a client by its digest."""
 
     help = (
-        "Refuses every request of a user, of an address or network, or of whoever sends a value; with several options, "
-        "of who is all of that at once. For an hour, or as you say."
+        "Refuses every request of a user, of an address or network, with a value in a field, or of the client with a "
+        "digest. For an hour, or as you say."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -14,13 +14,9 @@ from ..arguments import add_subject, subject_of
 
 
 class Command(BaseCommand):
-    """Ends the blocks that are about exactly a user, an address or network, whoever sends a value, or several at
-    once."""
+    """Ends the blocks of a user, an address or network, a value of a field, or a client's digest."""
 
-    help = (
-        "Ends the blocks that are about exactly this user, address or network, or whoever sends this value; with "
-        "several options, those that are about all of that together, as they were given to ratelimit_block."
-    )
+    help = "Ends the blocks of exactly this user, address or network, value of a field, or digest."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_subject(parser)
