@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -367,10 +367,7 @@ class OverrideForm(AskingForm, VersionedForm):
         labels = SENTENCE
 
     more_columns = ("subject",)  # A value is kept as that.
-    own_user: Any = None
-    own_digests: Collection[str] = ()
-    own_address: str | None = None
-    own_proxy: str | None = None
+    request: Any = None
     MOST_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -409,7 +406,8 @@ class OverrideForm(AskingForm, VersionedForm):
         if given.get("effect") == "block":
             self._refuse_own(given)
         about_end = given if self.instance.pk is None or "ends" in self.changed_data else {**given, "ends": None}
-        self.ask(override_surprises({**about_end, "networks": self.networks}, self.own_proxy, self.own_address))
+        given_networks = {**about_end, "networks": self.networks}
+        self.ask(override_surprises(given_networks, own_proxy(self.request), own_address(self.request)))
         self.refuse_if_outdated()
         return given
 
@@ -417,7 +415,7 @@ class OverrideForm(AskingForm, VersionedForm):
         by_field = errors.update_error_dict({})
         if self.errors.keys() & {"user", "network", "field", "client_digest"}:
             by_field.pop(NON_FIELD_ERRORS, None)  # That nobody is meant: what was entered could not be read.
-        super()._update_errors(ValidationError(by_field))
+        super()._update_errors(ValidationError({name: found[:1] for name, found in by_field.items()}))
 
     def clean_network(self) -> str:
         """The first network; all are in `networks`. Raises `ValidationError` that names those that are none."""
@@ -436,10 +434,10 @@ class OverrideForm(AskingForm, VersionedForm):
 
     def _refuse_own(self, given: Mapping[str, Any]) -> None:
         """Add an error if the block would lock out its author."""
-        problem = _("This includes your own address: you would lock yourself out.")
-        if self.own_address is not None and any(covers(network, self.own_address) for network in self.networks):
-            self.add_error("network", problem)
-        for name, own in (("user", [self.own_user]), ("client_digest", self.own_digests)):
+        address = own_address(self.request)
+        if address is not None and any(covers(network, address) for network in self.networks):
+            self.add_error("network", _("This includes your own address: you would lock yourself out."))
+        for name, own in (("user", [self.request.user]), ("client_digest", own_digests(self.request))):
             if given.get(name) and given[name] in own:
                 self.add_error(name, _("This includes yourself: you would lock yourself out."))
 

@@ -22,7 +22,7 @@ from ..models import RateLimitOverride
 from ..operations.subjects import add
 from ..rules.describe import rate_words
 from .base import ActingAdmin
-from .forms import OverrideForm, own_address, own_digests, own_proxy
+from .forms import OverrideForm
 from .inspector import Inspector
 from .times import moment_element
 
@@ -97,11 +97,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
-        own = {
-            "own_user": request.user, "own_digests": own_digests(request),
-            "own_address": own_address(request), "own_proxy": own_proxy(request),
-        }  # fmt: skip
-        return type(form.__name__, (form,), own)
+        return type(form.__name__, (form,), {"request": request})
 
     @admin.display(description=gettext_lazy("who"))
     def whom(self, override: RateLimitOverride) -> str:

@@ -5,28 +5,23 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from django.conf import settings
 from django.db import router, transaction
-from django.http import HttpRequest
 from django.utils import timezone
 
-from ..conf import conf
-from ..identity.address import client_address
+from ..identity import Identity, digest
 from ..identity.forwarded import parse_network
-from ..identity.keys import read_fields, split_field
-from ..identity.session import session_key
+from ..identity.keys import field_identity
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import current_actor, one_change
-from ..rules.describe import field_words, whom
+from ..rules.describe import field_words
 from ..rules.overrides import EFFECTS, Effect
-from ..stats.names import original
-from ..web.overrides import is_nobody
 from .described import Fields
-from .explain import ExplainedLimit
 from .surprises import override_surprises
 
+_EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
 MOST_SHOWN = 50
 """Overrides about a network that are told of: the largest first."""
 
@@ -55,6 +50,15 @@ class Subject(NamedTuple):
 
     def __str__(self) -> str:
         return f"{field_words(self.field)} = {self.value}" if self.field else self._about().whom()
+
+    def client(self) -> str:
+        """The digest of the client that a limit counts which goes by this subject alone."""
+        identity: Identity = ("ip", self.address)
+        if self.field:
+            identity = field_identity(self.field, self.value)
+        elif self.user is not None:
+            identity = ("user", str(self.user.pk))
+        return self.digest or digest(identity).decode()
 
     def override(
         self,
@@ -96,15 +100,13 @@ class Subject(NamedTuple):
     def network_overrides(self) -> list[NetworkOverride]:
         """The overrides in force about all of a network, about larger ones that it is in, and about parts of it."""
         own = parse_network(self.address)
-        kind = f"ip{own.version}/"
-        overrides = RateLimitOverride.objects.active().filter(kind__startswith=kind).order_by("pk")
+        overrides = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/").order_by("pk")
         near: list[tuple[int, int]] = []
-        for pk, of, text in overrides.values_list("pk", "kind", "network"):
-            if of.removeprefix(kind).isdigit():
-                with suppress(ValueError):  # Somebody wrote to a row by hand.
-                    other = parse_network(text)
-                    if own.overlaps(other):
-                        near.append((other.prefixlen - own.prefixlen, pk))
+        for pk, text in overrides.values_list("pk", "network"):
+            with suppress(ValueError):  # Somebody wrote to a row by hand.
+                other = parse_network(text)
+                if own.overlaps(other):
+                    near.append((other.prefixlen - own.prefixlen, pk))
         rows = RateLimitOverride.objects.select_related("rule").in_bulk([pk for _bits, pk in sorted(near)[:MOST_SHOWN]])
         found = [(bits, rows[pk]) for bits, pk in sorted(near) if pk in rows]
         whole = [(bits, -EFFECTS.index(one.effect), one.pk) for bits, one in found if bits <= 0 and one.rule_id is None]
@@ -135,45 +137,6 @@ def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subjec
     return named | {field: Subject(field=field, value=value) for field, value in fields if value}
 
 
-def counted_subject(met: ExplainedLimit, request: HttpRequest, address: str) -> Subject | None:
-    """The client that a limit counts for a request that comes from an address or network, as an override can name it.
-
-    A client that is several things together, or that a function finds, is named by the digest of its identity. None:
-    something is not there or not known, or the limit has no key.
-    """
-    # An override is about the client, and not about what it asks for.
-    parts = [part for part in met.key.split("+") if part not in ("path", "route", "")]
-    if len(parts) == 1 and (parts[0] in ("ip", "user", "user_or_ip", "session") or split_field(parts[0]) is not None):
-        return _subject_of_part(parts[0], request, address)
-    identity = original(None if met.planned is None else met.planned.identity)
-    known = identity if isinstance(identity, tuple) else (identity,)
-    if not parts or "/" in address or any(map(is_nobody, known)):
-        return None
-    return Subject(digest=met.charge.digest.decode(), label=whom(met.key.split("+")))
-
-
-def _subject_of_part(part: str, request: HttpRequest, address: str) -> Subject | None:
-    if part in ("user", "user_or_ip") and request.user.is_authenticated:
-        return Subject(request.user)
-    if part == "session" and session_key(request) is not None:
-        name = settings.SESSION_COOKIE_NAME
-        return Subject(field=f"cookie:{name}", value=request.COOKIES[name])
-    if split_field(part) is not None:
-        found = read_fields(part, request)
-        return Subject(field=part, value=str(found[0][-1])) if len(found) == 1 else None
-    network = _counted_network(request, address) if part != "user" else ""
-    return Subject(address=network) if network else None
-
-
-def _counted_network(request: HttpRequest, address: str) -> str:
-    """The network that is counted for an address, or what is larger of what was entered; empty where none was."""
-    own = client_address(request).address
-    if not address or own is None:
-        return ""
-    size = min(parse_network(address).prefixlen, conf.IPV4_MASK if own.version == 4 else conf.IPV6_MASK)
-    return str(own) if size == own.max_prefixlen else str(parse_network(f"{own}/{size}"))
-
-
 def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
     """Save overrides, each unless one that says the same has not ended: one change. Returns for each the one that is
     there now: itself, or that other.
@@ -201,17 +164,10 @@ def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
 
 def _say_the_same(one: RateLimitOverride, other: RateLimitOverride) -> bool:
     """Whether two overrides do the same for the same, for as long, give or take a minute. Reasons may differ."""
-
-    def said(override: RateLimitOverride) -> Any:
-        what = [override.kind, override.rule_id, override.effect]
-        if override.effect == RateLimitOverride.Effects.LIMIT:
-            return [*what, override.rate, override.burst]
-        return [*what, override.forbids, override.message]
-
     now = timezone.now()
     starts = [max(override.starts or now, now) for override in (one, other)]
     is_same_time = _near(*starts) and _near(one.ends, other.ends)
-    return other.subject in one.digests() and said(one) == said(other) and is_same_time
+    return other.subject in one.digests() and _EFFECT(one) == _EFFECT(other) and is_same_time
 
 
 def _near(one: datetime.datetime | None, other: datetime.datetime | None) -> bool:

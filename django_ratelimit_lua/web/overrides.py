@@ -33,12 +33,10 @@ REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPart
 def override_kinds(ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool) -> Collection[str]:
     """The kinds of subjects that overrides are about which may say something of these charges; `has_blocks`: or block
     the request whatever is charged."""
-    kinds = dict.fromkeys(ruleset.blocks if has_blocks else ())
-    if charges or kinds:  # What goes before a block lifts it, also where nothing is charged.
-        kinds |= dict.fromkeys(ruleset.kinds.get(EVERY_RULE, ()))
-    for planned in charges:
-        kinds |= dict.fromkeys(ruleset.kinds.get(planned.name, ()))
-    return kinds
+    # What goes before a block lifts it, also where nothing is charged.
+    names = [EVERY_RULE] if charges or (has_blocks and ruleset.blocks) else []
+    names += [planned.name for planned in charges]
+    return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
 
 
 class Who(Protocol):
@@ -131,14 +129,16 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 
 
 def is_nobody(identity: Identity) -> bool:
-    """Whether an identity is no client's: that of all callers together, or of all who lack what the key reads.
+    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack what the key reads.
 
-    >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("user", None)))
+    >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)
     """
     if not isinstance(identity, tuple) or not identity:
         return identity is None
-    return all(map(is_nobody, identity)) if isinstance(identity[0], tuple) else is_nobody(identity[-1])
+    if isinstance(identity[0], tuple):
+        return all(map(is_nobody, identity))
+    return identity[-1] is None or identity[0] in ("path", "route")
 
 
 class UnknownKinds:
