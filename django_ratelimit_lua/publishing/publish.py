@@ -351,7 +351,8 @@ def values_by_key(using: str) -> dict[str, int]:
 
 
 def _by_forgotten_keys(using: str) -> Any:
-    """Overrides for users, networks and digests of clients whose digest was made with a key that nobody knows any more.
+    """Overrides for users, networks and digests of clients whose digest was made with a key that
+    nobody knows any more.
 
     Past everything that notes changes: nothing about them changes.
     """

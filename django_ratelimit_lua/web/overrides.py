@@ -113,7 +113,8 @@ def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]
 def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
     """The subjects that are about the digests of the clients that these charges count or would ban.
 
-    An operator may have been shown a digest that was made with an earlier key, so a client has one for each key.
+    An operator may have been shown a digest that was made with an earlier key, so a client has
+    one for each key.
     """
     clients: dict[bytes, None] = {}
     for planned in charges:
@@ -129,7 +130,8 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 
 
 def is_nobody(identity: Identity) -> bool:
-    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack what the key reads.
+    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack
+    what the key reads.
 
     >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)

@@ -14,7 +14,8 @@ from ..arguments import add_subject, subject_of
 
 
 class Command(BaseCommand):
-    """Ends the blocks of a user, an address or network, a value of a field, or a client's digest."""
+    """Ends the blocks of a user, an address or network, a value of a field, or a client's
+    digest."""
 
     help = "Ends the blocks of exactly this user, address or network, value of a field, or digest."
 

@@ -33,7 +33,7 @@ SUBJECT = SubjectRef("user", digest(("user", "7")))
 
 
 def known(*overrides: Override) -> KnownOverrides:
-    return KnownOverrides((SUBJECT,), ((b"tag", overrides),))
+    return KnownOverrides(((SUBJECT, (b"tag", overrides)),))
 
 
 def planned(mode: Any = "enforce") -> list[PlannedCharge]:
