@@ -464,7 +464,8 @@ def own_address(request: Any) -> str | None:
 
 
 def own_digests(request: Any) -> set[str]:
-    """The digests of the author of a request, as limits by user, by address and by both count them."""
+    """The digests of the author of a request, as limits by user, by address and by both count
+    them."""
     user, network = ("user", str(request.user.pk)), ("ip", client_address(request).network)
     return {digest(identity).decode() for identity in (user, network, (user, network), (network, user))}
 

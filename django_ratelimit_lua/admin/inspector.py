@@ -289,8 +289,9 @@ def _identified(request: HttpRequest, identity: ExplainedIdentity) -> dict[str, 
 
 
 def _subjects(asked: Asked, found: Explanation) -> dict[str, Subject]:
-    """The subjects that overrides can be about: each that was entered by itself, and the clients of the limits that the
-    request meets, those first that refuse it. Of these, only the digest is known."""
+    """The subjects that overrides can be about: each that was entered by itself, and the clients
+    of the limits that the request meets, those first that refuse it. Of these, only the digest
+    is known."""
     named = asked.subjects
     known = {subject.client() for subject in named.values()}
     for met in sorted(found.met, key=lambda met: not met.refuses):
@@ -308,7 +309,8 @@ def _counted(found: Explanation, named: dict[str, Subject]) -> str:
 
 
 def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
-    """Whether the operator's own requests are meant; a value that the operator sends can be left out."""
+    """Whether the operator's own requests are meant; a value that the operator sends can be left
+    out."""
     is_own_network = bool(subject.address) and covers(subject.address, own_address(request) or "")
     return is_own_network or subject.client() in own_digests(request)
 

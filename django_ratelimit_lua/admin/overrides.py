@@ -9,7 +9,7 @@ from django.contrib.admin import site as default_site
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils import timezone
@@ -40,12 +40,8 @@ class ActiveFilter(admin.SimpleListFilter):
         return [("yes", _("active")), ("no", _("ended or not started"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        active = RateLimitOverride.objects.active()
-        if self.value() == "yes":
-            return queryset.filter(pk__in=active.values("pk"))
-        if self.value() == "no":
-            return queryset.exclude(pk__in=active.values("pk"))
-        return queryset
+        active = Q(pk__in=RateLimitOverride.objects.active().values("pk"))
+        return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
 
 @admin.action(description=gettext_lazy("End now"), permissions=["block"])

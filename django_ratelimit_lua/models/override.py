@@ -56,8 +56,8 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
 
 
 class RateLimitOverride(RateFields, AuditedModel):
-    """Another limit, an exemption or a block for one subject: exactly one of `user`, `network`, `field` and
-    `client_digest` is filled in. `set_value` takes the value of a field."""
+    """Another limit, an exemption or a block for one subject: exactly one of `user`, `network`,
+    `field` and `client_digest` is filled in. `set_value` takes the value of a field."""
 
     CHANGE_KIND = RateLimitChange.Kind.OVERRIDE
 
@@ -158,7 +158,8 @@ class RateLimitOverride(RateFields, AuditedModel):
         return [name for name, value in values.items() if value not in (None, "")]
 
     def prepare(self) -> bool:
-        """The kind and the digest follow from whom it is about; times are such that every time zone can show them.
+        """The kind and the digest follow from whom it is about; times are such that every time zone
+        can show them.
 
         Raises `ValueError` unless it names one subject.
         """
@@ -166,13 +167,11 @@ class RateLimitOverride(RateFields, AuditedModel):
         if len(self.named()) != 1:
             raise ValueError(str(ONE_SUBJECT))
         self.starts, self.ends = within(self.starts), within(self.ends)
-        kind = self.field or (USER if self.user_id is not None else DIGEST)
         if self.network:
             network = parse_network(self.network)
             single = network.prefixlen == network.max_prefixlen
             self.network = str(network.network_address) if single else str(network)
-            kind = network_kind(network.version, network.prefixlen)
-        identity = self.identity()
+        kind, identity = self.about()
         if identity is not None:
             self.subject, self.digested_by = digest(identity).decode(), key_id()
         elif not self.has_value():
@@ -188,23 +187,28 @@ class RateLimitOverride(RateFields, AuditedModel):
         }  # fmt: skip
 
     def has_value(self) -> bool:
-        """Whether the digest of the field's value is there, and not that of another subject of before."""
+        """Whether the digest of the field's value is there, and not that of another subject of
+        before."""
         return self.kind == self.field and bool(self.subject)
 
-    def identity(self) -> Identity:
-        """Whom it is about; None for the value of a field, of which only the digest is kept."""
-        named = self.named()
-        if named == ["user"]:
-            return (USER, str(self.user_id))
-        if named == ["network"]:
+    def about(self) -> tuple[str, Identity]:
+        """The kind and the identity of its subject. Of the value of a field, only the digest is
+        kept: None."""
+        if self.user_id is not None:
+            return USER, (USER, str(self.user_id))
+        if self.network:
             network = parse_network(self.network)
-            return network_identity(network.network_address, network_kind(network.version, network.prefixlen))
-        return client_identity(self.client_digest) if named == ["client_digest"] else None
+            kind = network_kind(network.version, network.prefixlen)
+            return kind, network_identity(network.network_address, kind)
+        if self.client_digest:
+            return DIGEST, client_identity(self.client_digest)
+        return self.field, None
 
     def digests(self) -> list[str]:
-        """The digests under which it is published: by every key that is known, so that a process that has the earlier
-        key finds them too; of the value of a field, only by the key that it was digested with."""
-        identity = self.identity()
+        """The digests under which it is published: by every key that is known, so that a process
+        that has the earlier key finds them too; of the value of a field, only by the key that it
+        was digested with."""
+        _kind, identity = self.about()
         if identity is None:
             return [self.subject]
         return [digest(identity, secret).decode() for secret in secrets_by_id().values()]

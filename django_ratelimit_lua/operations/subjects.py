@@ -1,4 +1,5 @@
-"""Subjects that an override can be about, of what a request is described by; and the blocks that are about them."""
+"""Subjects that an override can be about, of what a request is described by; and the blocks that
+are about them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class NetworkOverride(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What an override can be about: a user, an address or network, the value of a field, or the digest of a client.
+    """What an override can be about: a user, an address or network, the value of a field, or the
+    digest of a client.
 
     `label`: a name for a client of which only the digest is known.
     """
@@ -98,7 +100,8 @@ class Subject(NamedTuple):
         return [one.override for one in found if one.part == "larger" and one.override.effect == "block"]
 
     def network_overrides(self) -> list[NetworkOverride]:
-        """The overrides in force about all of a network, about larger ones that it is in, and about parts of it."""
+        """The overrides in force about all of a network, about larger ones that it is in, and
+        about parts of it."""
         own = parse_network(self.address)
         overrides = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/").order_by("pk")
         near: list[tuple[int, int]] = []
@@ -130,7 +133,8 @@ class Subject(NamedTuple):
 
 
 def subjects(user: Any, address: str | None, fields: Fields) -> dict[str, Subject]:
-    """The subjects of a request that is described so: by "user", "address" or the field as keys name it."""
+    """The subjects of a request that is described so: by "user", "address" or the field as keys
+    name it."""
     named = {"user": Subject(user)} if user else {}
     if address:
         named["address"] = Subject(address=address)

@@ -88,7 +88,7 @@ class NewerFormatError(StoreError):
         super().__init__(
             f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes "
             f"{FORMAT}. A process of the newer version will publish what was saved; if none runs any more, run "
-            "`manage.py ratelimit_rules publish --take-over`"
+            "`manage.py ratelimit rules publish --take-over`"
         )
         self.format = form
 
@@ -351,7 +351,8 @@ def values_by_key(using: str) -> dict[str, int]:
 
 
 def _by_forgotten_keys(using: str) -> Any:
-    """Overrides for users, networks and digests of clients whose digest was made with a key that nobody knows any more.
+    """Overrides for users, networks and digests of clients whose digest was made with a key that
+    nobody knows any more.
 
     Past everything that notes changes: nothing about them changes.
     """

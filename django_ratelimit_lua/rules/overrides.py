@@ -1,11 +1,12 @@
 """Overrides: for one subject, other numbers, an exemption or a block.
 
-A subject is a user, a network, the value of a field, or the client that has a digest, whoever that is.
+A subject is a user, a network, the value of a field, or the client that has a digest, whoever that
+is.
 
-There may be a hundred thousand of them, so no process reads them all. Each subject's are one field of the rules' hash
-in Redis. A call names the subjects it is about with the tag of what this process knows of each (mostly: nothing); where
-that is not what is written, the call decides nothing and answers what is, which is remembered. See
-`limits/program.lua`.
+There may be a hundred thousand of them, so no process reads them all. Each subject's are one
+field of the rules' hash in Redis. A call names the subjects it is about with the tag of what
+this process knows of each (mostly: nothing); where that is not what is written, the call decides
+nothing and answers what is, which is remembered. See `limits/program.lua`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What is said of one subject: for the rule of that row (None: for all), from and until a time in microseconds
-    since 1970 (None: always). `block`: how it is answered, if it is one. `kind`: the kind of its subject, if that is a
-    field that counts letter by letter: "ada" has the digest there that "ADA" has where spelling does not count."""
+    """What is said of one subject: for the rule of that row (None: for all), from and until a
+    time in microseconds since 1970 (None: always). `block`: how it is answered, if it is one.
+    `kind`: the kind of its subject, if that is a field that counts letter by letter: "ada" has
+    the digest there that "ADA" has where spelling does not count."""
 
     pk: int
     rule: int | None
@@ -105,15 +107,16 @@ def network_identity(address: Address, kind: str) -> Identity | None:
 def client_identity(client: str) -> Identity:
     """The identity of the subject of an override about a client's digest.
 
-    It differs from the client's own identity, because overrides about a user or a value are published under that.
+    It differs from the client's own identity, because overrides about a user or a value are
+    published under that.
     """
     return (DIGEST, client)
 
 
 @lru_cache(maxsize=1024)
 def strength(kind: str) -> int:
-    """How particular a kind of subject is: a client's digest goes before a user, a user before the value of a field,
-    that before an address, that before its network."""
+    """How particular a kind of subject is: a client's digest goes before a user, a user before
+    the value of a field, that before an address, that before its network."""
     network = _NETWORK.fullmatch(kind)
     return int(network[2]) if network else {USER: 130, DIGEST: 131}.get(kind, 129)
 
@@ -141,22 +144,21 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 class KnownOverrides:
     """What was known of a request's subjects at one moment: of each, the tag of its record and its overrides."""
 
-    subjects: tuple[SubjectRef, ...]
-    records: tuple[Record, ...]
+    records: tuple[tuple[SubjectRef, Record], ...]
 
     def __bool__(self) -> bool:
-        return any(overrides for _, overrides in self.records)
+        return any(overrides for _ref, (_tag, overrides) in self.records)
 
     def call_subjects(self) -> list[Subject]:
         """The subjects of a call that goes by this."""
-        return [Subject(ref.digest, tag) for ref, (tag, _) in zip(self.subjects, self.records, strict=True)]
+        return [Subject(ref.digest, tag) for ref, (tag, _overrides) in self.records]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
         """The override in force for a rule: that of the most particular subject; of those what names the rule goes
         before what is for all, a block before an exemption before another limit, and the newer before the older."""
         ranked = [
             ((strength(ref.kind), override.rule is not None, -EFFECTS.index(override.effect), override.pk), override)
-            for ref, (_, overrides) in zip(self.subjects, self.records, strict=True)
+            for ref, (_tag, overrides) in self.records
             for override in overrides
             if override.rule in (None, rule) and override.kind in ("", ref.kind) and override.is_active(now)
         ]
@@ -164,11 +166,10 @@ class KnownOverrides:
 
     def subject_of(self, override: Override) -> bytes:
         """The digest of whom one of these overrides is about."""
-        pairs = zip(self.subjects, self.records, strict=True)
-        return next(ref.digest for ref, (_, overrides) in pairs if override in overrides)
+        return next(ref.digest for ref, (_tag, overrides) in self.records if override in overrides)
 
 
-_NOBODY = KnownOverrides((), ())
+_NOBODY = KnownOverrides(())
 
 
 class OverrideCache:
@@ -186,15 +187,15 @@ class OverrideCache:
         """What is known of these subjects now. A call and what is made of it have to go by one look."""
         if not subjects:
             return _NOBODY
-        return KnownOverrides(tuple(subjects), tuple(self._known.get(ref.digest) or self.NOTHING for ref in subjects))
+        return KnownOverrides(tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects]))
 
     def get_each(self, whose: Sequence[Sequence[SubjectRef]]) -> tuple[list[KnownOverrides], Sequence[Subject]]:
         """The same of several, by one look: what is known of each, and the subjects of the call that goes by it."""
         if not any(whose):
             return [_NOBODY] * len(whose), ()
         known = self.get_many(tuple(dict.fromkeys(ref for refs in whose for ref in refs)))
-        records = dict(zip(known.subjects, known.records, strict=True))
-        each = [KnownOverrides(tuple(refs), tuple([records[ref] for ref in refs])) for refs in whose]
+        records = dict(known.records)
+        each = [KnownOverrides(tuple([(ref, records[ref]) for ref in refs])) for refs in whose]
         return each, known.call_subjects()
 
     def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
@@ -296,7 +297,8 @@ def is_field(kind: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject: a user, a network, a field that a key can name, or a client's digest.
+    """Whether that is a kind of subject: a user, a network, a field that a key can name, or a
+    client's digest.
 
     >>> is_kind("ip4/24"), is_kind("header:X-API-Key"), is_kind("exact:get:q"), is_kind("os.system"), is_kind("ip4/99")
     (True, True, True, False, False)

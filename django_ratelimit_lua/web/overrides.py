@@ -10,14 +10,15 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest
 from django.http.multipartparser import MultiPartParserError
 
-from ..conf import conf
 from ..engine.decide import PlannedCharge, now_us
 from ..exceptions import Ratelimited
-from ..identity import Identity, digest
+from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import read_fields
+from ..limits.call import Charge
 from ..limits.decision import LimitState
+from ..limits.limit import Limit
 from ..rules.overrides import DIGEST, USER, KnownOverrides, SubjectRef, client_identity, is_field, network_digest
 from ..rules.ruleset import EVERY_RULE, Ruleset
 from ..stats.names import original
@@ -25,6 +26,8 @@ from ..stats.names import original
 logger = logging.getLogger("django_ratelimit_lua")
 BLOCK = "block"
 """The name under which a decision shows a block that no rule is needed for."""
+NOTHING = Limit(BLOCK, "1/s")
+"""The limit of such a block, of which nothing is taken."""
 
 REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError, Ratelimited)
 """What Django makes an answer of: the request is refused, and no rule is to blame."""
@@ -113,9 +116,11 @@ def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]
 def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
     """The subjects that are about the digests of the clients that these charges count or would ban.
 
-    An operator may have been shown a digest that was made with an earlier key, so a client has one for each key.
+    An operator may have been shown a digest that was made with an earlier key, so a client has
+    one for each key.
     """
     clients: dict[bytes, None] = {}
+    _present, *earlier = secrets_by_id().values()
     for planned in charges:
         counted = [(planned.identity, planned.charge.digest)]
         if planned.banned is not None:
@@ -124,12 +129,13 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
             identity = original(identity)
             if not is_nobody(identity):
                 clients[client] = None
-                clients |= dict.fromkeys(digest(identity, secret) for secret in conf.KEY_SECRET_FALLBACKS)
+                clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
     return [digest(client_identity(client.decode()), secret) for client in clients for secret in secrets]
 
 
 def is_nobody(identity: Identity) -> bool:
-    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack what the key reads.
+    """Whether an identity is no client's, but shared by all callers, all at a path, or all who lack
+    what the key reads.
 
     >>> is_nobody(("user", None)), is_nobody((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)
@@ -163,23 +169,27 @@ unknown_kinds = UnknownKinds()
 
 
 class Applied(NamedTuple):
-    """What overrides make of charges: those that are left, with other limits, or blocked; those that are `exempt`; and
-    the `block` that refuses the request although there is no enforced charge, with the digest of whom it is about."""
+    """What overrides make of charges: those that are left, with other limits, or blocked; and those that are
+    `exempt`."""
 
     charges: Sequence[PlannedCharge]
     exempt: Sequence[PlannedCharge] = ()
-    block: LimitState | None = None
-    subject: bytes = b""
 
 
 def apply_overrides(
-    charges: Sequence[PlannedCharge], overrides: KnownOverrides, ruleset: Ruleset, has_blocks: bool
+    charges: Sequence[PlannedCharge],
+    overrides: KnownOverrides,
+    ruleset: Ruleset,
+    has_blocks: bool,
+    owner: object = None,
 ) -> Applied:
     """What overrides make of these charges.
 
-    A block that needs none is there only with `has_blocks`. Where there is an enforced charge, its override is the one
-    that counts for it: the block, or what goes before the block.
+    A block that needs none is there only with `has_blocks`: a charge of `NOTHING`, for this `owner`. Where there is an
+    enforced charge, its override is the one that counts for it: the block, or what goes before the block.
     """
+    if not overrides:
+        return Applied(charges)
     now = now_us()
     applied: list[PlannedCharge] = []
     exempt: list[PlannedCharge] = []
@@ -205,5 +215,7 @@ def apply_overrides(
         override = overrides.strongest_for(None, now)
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
-            return Applied((), block=state, subject=overrides.subject_of(override))
+            subject = overrides.subject_of(override)
+            blocked = PlannedCharge(Charge(NOTHING, subject, 0), BLOCK, None, owner, state, subject)
+            return Applied([blocked])
     return Applied(applied, exempt)

@@ -387,7 +387,7 @@ def test_the_inspector_knows_when_operators_would_lock_themselves_out(operator: 
 
 
 def test_commands_name_one_subject() -> None:
-    """`ratelimit_block` and `ratelimit_unblock`; the second names a block of a larger network that goes on."""
+    """`ratelimit block` and `ratelimit unblock`; the second names a block of a larger network that goes on."""
     for command in ("block", "unblock"):
         for options in (("--ip", ADDRESS, "--field", "username=ada"), ()):
             with pytest.raises(CommandError, match="name one subject, by one of --user, --ip, --digest, --header"):

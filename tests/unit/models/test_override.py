@@ -43,7 +43,7 @@ def test_whom_it_is_about_is_kept_in_one_spelling(fields: Any, kind: str, identi
     """With the kind and the digest by which requests find it; preparing it again changes nothing."""
     override = RateLimitOverride(effect="block", **fields)
     assert override.prepare()
-    assert (override.kind, override.identity(), override.network) == (kind, identity, text)
+    assert (override.kind, override.about(), override.network) == (kind, (kind, identity), text)
     assert override.subject == digest(identity).decode()
     assert not override.prepare()
 
@@ -53,7 +53,7 @@ def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
     override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
     override.set_value(" ADA ")
     override.prepare()
-    assert (override.kind, override.identity()) == ("post:name", None)
+    assert override.about() == ("post:name", None)
     assert override.subject == digest(("post", "name", "ada")).decode()
     assert "ada" not in str(vars(override)).lower()
     assert str(override) == "post:name (the loud one)"

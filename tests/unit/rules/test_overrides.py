@@ -31,8 +31,8 @@ ROWS = (
 
 
 def known(**by_kind: list[Override]) -> KnownOverrides:
-    refs = tuple(SubjectRef(kind.replace("_", "/"), kind.encode()) for kind in by_kind)
-    return KnownOverrides(refs, tuple((b"", tuple(rows)) for rows in by_kind.values()))
+    refs = [SubjectRef(kind.replace("_", "/"), kind.encode()) for kind in by_kind]
+    return KnownOverrides(tuple((ref, (b"", tuple(rows))) for ref, rows in zip(refs, by_kind.values(), strict=True)))
 
 
 def test_a_record_says_what_was_written() -> None:
@@ -105,7 +105,7 @@ def test_a_process_knows_what_it_was_told() -> None:
     record = write_record(ROWS)
     cache.put_many([b"u"], [record])
     assert cache.get_many([ref]).call_subjects() == [Subject(b"u", record[:16])]
-    assert cache.get_many([ref]).records[0][1] == ROWS
+    assert cache.get_many([ref]).records == ((ref, (record[:16], ROWS)),)
     cache.put_many([b"u"], [None])
     assert cache.get_many([ref]).call_subjects() == [Subject(b"u", b"")]
 
