@@ -29,13 +29,11 @@ _FIELDS = {
 
 
 def add_subject(parser: Any) -> None:
-    """The options that say whom it is about."""
-    group = parser.add_argument_group(
-        "who",
-        "One of these, or several: then it is about who is all of that at once, as one user at one address.",
-    )
+    """The options that name the subject."""
+    group = parser.add_argument_group("who", "One of these.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
+    group.add_argument("--digest", help="digest of a client, as pages and the log show it: 32 hexadecimal digits")
     _add_fields(group)
 
 
@@ -100,18 +98,21 @@ def described(options: dict[str, Any]) -> HttpRequest:
 
 
 def subject_of(options: dict[str, Any]) -> Subject:
-    """Whom options say, all of them together. Raises `CommandError`."""
+    """The one subject that options name. Raises `CommandError`."""
     address = options["ip"]
     if address is not None:
         try:
             parse_network(address)
         except ValueError:
             raise CommandError(f"--ip {address!r} is not an address or network") from None
-    subject = Subject(_user(options["user"]), address or "", tuple(_fields(options)))
-    if subject == Subject():
-        *most, last = ("--user", "--ip", *(f"--{option}" for option in _FIELDS))
-        raise CommandError(f"say who it is, by one or more of {', '.join(most)} and {last}; there is none")
-    return subject
+    subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
+    subjects += [Subject(address=address)] if address else []
+    subjects += [Subject(_user(options["user"]))] if options["user"] is not None else []
+    subjects += [Subject(digest=options["digest"])] if options["digest"] else []
+    if len(subjects) != 1:
+        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
+        raise CommandError(f"name one subject, by one of {names}; make one override for each")
+    return subjects[0]
 
 
 def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
