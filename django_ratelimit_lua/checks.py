@@ -29,7 +29,7 @@ from .rules.methods import method_name
 from .rules.places import unknown_places
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
-from .rules.stacks import BEFORE_METHODS, is_behind_login, stacks_on, url_patterns
+from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
 from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -271,9 +271,9 @@ def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
     """The call sites of a view, and whether they are asked before somebody has to be logged in."""
     # A view of Django REST framework asks for permission before its methods; whom that takes is not looked at.
     asks = hasattr(getattr(view, "view_class", None), "permission_classes")
-    for standing in stacks_on(view):
-        is_after = asks and standing.method not in BEFORE_METHODS
-        yield standing.stack.rules, not (is_after or is_behind_login(view, standing))
+    for stack in on_view(view).stacks:
+        is_after = asks and stack.method not in BEFORE_METHODS
+        yield stack.rules, not (is_after or is_behind_login(view, stack))
 
 
 @register(Tags.caches)

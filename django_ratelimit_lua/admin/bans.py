@@ -32,13 +32,12 @@ from ..operations.bans import (
     evidence_of_bans,
     lift_bans,
     number_of_bans,
-    permanent,
 )
-from ..operations.subjects import add
+from ..operations.subjects import Subject, add
 from ..operations.words import breakable, moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
-from .forms import own_address, own_proxy
+from .forms import DURATIONS, own_digests
 from .history import LETTERS, WHO
 from .inspector import BLOCK_PERMISSION, may_inspect
 from .statistics import readable_parts
@@ -55,8 +54,11 @@ LENGTHS = {
 }
 
 
+BLOCKED_FOR = {seconds: words for seconds, words in DURATIONS.items() if seconds}
+
+
 class Row(NamedTuple):
-    """A ban as the page shows it. `can_stay`: it is known whom an override would be about."""
+    """A ban as the page shows it."""
 
     active: ActiveBan
     key: str
@@ -72,7 +74,6 @@ class Row(NamedTuple):
     following: str
     offences: list[tuple[SafeString, Offence]]
     span: str
-    can_stay: bool
 
 
 class HandForm(forms.Form):
@@ -189,7 +190,6 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
                     "" if ban.by_hand else ngettext(
                         "%(number)d offence", "%(number)d offences", ban.offences
                     ) % {"number": ban.offences},
-                    bool(active.sealed),
                 )
             )  # fmt: skip
         return rows
@@ -198,13 +198,13 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Do what a button says; or what has to be confirmed first."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         active = next((active for active in active_bans(MOST) if active.key.decode(errors="replace") == key), None)
-        if action not in ("lift", "forget", "permanent"):
+        if action not in ("lift", "forget", "block"):
             raise PermissionDenied
         if active is None:
             messages.warning(request, _("This ban has ended already."))
             return None
-        words = {"whom": _whom(request, active), "limit": active.limit}
-        if action != "permanent":
+        words: dict[str, Any] = {"whom": _whom(request, active), "limit": active.limit}
+        if action != "block":
             lift_bans([active], forget=action == "forget")
             if action == "forget":
                 text = _("The ban of %(whom)s by %(limit)s is lifted; the next one is as short as the first.")
@@ -212,24 +212,21 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
                 text = _("The ban of %(whom)s by %(limit)s is lifted.")
             messages.success(request, text % words)
             return None
-        subject, rule = permanent(active)
-        if subject is None:
-            messages.error(request, _("It is not known whom an override could be about."))
+        if active.identity in own_digests(request):
+            messages.error(request, _("This includes yourself: you would lock yourself out."))
             return None
-        about = {"subject": words["whom"], "rule": rule.name if rule is not None else "", "key": key}
-        try:  # What is sent in a field may be a secret, and is neither kept nor shown.
-            override = subject.override("block", None, rule=rule, reason=_("from a ban by %(limit)s") % words,
-                                        label=active.identity[:LETTERS] if subject.fields else "")  # fmt: skip
-        except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
-            return None
-        if request.POST.get("confirm") != "yes":
-            return {**about, "warnings": subject.surprises("block", own_proxy(request), own_address(request))}
-        (there,) = add([override])
+        rule, duration = RateLimitRule.objects.named(active.rule).first(), request.POST.get("duration", "")
+        if duration not in BLOCKED_FOR:  # It has to be chosen first, which confirms the block.
+            name = "" if rule is None else rule.name
+            return {"subject": words["whom"], "rule": name, "key": key, "durations": BLOCKED_FOR.items()}
+        subject = Subject(digest=active.identity)
+        reason = _("from a ban by %(limit)s") % words
+        (there,) = add([override := subject.override("block", int(duration), rule=rule, reason=reason)])
         if there is not override:
             messages.info(request, _("The same override is there already, so none was added."))
         else:
-            messages.success(request, _("%(whom)s is blocked for good.") % words)
+            words["duration"] = BLOCKED_FOR[duration]
+            messages.success(request, _("%(whom)s is blocked %(duration)s.") % words)
         if triggers.unpublished:
             messages.warning(request, _("Saved, but not live yet: %s") % triggers.unpublished)
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,17 +16,14 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from ..identity import key_id
+from ..identity import digest
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
-from ..identity.keys import FIELD_KINDS, split_field
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
-from ..models.override import NO_FIELD, value_digest
 from ..models.rate_fields import rate_problem, written
 from ..models.rule import METHODS
 from ..operations.surprises import NOTHING, begun_anew, enforcing, look_alikes, override_surprises, surprises
-from ..rules.overrides import split_fields
 from ..stats.shadow import version_of
 from .versioned import Hidden, VersionedForm
 
@@ -350,39 +346,19 @@ DURATIONS = {
     "3600": _("for 1 hour"),
     "86400": _("for 1 day"),
     "604800": _("for 1 week"),
+    "2592000": _("for 30 days"),
     "": _("until the end time below, or without end"),
 }
 
 
-FIELDS_AND_VALUES = (("field", "value"), ("field_2", "value_2"), ("field_3", "value_3"))
-"""The inputs for fields, each beside that for its value."""
-
-
-class SecretInput(forms.PasswordInput):
-    """Shows no value either. Browsers take several passwords in one form for several forms."""
-
-    input_type = "text"
-
-
-def _value(widget: type[forms.PasswordInput], **kwargs: Any) -> forms.CharField:
-    attrs = {"autocomplete": "off", "spellcheck": "false", "class": "ratelimit-secret"}
-    hidden = widget(attrs=attrs, render_value=False)
-    return forms.CharField(label=_("Value"), required=False, strip=False, widget=hidden, **kwargs)
-
-
-def _second_field() -> forms.CharField:
-    return forms.CharField(label=_("and field"), required=False, max_length=200)
-
-
-class OverrideForm(AskingForm):
+class OverrideForm(AskingForm, VersionedForm):
     """An override. The value of a field is turned into a digest at once."""
 
-    value = _value(
-        forms.PasswordInput,
+    value = forms.CharField(
+        label=_("Value"), required=False, strip=False,
+        widget=forms.PasswordInput({"autocomplete": "off", "spellcheck": "false"}),
         help_text=_("The value of the field, for example the API key itself. Only its digest is stored."),
-    )
-    field_2, value_2 = _second_field(), _value(SecretInput)
-    field_3, value_3 = _second_field(), _value(SecretInput)
+    )  # fmt: skip
     duration = forms.ChoiceField(label=_("Duration"), required=False, choices=list(DURATIONS.items()))
 
     class Meta:
@@ -390,9 +366,8 @@ class OverrideForm(AskingForm):
         fields = "__all__"
         labels = SENTENCE
 
-    own_user: Any = None
-    own_address: str | None = None
-    own_proxy: str | None = None
+    more_columns = ("subject",)  # A value is kept as that.
+    request: Any = None
     MOST_NETWORKS = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -405,7 +380,6 @@ class OverrideForm(AskingForm):
                     "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one override each."
                 ),
             )  # fmt: skip
-        self.initial.update(zip(dict(FIELDS_AND_VALUES), split_fields(self.initial.get("field") or ""), strict=False))
         if "duration" in self.fields:
             self.fields["duration"].initial = ""
         if "burst" in self.fields:
@@ -418,51 +392,30 @@ class OverrideForm(AskingForm):
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` for blocking oneself."""
         given: dict[str, Any] = super().clean() or {}
-        if "field" in self.fields:
-            self._clean_fields_and_values(given)
+        if given.get("value"):
+            self.instance.field = given.get("field") or ""
+            if not self.instance.field:
+                self.add_error("field", _("Enter the field that has this value, for example header:X-API-Key."))
+            self.instance.set_value(given["value"])
         if given.get("duration") and given.get("ends") and "ends" in self.changed_data:
             self.add_error("duration", _("There is an end below as well. Choose one of the two."))
         elif given.get("duration"):
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # Of the end of the calendar the model tells.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
-        if given.get("effect") == "block" and not given.get("field") and given.get("user") in (None, self.own_user):
-            self._not_oneself(self.networks)
+        if given.get("effect") == "block":
+            self._refuse_own(given)
         about_end = given if self.instance.pk is None or "ends" in self.changed_data else {**given, "ends": None}
-        self.ask(override_surprises({**about_end, "networks": self.networks}, self.own_proxy, self.own_address))
+        given_networks = {**about_end, "networks": self.networks}
+        self.ask(override_surprises(given_networks, own_proxy(self.request), own_address(self.request)))
+        self.refuse_if_outdated()
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
         by_field = errors.update_error_dict({})
-        if self.errors.keys() & {"user", "network", *itertools.chain(*FIELDS_AND_VALUES)}:
+        if self.errors.keys() & {"user", "network", "field", "client_digest"}:
             by_field.pop(NON_FIELD_ERRORS, None)  # That nobody is meant: what was entered could not be read.
-        if "limit" in self.errors:
-            by_field.pop("limit", None)  # That there is none: the one that was entered is wrong.
-        by_field.update({"limit": by_field["limit"][:1]} if "limit" in by_field else {})  # What else follows from that.
-        if by_field:
-            super()._update_errors(ValidationError(by_field))  # type: ignore[misc]
-
-    def _clean_fields_and_values(self, given: dict[str, Any]) -> None:
-        """Make one text of the fields, and keep the digests of their values: of what is entered now, or of before."""
-        named: list[tuple[str, str]] = []
-        for name, of_value in FIELDS_AND_VALUES:
-            field, value = given.get(name) or "", given.get(of_value) or ""
-            if len(split_fields(field)) > 1:
-                self.add_error(name, _("Enter one field here, and the others below, each beside its value."))
-            elif field and name != "field" and split_field(field) is None:
-                self.add_error(name, NO_FIELD % {"kinds": ", ".join(FIELD_KINDS)})
-            elif field:
-                named.append((field, value))
-            elif value:
-                self.add_error(name, _("Enter the field that has this value, for example header:X-API-Key."))
-        is_entered = any(value for _field, value in named)
-        # Digests that are made with two keys fit no request.
-        kept = {} if is_entered and self.instance.digested_by != key_id() else self.instance.digests_by_field()
-        digests = [value_digest(field, value) if value else kept.get(field, "") for field, value in named]
-        self.instance.value_digests = ",".join(digests)
-        if is_entered:
-            self.instance.digested_by = key_id()
-        given["field"] = ", ".join(field for field, _value in named)
+        super()._update_errors(ValidationError({name: found[:1] for name, found in by_field.items()}))
 
     def clean_network(self) -> str:
         """The first network; all are in `networks`. Raises `ValidationError` that names those that are none."""
@@ -479,9 +432,14 @@ class OverrideForm(AskingForm):
         self.networks = list(dict.fromkeys(str(parse_network(text)) for text in texts))
         return texts[0] if texts else ""
 
-    def _not_oneself(self, networks: Sequence[str]) -> None:
-        if self.own_address is not None and any(covers(network, self.own_address) for network in networks):
+    def _refuse_own(self, given: Mapping[str, Any]) -> None:
+        """Add an error if the block would lock out its author."""
+        address = own_address(self.request)
+        if address is not None and any(covers(network, address) for network in self.networks):
             self.add_error("network", _("This includes your own address: you would lock yourself out."))
+        for name, own in (("user", [self.request.user]), ("client_digest", own_digests(self.request))):
+            if given.get(name) and given[name] in own:
+                self.add_error(name, _("This includes yourself: you would lock yourself out."))
 
 
 def _is_network(text: str) -> bool:
@@ -503,6 +461,13 @@ def own_address(request: Any) -> str | None:
     """The address a request comes from."""
     address = client_address(request).address
     return None if address is None else str(address)
+
+
+def own_digests(request: Any) -> set[str]:
+    """The digests of the author of a request, as limits by user, by address and by both count
+    them."""
+    user, network = ("user", str(request.user.pk)), ("ip", client_address(request).network)
+    return {digest(identity).decode() for identity in (user, network, (user, network), (network, user))}
 
 
 UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}

@@ -542,14 +542,16 @@ def _shown_person(
             override["user"] = value
     if "user" in override:
         override.pop("network", None)  # One override is about one of them: the user is the narrower.
+    if not override:
+        override = {"client_digest": each["digest"], "duration": "86400"}
     of_rule = {"rule": str(page.rule)} if page.rule is not None else {}
     return {
         "parts": parts or [{"words": _("hidden (%(digest)s)") % {"digest": each["digest"][:8]}, "url": ""}],
         "words": ", ".join(part["words"] for part in parts) or each["digest"][:8],
         "times": between_words(each["least"], each["most"]),
         "inspect": urlencode(inspect) if page.kind != "other" and may_inspect(request) else "",
-        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if override and may_override else "",
-        "block": urlencode({**override, "effect": "block"}) if override and may_override else "",
+        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if may_override else "",
+        "block": urlencode({**override, "effect": "block"}) if may_override else "",
         "is_network": "/" in override.get("network", ""),
     }
 

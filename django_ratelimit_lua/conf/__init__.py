@@ -291,8 +291,6 @@ class Conf:
     OPENTELEMETRY = Setting(False, bool,
         "whether OpenTelemetry is told of every decision: as metrics, and by attributes of the current span, see "
         ":doc:`metrics`")
-    REFERENCE = Setting(True, bool,
-        "whether every 429 carries a reference, by which you find out what refused, see :doc:`refused`")
     GATEWAY_DIALECT = Setting(None, Choice((None, "nginx", "traefik", "caddy", "envoy", "ingress-nginx")),
         "which proxy asks the gateway about requests, and so which headers describe them, see :doc:`gateway`")
     GATEWAY_SECRET = Setting(None, or_none(_tokens),

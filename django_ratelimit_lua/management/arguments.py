@@ -29,13 +29,11 @@ _FIELDS = {
 
 
 def add_subject(parser: Any) -> None:
-    """The options that say whom it is about."""
-    group = parser.add_argument_group(
-        "who",
-        "One of these, or several: then it is about who is all of that at once, as one user at one address.",
-    )
+    """The options that name the subject."""
+    group = parser.add_argument_group("who", "One of these.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
+    group.add_argument("--digest", help="digest of a client, as pages and the log show it: 32 hexadecimal digits")
     _add_fields(group)
 
 
@@ -46,7 +44,7 @@ def _add_fields(group: Any) -> None:
 
 def add_request(parser: Any) -> None:
     """The options that describe a request."""
-    parser.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
+    parser.add_argument("--path", help="path and query, for example /api/?q=x (/)")
     parser.add_argument("--method", default="GET", type=str.upper)
     parser.add_argument("--host", help="the host that it is for")
     parser.add_argument("--user", help="name or primary key; without it, not logged in")
@@ -92,7 +90,7 @@ def described(options: dict[str, Any]) -> HttpRequest:
         raise CommandError(f"--ip {address!r} is not an address")
     try:
         return build_request(
-            options["path"], options["method"], address, _user(options["user"]),
+            options["path"] or "/", options["method"], address, _user(options["user"]),
             host=options["host"], fields=_fields(options),
         )  # fmt: skip
     except LimitError as error:
@@ -100,18 +98,21 @@ def described(options: dict[str, Any]) -> HttpRequest:
 
 
 def subject_of(options: dict[str, Any]) -> Subject:
-    """Whom options say, all of them together. Raises `CommandError`."""
+    """The one subject that options name. Raises `CommandError`."""
     address = options["ip"]
     if address is not None:
         try:
             parse_network(address)
         except ValueError:
             raise CommandError(f"--ip {address!r} is not an address or network") from None
-    subject = Subject(_user(options["user"]), address or "", tuple(_fields(options)))
-    if subject == Subject():
-        *most, last = ("--user", "--ip", *(f"--{option}" for option in _FIELDS))
-        raise CommandError(f"say who it is, by one or more of {', '.join(most)} and {last}; there is none")
-    return subject
+    subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
+    subjects += [Subject(address=address)] if address else []
+    subjects += [Subject(_user(options["user"]))] if options["user"] is not None else []
+    subjects += [Subject(digest=options["digest"])] if options["digest"] else []
+    if len(subjects) != 1:
+        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
+        raise CommandError(f"name one subject, by one of {names}; make one override for each")
+    return subjects[0]
 
 
 def _fields(options: dict[str, Any]) -> list[tuple[str, str]]:
@@ -153,4 +154,6 @@ def verdict(explanation: Explanation) -> str:
     """What comes of the next such request."""
     if explanation.stopped_by is not None:
         return f"The next request like this would be stopped by the breaker {explanation.stopped_by.state.name!r}."
+    if explanation.decision.allowed and explanation.unknown:
+        return "The next request like this would be allowed, as far as is known."
     return f"The next request like this would be {'allowed' if explanation.decision.allowed else 'refused'}."

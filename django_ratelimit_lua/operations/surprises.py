@@ -235,7 +235,6 @@ def override_surprises(
     its `networks`; `peer`: the proxy that the author's own request came through, if it did; `own`: the address that the
     request came from."""
     warnings: list[tuple[str, Any]] = []
-    is_alone = not given.get("user") and not given.get("field")
     if given.get("effect") == "limit" and given.get("limit") == 0:
         warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
     starts, ends = given.get("starts"), given.get("ends")
@@ -244,15 +243,12 @@ def override_surprises(
         warnings.append(("ends", _("This is over already: the override would do nothing.")))
     for network in given.get("networks", ()):
         problems = []
-        if is_alone and is_wide(network):
+        if is_wide(network):
             problems.append(_("“%(network)s” is a large part of the whole internet: everybody there would be meant."))
-        if is_alone and given.get("effect") == "exempt" and own is not None and covers(network, own):
+        if given.get("effect") == "exempt" and own is not None and covers(network, own):
             problems.append(_("“%(network)s” includes your own address: nothing would limit you any more, either."))
         if is_proxy(network, peer):
-            problem = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
-            if not is_alone:
-                problem = _("“%(network)s” is a proxy of this site: it tells nobody apart who comes through it.")
-            problems.append(problem)
+            problems.append(_("“%(network)s” is a proxy of this site: everybody who comes through it would be meant."))
         warnings += [("network", problem % {"network": network}) for problem in problems]
     return warnings
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
@@ -231,7 +232,8 @@ def group_of(view: Any) -> str:
             actions = getattr(view, "actions", None)
             suffix = "." + ",".join(sorted(set(actions.values()))) if isinstance(actions, dict) else ""
             return f"{cls.__module__}.{cls.__qualname__}{suffix}"
-    function = view
+    # `method_decorator` wraps a partial of the bound method.
+    function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (functools.partial, MethodType)))
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)

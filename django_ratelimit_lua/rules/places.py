@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
 
 from django.conf import settings
 from django.urls import get_resolver
 from django.utils.translation import gettext as _
 
 from .callsite import CallSite, known_call_sites
-from .stacks import stacks_on, url_patterns
+from .stacks import on_view, url_patterns
 
 
 def route_names() -> set[str]:
@@ -20,7 +18,7 @@ def route_names() -> set[str]:
 
 
 def look_for_call_sites() -> None:
-    """Make known what stands on the views of the site, also on methods, which are decorated anew for each request."""
+    """Make known what stands on the methods of views, as these count under the class of the view that runs."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     known = vars(get_resolver())
@@ -28,15 +26,11 @@ def look_for_call_sites() -> None:
         return
     known["_ratelimit_looked_for"] = True
     for pattern, _space in url_patterns():
-        with suppress(Exception):  # Decorators of others may want more than is here; then theirs is not known.
-            _add_those_of(pattern.callback)
-
-
-def _add_those_of(view: Any) -> None:
-    for stack, _method in stacks_on(view):
-        for rule in reversed(stack.rules):
-            if rule.template is not None and rule.key is not None:
-                known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
+        found = on_view(pattern.callback)
+        for stack in reversed([*found.hidden, *found.stacks]):
+            for rule in reversed(stack.rules):
+                if rule.template is not None and rule.key is not None:
+                    known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
 
 def meant_by(name: str) -> str:

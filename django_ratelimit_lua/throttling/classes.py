@@ -242,7 +242,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         with suppress(KeyError, TypeError, ValueError):  # A format of the project's own.
             for kind, ident in (*known, ("ip", self.get_ident(request))):
                 if self.key == self.cache_format % {"scope": self.scope, "ident": ident}:
-                    return (kind, ident)
+                    return own(self.key, (kind, ident))
         return own(self.key)
 
     def limits_on(self, view: Any) -> list[Limit]:

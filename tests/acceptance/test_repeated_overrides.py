@@ -44,7 +44,7 @@ def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
     [
         {"network": "203.0.113.10"}, {"effect": "exempt"}, {"effect": "limit", "limit": 5}, {"forbids": "on"},
         {"duration": "86400"}, {"duration": ""}, {"message": "Call us."}, {"rule": "site"},
-        {"field": "post:username", "value": "ada"}, {"starts_0": "2099-01-01", "starts_1": "00:00"},
+        {"network": "", "field": "post:username", "value": "ada"}, {"starts_0": "2099-01-01", "starts_1": "00:00"},
     ],
 )  # fmt: skip
 def test_what_differs_is_added(fields: dict[str, str], operator: Client) -> None:

@@ -23,6 +23,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.statistics import PERIODS, one, overview
 from django_ratelimit_lua.operations.words import moment_words, rate_words, share_words
@@ -470,6 +471,25 @@ def test_inspect_goes_by_overrides_about_the_client(operator: Client) -> None:  
         RateLimitOverride.objects.create(user=user, effect=effect, **(numbers if effect == "limit" else {}))
         assert f"would be {verdict} by users" in text(operator, url), effect
         assert ada.get("/ok").status_code == (200 if verdict == "allowed" else 429)
+    client = digest(("user", str(user.pk))).decode()
+    RateLimitOverride.objects.create(client_digest=client, effect="exempt")
+    assert "would be allowed by users" in text(operator, url)
+    assert ada.get("/ok").status_code == 200
+
+
+def test_a_client_whose_name_is_hidden_is_exempt_or_blocked_by_its_digest(operator: Client, settings: Any) -> None:  # noqa: F811
+    """The links fill in the digest and a day, and the form is saved as it is."""
+    settings.RATELIMIT_SHOW_IDENTITIES = "off"
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
+    client = digest(("ip", "203.0.113.77")).decode()
+    html = unescape(text(operator, ONE, name="site"))
+    links = re.findall(rf'href="([^"]*client_digest={client}[^"]*)"', html)
+    assert ["exempt" in links[0], "block" in links[1]] == [True, True]
+    form = operator.get(links[0]).context["adminform"].form
+    sent = {name: form[name].value() for name in ("client_digest", "effect", "duration", "rule", "period", "unit")}
+    assert operator.post(links[0], sent).status_code == 302
+    assert visits(9, "203.0.113.77") == [200] * 9
 
 
 def test_inspect_shows_where_a_client_was_refused(operator: Client) -> None:  # noqa: F811
