@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from django.db import models, transaction
-from django.db.models import F, Value
-from django.db.models.functions import Coalesce, Greatest
 
 BATCH = 500
 Numbers = Mapping[str, int | None]
@@ -50,35 +47,31 @@ class RateLimitHour(models.Model):
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
         """Write hours of one name, by their moment. What is there is raised, and never lowered: so it may be done
-        again, late, and by several at one time. Returns how many rows were made or raised."""
+        again, and late. Returns how many rows were made or raised."""
         moments = sorted(hours)
         return sum(cls._keep_some(using, name, hours, moments[at : at + BATCH]) for at in range(0, len(moments), BATCH))
 
     @classmethod
     def _keep_some(cls, using: str, name: str, hours: Mapping[int, Numbers], moments: Sequence[int]) -> int:
-        rows, columns = cls._base_manager.using(using).filter(name=name), cls.columns()
+        every = cls._base_manager.using(using)
+        rows = every.select_for_update().filter(name=name, moment__in=moments)
         with transaction.atomic(using):
-            present = cls._found(rows, moments)
-            made = [moment for moment in moments if moment not in present]
+            present = {row.moment: row for row in rows}
+            made = [cls(name=name, moment=moment, **hours[moment]) for moment in moments if moment not in present]
             if made:
-                # Somebody else may be about to make the same: then theirs is raised below.
-                new = [cls(name=name, moment=moment, **hours[moment]) for moment in made]
-                cls._base_manager.using(using).bulk_create(new, ignore_conflicts=True)
-                present = cls._found(rows, moments)
-            changed = set(made)
-            for moment, found in present.items():
-                raised = {
-                    column: Greatest(Coalesce(F(column), 0), Value(number))
-                    for column in columns
-                    if (number := hours[moment].get(column)) is not None
-                    and ((before := found[column]) is None or number > before)
-                }
-                if raised:
-                    rows.filter(moment=moment).update(**raised)
-                    changed.add(moment)
-        return len(changed)
+                every.bulk_create(made, ignore_conflicts=True)
+                present = {row.moment: row for row in rows.all()}  # Another process may have made the same.
+            raised = [row for moment, row in present.items() if row.raise_to(hours[moment])]
+            every.bulk_update(raised, cls.columns())
+        return len(made) + len(raised)
 
-    @classmethod
-    def _found(cls, rows: models.QuerySet[RateLimitHour], moments: Sequence[int]) -> dict[int, dict[str, int | None]]:
-        found: list[Any] = list(rows.filter(moment__in=moments).order_by("moment").values())
-        return {row["moment"]: row for row in found}
+    def raise_to(self, numbers: Numbers) -> bool:
+        """Raise the columns that are lower; whether one was."""
+        higher = {
+            column: number
+            for column, number in numbers.items()
+            if number is not None and ((before := getattr(self, column)) is None or number > before)
+        }
+        for column, number in higher.items():
+            setattr(self, column, number)
+        return bool(higher)
