@@ -34,8 +34,8 @@ from ..operations.statistics import (
     RESULT_NAMES,
     SORTS,
     Encoder,
-    Page,
     Point,
+    Report,
     What,
     condition,
     curve_members,
@@ -186,7 +186,7 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         answer.status_code = status if template == "never.html" else 200
         return answer
 
-    def _drawn(self, request: HttpRequest, page: Page) -> dict[str, Any]:
+    def _drawn(self, request: HttpRequest, page: Report) -> dict[str, Any]:
         moments = [_step_words(point.at, page.period) for point in page.points]
         start, length = page.from_, page.to - page.from_
         changes = _shown_changes(page.changes)
@@ -327,7 +327,7 @@ def _fallback(sources: Mapping[str, int]) -> str:
     return text % {"number": number_words(number)}
 
 
-def _summary(page: Page) -> str:
+def _summary(page: Report) -> str:
     """What is refused, and to whom, in a sentence or two."""
     if not page.requests:
         return _("No requests in this time.")
@@ -392,7 +392,7 @@ def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     return [(at, words) for at, words in axis if 0.01 < at < 0.98]
 
 
-def _shown_curve(place: int, shown: Curve, page: Page, asked: str, form_url: str) -> dict[str, Any]:
+def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: str) -> dict[str, Any]:
     """A refusal curve for the template."""
     told = curve_members(shown)
     points, today = told["points"], shown.today
@@ -442,7 +442,7 @@ def _shown_curve(place: int, shown: Curve, page: Page, asked: str, form_url: str
     }
 
 
-def _others_words(told: Mapping[str, Any], page: Page) -> str:
+def _others_words(told: Mapping[str, Any], page: Report) -> str:
     """Why the curve is not what was refused: another limit held for some, or refused beside it."""
     if told["others"]:
         names = {"tiers": _("tiers"), "overrides": _("overrides"), "changes": _("changes")}
@@ -486,7 +486,7 @@ def _point_words(point: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     return f"{intro} {rest}" % values
 
 
-def _fills_in(told: Mapping[str, Any], page: Page) -> str:
+def _fills_in(told: Mapping[str, Any], page: Report) -> str:
     """What the form is asked to fill in, up to the number: see `limits.filled_in`."""
     if told["of"] == "burst":
         return "burst="
@@ -496,7 +496,7 @@ def _fills_in(told: Mapping[str, Any], page: Page) -> str:
     return "limit="
 
 
-def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Page) -> list[dict[str, Any]]:
+def _shown_people(request: HttpRequest, people: Iterable[Mapping[str, Any]], page: Report) -> list[dict[str, Any]]:
     """Identities for the template, with what can be done about each; `page`: of which name they are."""
     people = list(people)
     users = _users([part["value"] for each in people for part in each["parts"] if part["kind"] == "user"])
@@ -523,7 +523,7 @@ def _users(keys: Sequence[str]) -> dict[str, Any]:
 def _shown_person(
     request: HttpRequest,
     each: Mapping[str, Any],
-    page: Page,
+    page: Report,
     users: Mapping[str, Any],
     *,
     may_override: bool,

@@ -205,7 +205,7 @@ class Overview:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page(What, Numbers):
+class Report(What, Numbers):
     """What one rule or call site did in a period. What is not counted by minutes begins at `since`, with an hour or a
     day; `counts_since`: the requests since then."""
 
@@ -430,7 +430,7 @@ def condition() -> Health:
     return state if tried is None else replace(state, statistics=str(tried))
 
 
-def one(name: str, period: str, now: float | None = None) -> Page:
+def one(name: str, period: str, now: float | None = None) -> Report:
     """What one rule or call site did in a period; `identities` reads whose requests these were. Raises `StoreError`."""
     what, span = named(name), span_of(period, now)
     # What is drawn by hours may be in the database, where Redis has lost it.
@@ -442,7 +442,7 @@ def one(name: str, period: str, now: float | None = None) -> Page:
     # Whole hours, or days, that begin together: what is not counted by minutes.
     whole = stats.total(name, Span(histograms.since, span.end, HOUR))
     counts = _counts(sum((point.counts for point in points), Counter[str]()))
-    return Page(
+    return Report(
         **{**what.shown, **counts},
         at=moment_of(_now() if now is None else now),
         period=period,
