@@ -38,7 +38,7 @@ from ..operations.subjects import add
 from ..operations.words import moment_words
 from ..publishing import triggers
 from ..web.durations import duration_words
-from .forms import own_address, own_proxy
+from .forms import own_proxy
 from .history import LETTERS, WHO
 from .inspector import BLOCK_PERMISSION, may_inspect
 from .limits import breakable
@@ -225,7 +225,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, " ".join(error.messages))
             return None
         if request.POST.get("confirm") != "yes":
-            return {**about, "warnings": subject.surprises("block", own_proxy(request), own_address(request))}
+            return {**about, "warnings": subject.surprises("block", own_proxy(request))}
         (there,) = add([override])
         if there is not override:
             messages.info(request, _("The same override is there already, so none was added."))

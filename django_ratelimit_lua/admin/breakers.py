@@ -24,12 +24,11 @@ from ..limits.rate import time_text, time_us
 from ..models import RateLimitBreaker
 from ..models.audit import acting
 from ..operations.breakers import BreakerState, breaker, breakers, force, in_code
-from ..operations.surprises import breaker_surprises
+from ..operations.surprises import breaker_notices
 from ..operations.words import number_words
 from ..rules.breakers import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 from ..web.durations import duration_words
 from .base import ActingAdmin, with_warnings
-from .forms import AskingForm
 from .times import moment_element
 
 FORCE = "django_ratelimit_lua.force_breaker"
@@ -89,8 +88,8 @@ class ForceForm(forms.Form):
         return timezone.now() + datetime.timedelta(microseconds=time_us(self.cleaned_data["period"]))
 
 
-class BreakerForm(AskingForm):
-    """What a row says of a breaker. It shows what the code says, and asks where no code has it."""
+class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
+    """What a row says of a breaker. It shows what the code says."""
 
     class Meta:
         model = RateLimitBreaker
@@ -122,13 +121,6 @@ class BreakerForm(AskingForm):
             raise ValidationError(format_html('{} <a href="{}">{}</a>', words, url, name))
         return name
 
-    def clean(self) -> dict[str, Any]:
-        """Ask about a name that no breaker in the code has."""
-        given: dict[str, Any] = super().clean() or {}
-        if given.get("name") and (self.instance.pk is None or "name" in self.changed_data):
-            self.ask([("name", problem) for problem in breaker_surprises([given["name"]]).values()])
-        return given
-
     def _post_clean(self) -> None:
         """Where each field is right, and the code has that breaker, all has to fit together."""
         super()._post_clean()  # type: ignore[misc]
@@ -150,7 +142,6 @@ class BreakerAdmin(ActingAdmin):
             {"fields": (("failure_ratio", "failures"), ("slow", "slow_ratio"), ("minimum", "window"))},
         ),
         (gettext_lazy("How it comes back"), {"fields": (("open_for", "open_max"), "probes")}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked")}),
     )
 
     class Media:
@@ -181,6 +172,11 @@ class BreakerAdmin(ActingAdmin):
             return HttpResponseRedirect(reverse(name, args=[row.pk], current_app=self.admin_site.name))
         response: HttpResponse = super().add_view(request, form_url, extra_context)
         return response
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        for notice in breaker_notices(obj.name):
+            messages.warning(request, notice)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """All breakers, as they are now."""

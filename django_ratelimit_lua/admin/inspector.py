@@ -205,7 +205,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
             return None
         words = {"whom": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.surprises(action, own_proxy(request), own_address(request))
+        warnings = subject.surprises(action, own_proxy(request))
         if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD or warnings):
             return _pending(request.POST["action"], kind, duration, words, warnings)._replace(label=client)
         (there,) = add([override])

@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from ..exceptions import StoreError
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
+from ..models.rate_fields import problem_text
 from ..operations.call_sites import call_sites_of, limits_in_code, rule_words, taken_over
 from ..rules.rule import RuleError
 from .last_day import cells
@@ -153,7 +154,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
                 taken_over(request.GET["settings"])
             except RuleError as error:
                 problem = _("This rule of the settings cannot be one of the admin: %(problem)s")
-                messages.warning(request, problem % {"problem": error.problem})
+                messages.warning(request, problem % {"problem": problem_text(error.problem)})
         filled = super().get_changeform_initial_data(request)
         values = copied(request)[0]
         return {**filled, **values, **filled_in(request, values.get("more_rates"))}

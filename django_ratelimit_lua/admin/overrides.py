@@ -82,7 +82,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         ),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created"),)}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
     def get_urls(self) -> list[Any]:

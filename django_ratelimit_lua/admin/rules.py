@@ -176,6 +176,8 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             obj.save(update_fields=[name for name in form.changed_data if name in form.columns])
         else:
             super().save_model(request, obj, form, change)
+            for notice in form.notices:
+                messages.warning(request, notice)
             if words := _unknown_to_proxies(obj):
                 messages.info(request, words)
 
@@ -273,11 +275,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
         return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """With the numbers for the preview, and what the tiers ask."""
-        for inline in context["inline_admin_formsets"]:
-            for tier in inline.formset.forms:
-                if getattr(tier, "asks", ()):
-                    context["adminform"].form.ask_again(tier.asks)
+        """With the numbers for the preview."""
         context["preview_form"] = PreviewForm(initial={"preview_unit": "m"})
         context["preview_url"] = reverse("admin:django_ratelimit_lua_preview", current_app=self.admin_site.name)
         context["choices"] = choices()

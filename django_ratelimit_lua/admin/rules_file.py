@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..models import RateLimitRevision, RateLimitRule
 from ..models.audit import acting
 from ..operations import rules_yaml
-from ..operations.surprises import changed_surprises
+from ..operations.surprises import changed_notices, changed_surprises
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
 
@@ -110,7 +110,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 if is_seen and (given["delete"] or not deleted) and (given["intended"] or not surprising):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
-                    has_breakers = any(isinstance(change, rules_yaml.BreakerChange) for change in changes)
+                    has_breakers = any(change.is_breaker for change in changes)
                     if has_breakers and not request.user.has_perms(BREAKERS):
                         raise PermissionDenied
                     with acting(request.user):
@@ -118,7 +118,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                     self._log(request, changes)
                     return True
             except RuleError as error:
-                context["problems"] = getattr(error, "problems", None) or [str(error)]
+                context["problems"] = [str(problem) for problem in error.each]
                 return False
         if "confirm" in request.POST and not is_seen:
             messages.warning(
@@ -131,8 +131,15 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 )
             if surprising and not given["intended"]:
                 messages.error(request, _("Nothing was done: tick “Confirm the warnings” if they are intended."))
+        notices = changed_notices(changes)
         context |= {
-            "changes": [{"words": change.words(), "warnings": surprising.get(change.label)} for change in changes],
+            "changes": [
+                {
+                    "words": change.words(),
+                    "warnings": [*surprising.get(change.label, ()), *notices.get(change.label, ())],
+                }
+                for change in changes
+            ],
             "is_planned": True,
             "is_surprising": bool(surprising),
             "deleted": deleted,
@@ -144,9 +151,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         rows = {rule.name: rule for rule in RateLimitRule.objects.filter(name__in=[change.name for change in changes])}
         for change in changes:
-            if change.name in rows and not isinstance(change, rules_yaml.BreakerChange):
+            if change.name in rows and not change.is_breaker:
                 self.log_change(request, rows[change.name], _("From a file."))
-        breakers = sum(isinstance(change, rules_yaml.BreakerChange) for change in changes)
+        breakers = sum(change.is_breaker for change in changes)
         if not changes:
             messages.success(request, _("The file changes nothing."))
         if len(changes) > breakers:

@@ -141,7 +141,7 @@ def test_several_rates_go_through_files_and_history() -> None:
     [
         (["5/h"], "are for the same period"),
         (["60/60m"], "are for the same period"),
-        (["5/moon"], "unknown unit"),
+        (["5/moon"], "write N/unit"),
         ([5], "or a list of rates"),
         ({"a": 1}, "or a list of rates"),
         ([f"{number}/{number}d" for number in range(1, 11)], "at most 10 limits"),

@@ -21,7 +21,7 @@ from ...models.audit import acting
 from ...operations import rules_yaml
 from ...operations.explain import explain
 from ...operations.reference import BadReferenceError, open_reference
-from ...operations.surprises import changed_surprises, enforcing
+from ...operations.surprises import changed_notices, changed_surprises, enforcing
 from ...publishing import triggers
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
@@ -178,7 +178,8 @@ class Command(BaseCommand):
         warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
         if warnings and not (confirm or dry_run):
             raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
-        for line in warnings:
+        notices = [f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines]
+        for line in [*warnings, *notices]:
             self._warn(line)
         if not dry_run:
             with acting("ratelimit_rules import"):
@@ -198,9 +199,8 @@ class Command(BaseCommand):
     def _check(self, file: str | None, **options: Any) -> None:
         if file is not None:
             text = _read(file)
-            counted = rules_yaml.number_of(
-                len(rules_yaml.load(text, _source(file))), len(rules_yaml.load_breakers(text))
-            )
+            rules, breakers = rules_yaml.load(text, _source(file))
+            counted = rules_yaml.number_of(len(rules), len(breakers))
         else:
             wrong = settings_problems()
             if wrong:  # Then there is no ruleset that could be looked at.
