@@ -12,7 +12,6 @@ from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -29,6 +28,7 @@ from ..operations.words import number_words
 from ..rules.breakers import COUNTS, MOST, MOST_PROBES, PPM, RATIOS
 from ..web.durations import duration_words
 from .base import ActingAdmin, with_warnings
+from .pages import page_response
 from .times import moment_element
 
 FORCE = "django_ratelimit_lua.force_breaker"
@@ -184,16 +184,12 @@ class BreakerAdmin(ActingAdmin):
             raise PermissionDenied
         told = [_shown(state) for state in breakers()]
         context = {
-            **self.admin_site.each_context(request),
             "title": capfirst(str(self.opts.verbose_name_plural)),
-            "opts": self.opts,
-            "media": self.media,
             "breakers": told,
             "is_known": all(one["state"] for one in told),
             "has_add_permission": self.has_add_permission(request),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitbreaker/overview.html", context)
+        return page_response(self, request, "ratelimitbreaker/overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
         """One breaker, and how to force it."""
@@ -214,10 +210,7 @@ class BreakerAdmin(ActingAdmin):
                 return response
         row = state.row
         context = {
-            **self.admin_site.each_context(request),
             "title": state.name,
-            "opts": self.opts,
-            "media": self.media,
             "breaker": _shown(state),
             "form": form,
             "may_force": may_force,
@@ -226,8 +219,7 @@ class BreakerAdmin(ActingAdmin):
             "row": row,
             "add_query": urlencode({"name": state.name}),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitbreaker/one.html", context)
+        return page_response(self, request, "ratelimitbreaker/one.html", context)
 
     def _force(self, request: HttpRequest, state: BreakerState, form: ForceForm) -> bool:
         given = form.cleaned_data

@@ -41,6 +41,7 @@ from .inspector import may_inspect
 from .last_day import cells
 from .limits import LimitsInCode, copied, filled_in
 from .log_replay import LogReplay
+from .pages import page_response
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -257,10 +258,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
         """A page that asks, with what these versions of the rules would have refused, and sends the request again."""
         context = {
-            **self.admin_site.each_context(request),
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "opts": self.opts,
-            "media": self.media,
             "rules": [{"rule": rule, "reading": rule_words(rule), "judged": judged(rule)} for rule in rules],
             "sent": [
                 (name, value)
@@ -271,8 +269,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             "confirmed": CONFIRMED,
             "versions": versions_of(rules),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/enforce.html", context)
+        return page_response(self, request, "ratelimitrule/enforce.html", context)
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         """With the numbers for the preview."""

@@ -9,7 +9,6 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -20,6 +19,7 @@ from ..operations import rules_yaml
 from ..operations.surprises import changed_notices, changed_surprises
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
+from .pages import page_response
 
 LARGEST = 2 * 1024 * 1024
 """Bytes of a file: it is sent again to be confirmed, and Django takes two and a half million in a form."""
@@ -82,10 +82,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
         context: dict[str, Any] = {
-            **self.admin_site.each_context(request),
             "title": _("Rules as a file"),
-            "opts": self.opts,
-            "media": self.media,
             "may_upload": self.may_upload(request),
             "form": form,
         }
@@ -96,8 +93,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 return HttpResponseRedirect(
                     reverse("admin:django_ratelimit_lua_ratelimitrule_changelist", current_app=self.admin_site.name)
                 )
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/file.html", context)
+        return page_response(self, request, "ratelimitrule/file.html", context)
 
     def _read(self, request: HttpRequest, given: dict[str, Any], context: dict[str, Any]) -> bool:
         """What a file would change, into the context; or change it, if that was seen and is confirmed."""

@@ -25,6 +25,7 @@ Loaded = tuple[list[Built], dict[str, RateLimitBreaker]]
 BREAKER = "breaker"
 """The word that begins what is no rule but a breaker: its name."""
 LONGEST_TEXT = 4 * 1024 * 1024
+MAX_DEPTH = 20
 
 
 class _Dumper(yaml.SafeDumper):
@@ -35,13 +36,21 @@ class _Dumper(yaml.SafeDumper):
 
 
 class _Loader(yaml.SafeLoader):
-    """A `SafeLoader` that refuses aliases, which may stand for gigabytes, and keys that are given twice."""
+    """A `SafeLoader` without aliases, which may stand for gigabytes, deep nesting, and keys that are given twice."""
+
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        problem = "this is nested too deeply" if self.depth > MAX_DEPTH else ""
         if self.check_event(yaml.AliasEvent):
+            problem = "aliases (*) are not read; write it out"
+        if problem:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases (*) are not read; write it out", mark)
-        return super().compose_node(parent, index)
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = set()
@@ -232,8 +241,6 @@ def _items(text: str, source: str) -> Iterator[tuple[int, Any]]:
         where = source if mark is None else f"{source}, line {mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error).replace("<unicode string>", source)
         raise RuleError(where, "yaml", f"not YAML: {problem}") from None
-    except RecursionError:
-        raise RuleError(source, "yaml", "not YAML: this is nested too deeply") from None
     except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
         raise RuleError(source, "yaml", f"not YAML: {error}") from None
 

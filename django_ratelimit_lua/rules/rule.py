@@ -353,9 +353,9 @@ class _Reader:
                 f"{word}: a function knows only requests of Django's; of descriptors, write a number", word
             )
         for part in () if rule.key is None else unread(rule.key.name, rule.descriptor.keys):
-            text = _("The descriptor needs an entry %(entry)s to be counted by %(key)s")
+            text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
             if not entry_of(part):
-                text = _("A descriptor cannot be counted by %(key)s")
+                text = _("A descriptor cannot be counted by “%(key)s”.")
             raise LimitError(text, entry=entry_of(part), key=part)
 
     def audience(self) -> tuple[str, ...]:
@@ -387,7 +387,7 @@ class _Reader:
     def check_exempt(self) -> None:
         """Check what an exemption needs, and what has no meaning for it but is kept."""
         if not (self.given.get("path") or self.given.get("descriptor")) and self.given.get("route") is None:
-            text = _("An exemption needs a path, a route or a descriptor; otherwise everything would be exempt")
+            text = _("An exemption needs a path, a route or a descriptor; otherwise everything would be exempt.")
             self.read("exempt", _raise, LimitError(text))
         if self.plain:
             self.read("key", self.check_key, False)
@@ -423,7 +423,7 @@ class _Reader:
         if self.plain and not (rates and all(isinstance(rate, str) for rate in rates)):
             raise LimitError(f"rate is {value!r}; write a rate, such as '100/m', or a list of rates")
         if len(rates) > MOST_RATES:
-            raise LimitError(_("A rule has at most %(number)d limits"), number=MOST_RATES)
+            raise LimitError(_("A rule has at most %(number)d limits."), number=MOST_RATES)
         compiled = [Rate.parse(rate) for rate in rates] if self.plain else [compile_rate(rate) for rate in rates]
         periods: dict[int, Rate] = {}
         for rate in compiled:
@@ -431,7 +431,7 @@ class _Reader:
                 text = _("%(one)s and %(other_rate)s are for the same period. Keep the smaller one")
                 raise LimitError(text, one=str(periods[rate.period_us]), other_rate=str(rate))
         if self.plain and len(rates) > 1 and 0 in periods:
-            raise LimitError(_("A limit of so many at once stands alone. Make another rule for rates"))
+            raise LimitError(_("A limit of so many at once stands alone. Make another rule for rates."))
         return compiled
 
     def tiers(self, compiled: Callable[[Any, Any], LimitTemplate]) -> tuple[tuple[str, LimitTemplate], ...]:

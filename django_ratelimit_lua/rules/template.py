@@ -104,7 +104,7 @@ class LimitTemplate:
         declared: Any = {option: value for option, value in options.items() if value is not None}
         template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), declared)
         if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
-            text = _("A limit for everybody together cannot ban: the ban would refuse every client")
+            text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
             raise LimitError(text, "ban_after")
         # Whatever is wrong with the options is wrong with every rate: say so now, not at the first request.
         with_default = {"algorithm": conf.ALGORITHM, **declared}

@@ -79,15 +79,15 @@ def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator:
 def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> None:
     """As in the form; what a rule does already is not asked again."""
     text = export()
-    wide = text.replace("path: /ok", "path: /")
+    wide = text.replace("path: /ok", "path: /ok\n  cost: 8")
     page = looked_at(operator, wide)
-    assert "“/” matches every request of the site." in page.content.decode()
+    assert "refuses every request that the rule applies to." in page.content.decode()
     assert "tick “Confirm the warnings” if they are intended" in confirmed(operator, page).content.decode()
     assert export() == text
     confirmed(operator, page, intended="on")
     assert export() == wide
     again = looked_at(operator, wide.replace("5/h", "4/h"))
-    assert "matches every request" not in again.content.decode()
+    assert "refuses every request" not in again.content.decode()
     confirmed(operator, again)
     assert "rate: 4/h" in export()
 

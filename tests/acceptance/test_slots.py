@@ -467,9 +467,9 @@ def test_what_redis_has_lost_goes_by_the_rule_as_it_is_now(direct: redis.Redis) 
 @pytest.mark.parametrize(
     ("values", "field", "says"),
     [
-        ({"limit": 5, "unit": "x"}, "limit", "needs the algorithm"),
-        ({"limit": 5, "unit": "m", "algorithm": "concurrency"}, "limit", "as the unit of its limit"),
-        ({"limit": 100_001, "unit": "x", "algorithm": "concurrency"}, "limit", "At most 100000 at once."),
+        ({"limit": 5, "unit": "x"}, "limit", "for the algorithm concurrency; others need a rate"),
+        ({"limit": 5, "unit": "m", "algorithm": "concurrency"}, "limit", "needs a number of slots, such as 5"),
+        ({"limit": 100_001, "unit": "x", "algorithm": "concurrency"}, "limit", "At most 100000 slots."),
         ({"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]}, "more_rates", "stands alone"),
     ],
 )

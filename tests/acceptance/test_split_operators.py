@@ -137,7 +137,10 @@ def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -
     with pytest.raises(ValidationError) as error:
         rule.full_clean()
     assert error.value.message_dict == {
-        "split_weights": [f"“{entry}” is not a weight. Write each host once, for example web-1=3, web-2=1."]
+        "split_weights": [
+            f"{entry!r} is not a weight: write each host once, with a whole number from 1 to 1000, for example "
+            "web-1=3, web-2=1."
+        ]
     }
     with pytest.raises(ValueError, match="for example web-1=3, web-2=1") as error_of_code:
         Limit("x", "5/h", split="equal", split_weights=weights)
@@ -149,7 +152,7 @@ def test_weights_need_a_split() -> None:
     rule = RateLimitRule(name="x", limit=5, unit="h", split_weights="a=1", key="ip", path="/")
     with pytest.raises(ValidationError, match="needs “Split” as well"):
         rule.full_clean()
-    with pytest.raises(ValueError, match="split_weights needs split"):
+    with pytest.raises(ValueError, match="split_weights needs split as well"):
         Limit("x", "5/h", split_weights="a=1")
 
 
