@@ -12,7 +12,7 @@ import pytest
 import redis
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Group, Permission, User
+from django.contrib.auth.models import Group, User
 from django.contrib.staticfiles import finders
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -30,6 +30,7 @@ from django_ratelimit_lua.operations.simulate import START_US, simulate
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.stats.recorder import recorder
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
+from tests.users import ADMIN_MIDDLEWARE, OPERATOR, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,35 +50,14 @@ RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
 NO_TIERS = {"tiers-TOTAL_FORMS": 0, "tiers-INITIAL_FORMS": 0, "tiers-MIN_NUM_FORMS": 0, "tiers-MAX_NUM_FORMS": 1000}
-OPERATOR = "198.51.100.1"
 
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, no_others: None) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.middleware.csrf.CsrfViewMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
+    ours = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+    settings.MIDDLEWARE = [*ADMIN_MIDDLEWARE, "django.middleware.csrf.CsrfViewMiddleware", ours]
     settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
-
-
-@pytest.fixture
-def operator() -> Client:
-    client = Client(REMOTE_ADDR=OPERATOR)
-    client.force_login(User.objects.create_superuser("grace"))
-    return client
-
-
-def staff(*permissions: str, name: str = "staff") -> Client:
-    user = User.objects.create_user(name, is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client(REMOTE_ADDR=OPERATOR)
-    client.force_login(user)
-    return client
 
 
 def given(**fields: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.acceptance.test_admin import RULES, errors, given, visits
 from tests.acceptance.test_envoy_answers import ADA, LOGIN, OK, OVER, code
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 FORM = {"name": "edge login", "descriptor": "domain=edge\r\n generic_key=login \r\n\r\nremote_address", "limit": 1}
 DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
 

@@ -18,7 +18,6 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator = test_admin.operator
 LIMITS = f"{RULES}limits/"
 
 

@@ -17,7 +17,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, confirmed, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 
 
 @pytest.mark.parametrize(

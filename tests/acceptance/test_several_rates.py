@@ -21,7 +21,6 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator = test_admin.operator
 
 
 @ratelimit("finds", "ip", ["10/s", "500/h"])
