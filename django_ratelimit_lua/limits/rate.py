@@ -22,7 +22,6 @@ _UNITS = {
 }
 _FORM = re.compile(r"([0-9]+)/([0-9]*)([a-z]+)")
 _SLOTS = re.compile(r"[0-9]{1,15}")
-_DURATION = re.compile(r"([0-9]+)([a-z]+)")
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
 _BAD_RATE = _(
     "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, sec, second(s), m, min, "
@@ -173,31 +172,20 @@ def duration(value: str | timedelta) -> str:
     """A duration as people write it, in one way: a number and a letter. The whole text must match, and nothing is
     longer than ten years. Raises `LimitError`.
 
-    >>> duration("90min"), duration("7days"), duration(timedelta(hours=1))
-    ('90m', '7d', '1h')
+    >>> duration("90min"), duration("36hr"), duration(timedelta(hours=1))
+    ('90m', '36h', '1h')
     >>> duration("10 m")
     Traceback (most recent call last):
     ...
     django_ratelimit_lua.limits.rate.LimitError: '10 m': write a number and a unit without a space, such as 10m, ...
     """
-    if isinstance(value, timedelta):
-        seconds = value // timedelta(seconds=1)
-        if value != timedelta(seconds=seconds):
-            raise LimitError(f"{value!r} must be of whole seconds")
-        count, letter = seconds, "s"
-        for other in "wdhm":
-            if seconds and seconds % (_UNITS[other] // SECOND) == 0:
-                count, letter = seconds * SECOND // _UNITS[other], other
-                break
-    else:
-        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[2] not in _UNITS:
-            raise LimitError(_BAD_DURATION, duration=value)
-        count, letter = int(match[1]) if len(match[1]) <= 15 else Rate.LONGEST_US, match[2]
-        letter = next(short for short in "smhdw" if _UNITS[short] == _UNITS[letter])
-    if not SECOND <= count * _UNITS[letter] <= Rate.LONGEST_US:
+    try:
+        microseconds = time_us(value) if isinstance(value, (str, timedelta)) else 0
+    except LimitError:
+        microseconds = 0
+    if microseconds < SECOND or microseconds % SECOND:
         raise LimitError(_BAD_DURATION, duration=value)
-    return f"{count}{letter}"
+    return time_text(microseconds)
 
 
 def time_us(value: str | float | timedelta) -> int:

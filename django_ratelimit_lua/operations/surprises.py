@@ -240,10 +240,10 @@ def override_surprises(given: Mapping[str, Any], peer: str | None = None) -> lis
     is_alone = not given.get("user") and not given.get("field")
     for network in given.get("networks", ()):
         text = ""
-        if is_proxy(network, peer):
-            text = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
-        elif is_alone and is_wide(network):
+        if is_alone and is_wide(network):
             text = _("“%(network)s” is a large part of the whole internet: everybody there would be meant.")
+        elif is_proxy(network, peer):
+            text = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
         warnings += [("network", text % {"network": network})] if text else []
     return warnings
 

@@ -21,7 +21,7 @@ from ..limits.rate import LimitError, Rate
 from .descriptors import DescriptorPattern, entry_of, unread
 from .methods import parse_methods
 from .paths import path_pattern
-from .template import LimitTemplate, compile_rate
+from .template import LimitTemplate, compile_cost, compile_rate
 
 FIELDS = (
     "name", "description", "order", "path", "route", "group", "method", "audience", "descriptor", "key", "rate",
@@ -367,8 +367,8 @@ class _Reader:
             self.refuse("audience", ": a rule of the admin is for one of them, or for groups; make a rule of each")
         return tuple(names)
 
-    def check_key(self, needs_key: bool) -> None:
-        """Raises for a key that is missing or unknown, or names code."""
+    def key(self, needs_key: bool) -> Key | None:
+        """What to count by. Raises for a key that is missing or unknown, or names code."""
         value = self.given.get("key")
         if not value and needs_key:
             raise LimitError(_("Choose what to count by, for example ip: the client address"))
@@ -381,8 +381,7 @@ class _Reader:
                 raise LimitError(_("key is %(key)r: callables can only be named in the settings"), key=part)
             if "+" in part:
                 self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
-        if value:
-            compile_key(value)
+        return compile_key(value) if value else None
 
     def check_exempt(self) -> None:
         """Check what an exemption needs, and what has no meaning for it but is kept."""
@@ -390,29 +389,34 @@ class _Reader:
             text = _("An exemption needs a path, a route or a descriptor; otherwise everything would be exempt.")
             self.read("exempt", _raise, LimitError(text))
         if self.plain:
-            self.read("key", self.check_key, False)
+            self.read("key", self.key, False)
             self.read("tiers", self.tiers, lambda rates, burst: LimitTemplate(None, tuple(rates)))
 
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
         """The limits, or None if something is wrong with them."""
-        given, found = self.given, len(self.problems)
+        given = self.given
         options: Any = {option: given[option] for option in OPTIONS if given.get(option) is not None}
         if given.get("mode") not in ("enforce", "shadow"):
             options.pop("mode", None)  # A rule that is off is checked as if it was on.
-        self.read("key", self.check_key, needs_key)
+        key = self.read("key", self.key, needs_key)
         rates = self.read("rate", self.rates, given.get("rate"))
-        if self.plain and given.get("cost") is not None and type(given["cost"]) is not int:
-            self.read("cost", self.refuse, "cost", f"; write a whole number from 0 to {MOST_COST}")
-        if len(self.problems) > found:
+        cost = self.read("cost", self.cost)
+        if rates is None:
             self.read("", read_options, {"algorithm": conf.ALGORITHM, **options})
             return None
 
         def compiled(rates: Any, burst: Any) -> LimitTemplate:
-            return LimitTemplate.compiled(name, given.get("key"), rates, given.get("cost"), options | burst)
+            return LimitTemplate.compiled(name, key, rates, cost, options | burst)
 
         template = self.read("rate", compiled, rates, {})
         tiers = None if template is None else self.read("tiers", self.tiers, compiled)
         return replace(template, tiers=tiers) if template is not None and tiers else template
+
+    def cost(self) -> Any:
+        value = self.given.get("cost")
+        if self.plain and value is not None and type(value) is not int:
+            self.refuse("cost", f"; write a whole number from 0 to {MOST_COST}")
+        return None if value is None else compile_cost(value)
 
     def rates(self, value: Any) -> list[Any]:
         """One rate, or several that hold together: each for a period of its own, as of two for one the smaller decides

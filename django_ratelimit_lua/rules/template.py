@@ -94,7 +94,7 @@ class LimitTemplate:
 
     @classmethod
     def compiled(
-        cls, name: str, key: KeyLike | None, rate: Any, cost: CostLike | None, options: Options
+        cls, name: str, key: KeyLike | Key | None, rate: Any, cost: CostLike | None, options: Options
     ) -> LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
         given = rate if isinstance(rate, list) else [rate]
@@ -102,7 +102,8 @@ class LimitTemplate:
         if not rates:
             raise LimitError("rate is an empty list")
         declared: Any = {option: value for option, value in options.items() if value is not None}
-        template = cls(compile_key(key) if key else None, rates, None if cost is None else compile_cost(cost), declared)
+        compiled = key if isinstance(key, Key) else compile_key(key) if key else None
+        template = cls(compiled, rates, None if cost is None else compile_cost(cost), declared)
         if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
             text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
             raise LimitError(text, "ban_after")

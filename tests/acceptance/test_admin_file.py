@@ -79,7 +79,7 @@ def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator:
 def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> None:
     """As in the form; what a rule does already is not asked again."""
     text = export()
-    wide = text.replace("path: /ok", "path: /ok\n  cost: 8")
+    wide = text.replace("rate: 5/h", "rate: 5/h\n  cost: 8")
     page = looked_at(operator, wide)
     assert "refuses every request that the rule applies to." in page.content.decode()
     assert "tick “Confirm the warnings” if they are intended" in confirmed(operator, page).content.decode()

@@ -15,7 +15,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, staff
+from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = f"{RULES}limits/"
@@ -92,7 +92,7 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
     form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
-    answer = confirmed(operator, f"{RULES}add/", form)
+    answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().declared() == {
         **SETTINGS, "key": ["ip", "path"], "method": ["GET", "POST"],

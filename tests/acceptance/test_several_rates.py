@@ -165,7 +165,7 @@ def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str)
 def test_a_line_that_is_no_rate_is_said_in_the_words_of_the_form(operator: Client) -> None:
     """Which line, and what would be right; the lines stay as they were typed."""
     answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany"))
-    assert "Rate 'many': write N/unit" in errors(answer)
+    assert "many&#x27;: write N/unit" in errors(answer)
     assert "500/h\nmany</textarea>" in answer.content.decode()
 
 

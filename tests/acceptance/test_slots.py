@@ -300,14 +300,14 @@ def test_what_takes_a_slot_that_nobody_could_release_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("rate", "options", "says"),
     [
-        ("5/m", {"algorithm": "concurrency"}, "a number of slots alone, such as '5'"),
-        ("5", {"algorithm": "sliding_window"}, "algorithm='concurrency'"),
-        ("5", {}, "algorithm='concurrency'"),
-        ("5", {"algorithm": "concurrency", "lease": 2}, "cannot be taken ahead"),
-        ("5", {"algorithm": "concurrency", "split": "equal"}, "counts everywhere"),
-        ("5", {"algorithm": "concurrency", "max_wait": 2}, "timeout"),
-        ("5", {"algorithm": "concurrency", "count_denied": True}, "only what is held"),
-        ("100001", {"algorithm": "concurrency"}, "at most 100000 slots"),
+        ("5/m", {"algorithm": "concurrency"}, "a number of slots, such as 5"),
+        ("5", {"algorithm": "sliding_window"}, "for the algorithm concurrency"),
+        ("5", {}, "for the algorithm concurrency"),
+        ("5", {"algorithm": "concurrency", "lease": 2}, "no option lease"),
+        ("5", {"algorithm": "concurrency", "split": "equal"}, "no option split"),
+        ("5", {"algorithm": "concurrency", "max_wait": 2}, "no option max_wait"),
+        ("5", {"algorithm": "concurrency", "count_denied": True}, "no option count_denied"),
+        ("100001", {"algorithm": "concurrency"}, "At most 100000 slots"),
     ],
 )
 def test_a_limit_of_slots_is_written_as_such(rate: str, options: Any, says: str) -> None:
