@@ -229,17 +229,8 @@ class RowForm(VersionedForm):
         return given
 
     def _post_clean(self) -> None:
-        # A rule that is broken already locks neither the other rows nor the way to switch it off.
-        is_switched_on = "mode" in self.changed_data and self.cleaned_data.get("mode") != "off"
-        self.instance.to_check = "all" if is_switched_on else "nothing"
+        self.instance.to_check = "nothing"  # A rule that is broken already does not lock the others.
         super()._post_clean()  # type: ignore[misc]
-
-    def _update_errors(self, errors: ValidationError) -> None:
-        # What is wrong with fields that the list does not have is told where the rule is switched on.
-        by_field: dict[str, list[Any]] = {}
-        for field, problems in errors.update_error_dict({}).items():
-            by_field.setdefault(field if field in self.fields else "mode", []).extend(problems)
-        super()._update_errors(ValidationError(by_field))
 
 
 CONFIRMED = "enforce_confirmed"
@@ -249,26 +240,6 @@ CONFIRMED = "enforce_confirmed"
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
     """What a confirmation is about: these rules, as they limit now."""
     return " ".join(sorted(f"{rule.pk}:{version_of(rule.declared())}" for rule in rules))
-
-
-class RowFormSet(forms.BaseModelFormSet):  # type: ignore[type-arg]
-    """The rows of the list. `to_enforce`: rules of which it has to be asked first whether they are to be enforced."""
-
-    to_enforce: Sequence[RateLimitRule] = ()
-
-    def clean(self) -> None:
-        """Raises `ValidationError` where rules would be enforced that were not, and nobody has confirmed it."""
-        super().clean()
-        if any(form.errors for form in self.forms):
-            return
-        forms_of_rows: list[Any] = self.forms
-        switched = [form for form in forms_of_rows if "mode" in form.changed_data]
-        self.to_enforce = [
-            form.instance for form in switched if form.cleaned_data["mode"] == "enforce" != form.initial["mode"]
-        ]
-        if self.to_enforce and self.data.get(CONFIRMED) != versions_of(self.to_enforce):
-            raise ValidationError("asked on a page of its own")
-        self.to_enforce = ()
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]

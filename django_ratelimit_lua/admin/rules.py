@@ -35,7 +35,7 @@ from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
 from .choices import choices
-from .forms import CONFIRMED, PreviewForm, RowForm, RowFormSet, RuleForm, TierForm, TierFormSet, versions_of
+from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import restore, versions
 from .inspector import may_inspect
 from .last_day import cells
@@ -94,7 +94,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     form = RuleForm
     inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
-    list_editable = ("mode", "order")
+    list_editable = ("order",)
     list_filter = ("mode", "audience")
     search_fields = ("name", "description", "path", "route", "key", "group", "descriptor")
     actions = (enforce, shadow, switch_off)
@@ -197,9 +197,6 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
 
-    def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
-        return super().get_changelist_formset(request, **{"formset": RowFormSet, **kwargs})
-
     def get_list_display(self, request: HttpRequest) -> Any:
         @admin.display(description=_("last day"))
         def last_day(rule: RateLimitRule) -> str:
@@ -250,10 +247,7 @@ class RuleAdmin(LimitsInCode, RulesFile, LogReplay, ActingAdmin):
             context["published"] = publish()
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable. Changes are published when it is back: %s") % error)
-        response = super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
-        rows = getattr((getattr(response, "context_data", None) or {}).get("cl"), "formset", None)
-        to_enforce = getattr(rows, "to_enforce", ())
-        return self.ask_to_enforce(request, to_enforce) if to_enforce else response
+        return super().changelist_view(request, {**context, **(extra_context or {})}, **kwargs)
 
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
         """A page that asks, with what these versions of the rules would have refused, and sends the request again."""

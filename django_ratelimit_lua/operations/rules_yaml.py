@@ -124,10 +124,10 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     rule.path = "\n".join(compiled.paths)
     if rule.group == rule.name and not rule.path and not rule.route:
         rule.group = ""
-    rule.methods = list(dict.fromkeys(name.upper() for name in _names(given, "method", where)))
-    rule.descriptor = "\n".join(_names(given, "descriptor", where))
-    rule.key = "+".join(_names(given, "key", where))
-    rule.audience, *others = _names(given, "audience", where) or ["everyone"]
+    rule.methods = list(dict.fromkeys(name.upper() for name in _listed(given.get("method"))))
+    rule.descriptor = "\n".join(_listed(given.get("descriptor")))
+    rule.key = "+".join(_listed(given.get("key")))
+    rule.audience, *others = _listed(given.get("audience")) or ["everyone"]
     if rule.audience.startswith("group:"):
         rule.groups = list(dict.fromkeys(name.removeprefix("group:") for name in (rule.audience, *others)))
         rule.audience = "groups"
@@ -177,13 +177,9 @@ def build_breaker(given: Declared, where: str = "Rules") -> RateLimitBreaker:
     return row
 
 
-def _names(given: Declared, field: str, where: str) -> list[str]:
+def _listed(value: Any) -> list[str]:
     """The names in a field that holds one or several."""
-    value = given.get(field)
-    names = [] if value in (None, "") else [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RuleError(where, field, f"{field} is {value!r}; write a name or a list of names")
-    return names
+    return [value] if isinstance(value, str) and value else list(value or ())
 
 
 def load(text: str, source: str = "Rules") -> Loaded:

@@ -161,13 +161,12 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
         "form-TOTAL_FORMS": 1,
         "form-INITIAL_FORMS": 1,
         "form-0-id": rule.pk,
-        "form-0-mode": "off",
         "form-0-order": 5,
     }
     operator.post(RULES, {**row, "_save": "Save"})
     rule.refresh_from_db()
-    assert (rule.mode, rule.order) == ("off", 5)
-    for action, mode in (("shadow", "shadow"), ("switch_off", "off"), ("enforce", "enforce")):
+    assert (rule.mode, rule.order) == ("shadow", 5)
+    for action, mode in (("switch_off", "off"), ("shadow", "shadow"), ("enforce", "enforce")):
         rule.refresh_from_db()
         meant = versions_of([rule])
         operator.post(RULES, {"action": action, "_selected_action": rule.pk, "enforce_confirmed": meant})
