@@ -33,7 +33,7 @@ class Limit:
     >>> Limit("search", "100/m", algorithm="sliding_log", burst=20)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option 'burst'; it takes ...
+    django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option burst; it is for token_bucket
 
     It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`; `counted_as`: the
     name of the count, if that is another one. Raises `LimitError`.

@@ -239,12 +239,12 @@ def override_surprises(given: Mapping[str, Any], peer: str | None = None) -> lis
         warnings.append(("limit", _("A limit of 0 refuses every request, as a block does.")))
     is_alone = not given.get("user") and not given.get("field")
     for network in given.get("networks", ()):
-        text = ""
         if is_alone and is_wide(network):
             text = _("“%(network)s” is a large part of the whole internet: everybody there would be meant.")
-        elif is_proxy(network, peer):
+            warnings.append(("network", text % {"network": network}))
+        if is_proxy(network, peer):
             text = _("“%(network)s” is a proxy of this site: everybody who comes through it would be meant.")
-        warnings += [("network", text % {"network": network})] if text else []
+            warnings.append(("network", text % {"network": network}))
     return warnings
 
 

@@ -496,7 +496,9 @@ def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Clien
         "tiers-0-unit": "m",
     }
     day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
-    assert "then the limit is for 1 day, not “50/m”" in errors(operator.post(f"{RULES}add/", {**day, **tier}))
+    assert "needs a rate for that period, such as 1000/d, not 50/m" in errors(
+        operator.post(f"{RULES}add/", {**day, **tier})
+    )
     assert not RateLimitRule.objects.exists()
     operator.post(f"{RULES}add/", {**day, **tier, "tiers-0-unit": "d"})
     saved = RateLimitTier.objects.get()
