@@ -93,7 +93,7 @@ class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
         form = LogForm(request.POST, request.FILES) if request.method == "POST" else LogForm()
         if bound.is_too_large:
             form.errors["log"] = form.error_class(
-                [_("The log is larger than 64 MiB. Use manage.py ratelimit_replay.")], renderer=form.renderer
+                [_("The log is larger than 64 MiB. Use manage.py ratelimit replay.")], renderer=form.renderer
             )
         context: dict[str, Any] = {
             "title": _("Try “%(rule)s” on a log") % {"rule": rule.name},
