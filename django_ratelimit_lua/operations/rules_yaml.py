@@ -157,12 +157,10 @@ def build_breaker(given: Declared, where: str = "Rules") -> RateLimitBreaker:
     """A breaker's row with these thresholds, from how it is declared; not saved. Raises `RuleError`."""
     words = {field: value for field, value in given.items() if field in ("description", *TUNED) and value is not None}
     row, where = RateLimitBreaker(name=given[BREAKER]), f"{where}: breaker {given[BREAKER]!r}"
-    problems = []
+    # Of what the text says: a row makes whole numbers of 1.5 and of true.
+    problems = [RuleError(where, wrong.field, wrong) for wrong in row_problems({**words, "name": row.name})]
     if unknown := sorted(map(str, set(given) - {BREAKER, "description", *TUNED})):
         problems.append(RuleError(where, BREAKER, f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"))
-    # Of what the text says: a row makes whole numbers of 1.5 and of true.
-    for wrong in row_problems({**words, "name": row.name}):
-        problems.append(RuleError(where, wrong.field, f"{wrong.field} {wrong.problem}"))
     if not isinstance(words.get("description", ""), str):
         problems.append(RuleError(where, "description", f"description is {words['description']!r}: must be text"))
     if problems:

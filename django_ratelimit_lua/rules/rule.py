@@ -234,6 +234,14 @@ _TEXTS = {
     "message": "a sentence for refused clients",
 }
 """The words whose value is text, and what it is."""
+_FLAG = (lambda value: value is None or isinstance(value, bool), "; write true or false")
+_PLAIN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": (lambda value: value in MODES, f"; choose one of: {', '.join(MODES)}"),
+    "order": (lambda value: type(value) is int, "; write a whole number"),
+    "exempt": _FLAG,
+    "durable": _FLAG,
+}
+"""Other words by themselves: what tells a right value, and what is right."""
 T = TypeVar("T")
 
 
@@ -273,9 +281,9 @@ class _Reader:
                 self.read(word, self.check_text, word)
             if word in _TEXTS and value is not None and not (is_text and (value or word == "description")):
                 self.read(word, self.refuse, word, f"; write {_TEXTS[word]}")
-        for word in ("mode", "order", "exempt", "durable"):
-            if word in given:
-                self.read(word, self.check_plain, word)
+        for word, (check, right) in _PLAIN.items():
+            if word in given and not check(given[word]):
+                self.read(word, self.refuse, word, right)
         paths = self.read("path", self.paths) or ()
         descriptor = self.read("descriptor", self.descriptor)
         audience = self.read("audience", self.audience) or (EVERYONE,)
@@ -307,18 +315,6 @@ class _Reader:
                 raise LimitError(f"{word} is {text!r}: must be text in one line, without control characters")
             if self.plain and word in ("path", "key", "descriptor") and text != text.strip():
                 raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
-
-    def check_plain(self, word: str) -> None:
-        """Raises for another value than a mode, a number or a flag."""
-        value = self.given[word]
-        if word == "mode":
-            if value not in MODES:
-                self.refuse(word, f"; choose one of: {', '.join(MODES)}")
-        elif word == "order":
-            if isinstance(value, bool) or not isinstance(value, int):
-                self.refuse(word, "; write a whole number")
-        elif value is not None and not isinstance(value, bool):
-            self.refuse(word, "; write true or false")
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
