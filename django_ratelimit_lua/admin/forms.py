@@ -59,10 +59,6 @@ class RatesField(forms.CharField):
         """Lines for a list; what a browser sent, and what somebody has written into a row by hand, as it is."""
         return "\n".join(map(str, value)) if isinstance(value, list) else value
 
-    def has_changed(self, initial: Any, data: Any) -> bool:
-        lines = (self.prepare_value(initial) or "").split() if isinstance(initial, (list, str)) else initial
-        return bool(lines != (data or "").split())
-
     def to_python(self, value: Any) -> Any:
         """A list of rates as rules write them. Raises `ValidationError` that names the line."""
         rates = []
@@ -73,12 +69,6 @@ class RatesField(forms.CharField):
                 except LimitError as error:
                     raise ValidationError(problem_text(error)) from None
         return rates
-
-    def validate(self, value: Any) -> None:
-        """Whether they fit together is for the rule to say."""
-
-    def run_validators(self, value: Any) -> None:
-        """The same."""
 
 
 SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}

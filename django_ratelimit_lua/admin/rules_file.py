@@ -34,8 +34,7 @@ class FileForm(forms.Form):
     file = forms.FileField(label=gettext_lazy("File"), required=False)
     text = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     revision = forms.CharField(required=False, widget=forms.HiddenInput)
-    delete = forms.BooleanField(label=gettext_lazy("Delete the rules that the file does not have"), required=False)
-    intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings"), required=False)
+    intended = forms.BooleanField(label=gettext_lazy("Confirm the warnings and deletions"), required=False)
 
     def clean(self) -> dict[str, Any]:
         """Raises `ValidationError` where there is no text."""
@@ -103,7 +102,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 changes = rules_yaml.plan(given["text"])
                 deleted, surprising = rules_yaml.deletions(changes), changed_surprises(changes)
                 is_seen = "confirm" in request.POST and given["revision"] == revision
-                if is_seen and (given["delete"] or not deleted) and (given["intended"] or not surprising):
+                if is_seen and (given["intended"] or not (deleted or surprising)):
                     if deleted and not self.has_delete_permission(request):
                         raise PermissionDenied
                     has_breakers = any(change.is_breaker for change in changes)
@@ -121,12 +120,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 request, _("The rules were changed meanwhile. Nothing was done: see what would change now.")
             )
         elif "confirm" in request.POST:
-            if deleted and not given["delete"]:
-                messages.error(
-                    request, _("Nothing was done: the file lacks rules. Tick the box if they are to be deleted.")
-                )
-            if surprising and not given["intended"]:
-                messages.error(request, _("Nothing was done: tick “Confirm the warnings” if they are intended."))
+            messages.error(request, _("Nothing was done: tick the box if the warnings and deletions are intended."))
         notices = changed_notices(changes)
         context |= {
             "changes": [
@@ -137,9 +131,8 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 for change in changes
             ],
             "is_planned": True,
-            "is_surprising": bool(surprising),
-            "deleted": deleted,
-            "may_delete": self.has_delete_permission(request),
+            "is_surprising": bool(surprising or deleted),
+            "may_apply": not deleted or self.has_delete_permission(request),
             "form": FileForm(initial={"text": given["text"], "revision": revision}),
         }
         return False

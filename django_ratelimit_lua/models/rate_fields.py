@@ -47,21 +47,6 @@ def column(option: str) -> dict[str, Any]:
     return arguments
 
 
-class ListField(models.JSONField):
-    """A list of texts. JSON that Python does not read, which somebody has put there by hand, reads as a value that no
-    rule can have: the row can be shown and switched off, and the rule is left out."""
-
-    def from_db_value(self, value: Any, *args: Any) -> Any:
-        try:
-            return super().from_db_value(value, *args)
-        except (ValueError, RecursionError):
-            return {"unreadable": value}
-
-    def deconstruct(self) -> Any:
-        name, _path, args, kwargs = super().deconstruct()
-        return name, "django.db.models.JSONField", args, kwargs
-
-
 class RateFields(models.Model):
     """So many units per period, and what a bucket holds."""
 
@@ -127,7 +112,7 @@ class RateFields(models.Model):
 class RatesFields(RateFields):
     """So many units per period, and further limits that hold beside."""
 
-    more_rates = ListField(
+    more_rates = models.JSONField(
         _("further limits"), default=list, db_default=models.Value([], models.JSONField()), blank=True,
         help_text=_("One per line, for example 500/h. A request has to keep all of them, and the one above."),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ..rules.describe import reading
 from ..rules.rule import AUDIENCES, FIELDS, MODES, UNWRITABLE, Rule, RuleError, compile_rule
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .rate_fields import ListField, RatesFields, column, named, problem_text
+from .rate_fields import RatesFields, column, named, problem_text
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -66,11 +66,11 @@ class RateLimitRule(RatesFields, AuditedModel):
             " the code."
         ),
     )  # fmt: skip
-    methods = ListField(
+    methods = models.JSONField(
         _("methods"), default=list, blank=True, help_text=_("None selected: all methods. GET includes HEAD.")
     )
     audience = models.CharField(_("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups")))
-    groups = ListField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
+    groups = models.JSONField(_("groups"), default=list, blank=True, help_text=_("Names of Django's groups."))
     descriptor = models.TextField(
         _("descriptor"), blank=True, default="", db_default="",
         help_text=_(

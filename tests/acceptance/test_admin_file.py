@@ -65,14 +65,14 @@ def test_rules_that_a_file_lacks_are_deleted_only_where_that_is_ticked(operator:
     cut = text[: text.index("- name: other")]
     page = looked_at(operator, cut)
     assert "- other: 7 per hour" in page.content.decode()
-    assert "Tick the box if they are to be deleted" in confirmed(operator, page).content.decode()
+    assert "tick the box if the warnings and deletions are intended" in confirmed(operator, page).content.decode()
     assert export() == text
     may_change = staff("view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="changes")
     theirs = looked_at(may_change, cut)
     assert "You may not delete rules" in theirs.content.decode()
-    assert confirmed(may_change, theirs, delete="on").status_code == 403
+    assert confirmed(may_change, theirs, intended="on").status_code == 403
     assert export() == text
-    confirmed(operator, page, delete="on")
+    confirmed(operator, page, intended="on")
     assert export() == cut
 
 
@@ -82,7 +82,7 @@ def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> 
     wide = text.replace("rate: 5/h", "rate: 5/h\n  cost: 8")
     page = looked_at(operator, wide)
     assert "refuses every request that the rule applies to." in page.content.decode()
-    assert "tick “Confirm the warnings” if they are intended" in confirmed(operator, page).content.decode()
+    assert "tick the box if the warnings and deletions are intended" in confirmed(operator, page).content.decode()
     assert export() == text
     confirmed(operator, page, intended="on")
     assert export() == wide

@@ -23,8 +23,6 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.operations.kept_hours import kept_series
 from django_ratelimit_lua.operations.seen import PERIODS, span_of
-from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
 from tests.acceptance.test_admin import NO_TIERS, errors, given, staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.acceptance.test_command import said
@@ -533,30 +531,6 @@ def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, r
     operator.post(f"{RULES}{broken.pk}/mode/off/")
     broken.refresh_from_db()
     assert broken.mode == "off"
-
-
-@pytest.mark.parametrize("column", ["methods", "groups", "more_rates"])
-@pytest.mark.parametrize("way", ["action", "button", "command"])
-def test_a_row_whose_json_is_unreadable_is_shown_and_switched_off(column: str, way: str, operator: Client) -> None:
-    """In every way in which a rule is switched; it is never applied as if nothing had been said there."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=0, audience="groups", groups=["pro"])
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {APP}_ratelimitrule SET {column} = '[{'9' * 5000}]'")  # Which databases take.
-    publish(rebuild=True)
-    assert Client().get("/ok").status_code == 200
-    assert any("site" in problem for problem in provider.reload().problems)
-    for page in (RULES, f"{RULES}{rule.pk}/change/", f"{RULES}{rule.pk}/history/"):
-        assert operator.get(page).status_code == 200
-    if way == "action":
-        operator.post(RULES, {"action": "switch_off", "_selected_action": rule.pk})
-    elif way == "button":
-        operator.post(f"{RULES}{rule.pk}/mode/off/")
-    else:
-        said("mode", "site", "off")
-    assert RateLimitRule.objects.values_list("mode", flat=True).get() == "off"
-    assert "Enter a list" in errors(
-        operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", limit=1, key="ip", mode="off"))
-    ) or (RateLimitRule.objects.get().methods == [])
 
 
 @pytest.mark.parametrize("key", ["abc", "9" * 40, "²", "1_2_3", "%00"])
