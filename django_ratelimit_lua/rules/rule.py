@@ -318,7 +318,9 @@ class _Reader:
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
-        paths = value if isinstance(value, (list, tuple)) else () if value in (None, "") else (value,)
+        if value in (None, ""):
+            return ()
+        paths = value if isinstance(value, (list, tuple)) else (value,)
         for path in paths:
             if not isinstance(path, str) or not path.startswith(("/", "**", "*/")) or not {*path}.isdisjoint("?#"):
                 raise LimitError(
@@ -368,9 +370,8 @@ class _Reader:
         value = self.given.get("key")
         if not value and needs_key:
             raise LimitError(_("Choose what to count by, for example ip: the client address"))
-        for part in (
-            (value if isinstance(value, (list, tuple)) else [value]) if self.plain and value is not None else ()
-        ):
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        for part in parts if self.plain and value is not None else ():
             if not isinstance(part, str):
                 self.refuse("key", "; write a key such as 'ip', or a list of keys")
             if "." in part and ":" not in part:

@@ -53,7 +53,7 @@ def ban_key(given: Any) -> Key:
         parts = text.split("+")
         key = compile_key(tuple(parts) if len(parts) > 1 else text)
         if key.functions:
-            raise LimitError(_("%(key)r names code, which this cannot"), key=text)
+            raise LimitError(_("%(key)r cannot name code"), key=text)
         if key.name == ALL_CALLERS:
             raise LimitError(_("%(key)r would ban every client; use a key such as ip"), key=text)
     except LimitError as error:
@@ -102,8 +102,12 @@ class LimitTemplate:
         if not rates:
             raise LimitError("rate is an empty list")
         declared: Any = {option: value for option, value in options.items() if value is not None}
-        compiled = key if isinstance(key, Key) else compile_key(key) if key else None
-        template = cls(compiled, rates, None if cost is None else compile_cost(cost), declared)
+        own: Key | None = None
+        if isinstance(key, Key):
+            own = key
+        elif key:
+            own = compile_key(key)
+        template = cls(own, rates, None if cost is None else compile_cost(cost), declared)
         if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
             text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
             raise LimitError(text, "ban_after")
