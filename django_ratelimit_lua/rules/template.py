@@ -102,12 +102,12 @@ class LimitTemplate:
         if not rates:
             raise LimitError("rate is an empty list")
         declared: Any = {option: value for option, value in options.items() if value is not None}
-        own: Key | None = None
+        count_by: Key | None = None
         if isinstance(key, Key):
-            own = key
+            count_by = key
         elif key:
-            own = compile_key(key)
-        template = cls(own, rates, None if cost is None else compile_cost(cost), declared)
+            count_by = compile_key(key)
+        template = cls(count_by, rates, None if cost is None else compile_cost(cost), declared)
         if template.key is not None and template.key.name == ALL_CALLERS and declared.get("ban_after"):
             text = _("A limit for everybody together cannot ban: the ban would refuse every client.")
             raise LimitError(text, "ban_after")
