@@ -23,7 +23,7 @@ from ..identity.request_state import RequestCount
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
-from ..limits.rate import LimitError, duration, time_us
+from ..limits.rate import duration, time_us
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
@@ -432,10 +432,7 @@ def offending(charges: Sequence[PlannedCharge], units: int = 1, request: Any = N
 
 def banning(charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str) -> Waiting[Decision]:
     """Ban whom these charges are about, by hand. Raises `StoreError`, and `LimitError` for what is no time."""
-    try:
-        units = 0 if length is None else time_us(duration(length))
-    except ValueError as error:
-        raise LimitError(f"A ban for {length!r}: {error}") from None
+    units = 0 if length is None else time_us(duration(length))
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")._replace(why=why)
     decision: Decision = yield call
     known_bans.note(call, decision)
