@@ -1,14 +1,14 @@
-"""What a decision is when Redis cannot be asked: by each limit's policy.
+"""What a decision is while Redis is unavailable: by each limit's policy.
 
-"local": of N units that P processes share, each admits N / P, rounded up, and at least `RATELIMIT_LOCAL_FLOOR`. So
-together they admit at most N + P - 1 units where one Redis admits N, or P times the floor if that is more. A share
-begins with what Redis said last of the identity, if that is remembered. One hit that costs more than a share, but no
-more than the limit, is admitted where nothing else is counted. What this process has admitted stays in its share as
-long as the limit counts it: also in the next outage, and whatever Redis was told.
+"local": of N units that P processes share, each admits N / P, rounded up. So together they admit at most N + P - 1
+units where one Redis admits N. A share begins with the last answer of Redis about the identity, if that is remembered.
+One hit that costs more than a share, but no more than the limit, is admitted if nothing else is counted. What this
+process has admitted stays in its share as long as the limit counts it: also in the next outage, and whatever was
+reported to Redis.
 
-When Redis is back, a thread tells it what was admitted meanwhile and counts still. Until that was answered, and for a
-moment, until the other processes have told as well (of slots, with their next renewal), each goes by both: by Redis,
-and by its share.
+When Redis is back, a thread reports what was admitted meanwhile and still counts. Until that was answered, and for a
+moment, until the other processes have reported as well (slots with their next renewal), both have to allow a hit: Redis
+and the share.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from threading import Lock
+from typing import Any
 
 from ..conf import conf
 from ..exceptions import StoreError
@@ -26,11 +27,11 @@ from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
-from .counter import Counter
-from .counters import counters
+from .counters import Counter, counters
+from .run import Wait
 from .slots import held_slots
 
-Steps = Generator[Call, Decision, Decision]
+Steps = Generator[Call | Wait, Any, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
 RETRY_WHEN_CLOSED = 1.0
 """Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""

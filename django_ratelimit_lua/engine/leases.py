@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
@@ -34,6 +36,7 @@ from .counters import counters
 from .deny_cache import deny_cache
 from .fallback import Steps
 from .heartbeat import heartbeat
+from .run import Wait
 
 HORIZON = 0.1
 """Seconds that a batch is meant to last."""
@@ -349,8 +352,9 @@ def may_have_more(call: Call) -> bool:
     return any(charge.limit.lease is not None and leases.of(call, charge).may_have_more for charge in call.charges)
 
 
-def decide_here(call: Call) -> Steps:
+def decide_here(call: Call, patience: Patience) -> Steps:
     """Decide a call, here and in Redis. Raises `StoreError` and `StaleRules` where what it yields does."""
+    yield from _join_splits(call, patience)
     for _ in range(ATTEMPTS):
         decision = yield from _decide_once(call)
         if decision.allowed or call.operation != "hit" or not any(
@@ -380,10 +384,6 @@ def _decide_once(call: Call) -> Steps:
                 is_hit = redis.allowed and call.operation == "hit"
                 if _is_leased(call, charge):
                     leases.of(call, charge).observe(state, charge.cost if is_hit else 0)
-                if charge.limit.split is not None and is_hit and state.allowed and call.now is None:
-                    # What Redis admits before the part of this process is known is counted in the part.
-                    units = redis.granted if call.partial else charge.cost
-                    counters.decide(call._replace(operation="charge", charges=[charge._replace(cost=units)]))
     except BaseException:
         here.undo()
         raise
@@ -407,23 +407,31 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
     return Decision(allowed, states, granted, wait, here.source, moment, call.revision_number, moments or None)
 
 
+def _splits_of(call: Call) -> list[int]:
+    """The places of the charges that are decided by this process's part of their limit."""
+    if call.now is not None:  # A clock of the caller's own is not this process's.
+        return []
+    return [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
+
+
+def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
+    """Give this process a part of the split limits that a call hits. Raises `StoreError`."""
+    places = _splits_of(call)
+    if places:
+        heartbeat.start()
+    for place in places if call.operation == "hit" else ():
+        register = heartbeat.use(call.charges[place].limit)
+        if register is not None:
+            join = partial(heartbeat.join, register, patience)
+            yield Wait(join, sync_to_async(join))
+
+
 def _decide_splits(call: Call, here: LocalPart) -> bool:
     """Decide what is split by this process's part of it; whether that allows."""
-    places = [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
-    if not places or call.now is not None:  # A clock of the caller's own is not this process's.
+    places = _splits_of(call)
+    if not places:
         return True
-    heartbeat.start()
-    if call.operation == "hit":
-        for place in places:
-            heartbeat.use(call.charges[place].limit)
     splits = call._replace(charges=[call.charges[place] for place in places])
-    if any(heartbeat.part_of(charge.limit) is None for charge in splits.charges):
-        # Until the part is known, Redis decides. It does not know what this process admitted by an earlier part.
-        decision = counters.decide(splits._replace(operation="peek"))
-        if call.operation == "hit" and not decision.allowed:
-            here.states.update(zip(places, decision.limits, strict=True))
-            return False
-        return True
     decision = counters.decide(splits)
     here.states.update(zip(places, decision.limits, strict=True))
     if call.operation == "hit" and decision.allowed:

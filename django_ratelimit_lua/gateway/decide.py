@@ -42,7 +42,7 @@ Gone = Callable[[], Awaitable[Any]]
 _HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 _noted: dict[str, float] = {}
 MOST_NOTED = 10_000
-noting = Errand("clients")
+noting = Errand()
 
 
 @ratelimit_exempt

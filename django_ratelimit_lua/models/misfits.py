@@ -209,10 +209,10 @@ def _options(row: Mapping[str, Any]) -> Iterator[Misfit]:
         if row["align"] not in calendar.PERIODS:
             yield "time_zone", _("A time zone is for windows that start each day, week or month.")
     try:
-        read_weights(row.get("split_weights"))
+        read_weights(row.get("split"))
     except WeightError as error:
-        problem = _("“%(entry)s” is not a weight. Write each host once, for example web-1=3, web-2=1.")
-        yield "split_weights", problem % {"entry": error.entry}
+        problem = _("“%(entry)s” is not a weight. Write “equal”, or each host once, for example web-1=3, web-2=1.")
+        yield "split", problem % {"entry": error.entry}
     if "lease" in given and algorithm == "token_bucket" and (row["burst"] or row["limit"] or 0) < 2:
         yield "lease", _("A lease needs a burst of at least 2.")
 

@@ -49,7 +49,8 @@ from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
-healing, committed = Errand("healing"), Errand("committed")
+healing = Errand()
+committed = Errand()
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 MOST_SUBJECTS = 5000

@@ -151,7 +151,7 @@ def _look() -> None:
 
 
 looking = Task("comparison", _look, meanwhile="the rules hold that are published")
-reading = Errand("reading")
+reading = Errand()
 
 
 def _turn_key() -> bytes:

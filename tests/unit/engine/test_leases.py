@@ -16,7 +16,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.store import FOREVER, read_reset
+from django_ratelimit_lua.store import FOREVER, Patience, read_reset
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
 PLAIN = Limit("plain", "10/h")
@@ -143,7 +143,7 @@ def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
 
 def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
     """What a call comes to, and the calls that were made for it."""
-    steps, made = decide_here(call), []
+    steps, made = decide_here(call, Patience(1)), []
     try:
         step = next(steps)
         while True:
