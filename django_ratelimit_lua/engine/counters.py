@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from threading import Lock
 
@@ -35,27 +34,14 @@ SAME_SECONDS = 1e-5
 """Moments that differ by less are one, computed twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutageShare:
-    """The equal share of one of so many processes, rounded up, so that it is at least 1."""
-
-    processes: int
-
-    def units(self, whole: int) -> int:
-        """This share of so many units."""
-        return -(-whole // self.processes)
-
-    def speed(self, limit: int) -> float:
-        """This share of so many units per period."""
-        return max(limit / self.processes, min(1, limit))
+def share_of(limit: Limit) -> ProcessShare:
+    """This process's part of a limit that is split, else its equal share, rounded up."""
+    return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, 1, heartbeat.count)
 
 
-Share = OutageShare | ProcessShare
-
-
-def share_of(limit: Limit) -> Share:
-    """This process's part of a limit that is split, else its share while Redis is unavailable."""
-    return heartbeat.part_of(limit) or OutageShare(heartbeat.count)
+def policy_of(limit: Limit) -> str:
+    """What a limit does while Redis is unavailable."""
+    return limit.on_store_error or conf.ON_STORE_ERROR
 
 
 class Counter:
@@ -68,13 +54,12 @@ class Counter:
     key: Key
     size = 0
     owed = 0
-    is_being_told = False
     heard_at = float("-inf")
 
-    def __init__(self, limit: Limit, share: Share) -> None:
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self.resize(limit, share, 0.0)
 
-    def resize(self, limit: Limit, share: Share, now: float) -> None:
+    def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
         """Use another share, or other numbers of the same limit. What is counted stays counted, but for no longer than
         if it were taken now."""
         self.limit = limit
@@ -96,7 +81,7 @@ class Counter:
         used = self.used(now)
         if not self.size:
             return RETRY_SECONDS if self.limit.rate.limit else None
-        is_large = isinstance(self.share, OutageShare) and self.size < cost <= self.whole and not self.limit.holds
+        is_large = self.size < cost <= self.whole and self.limit.split is None and not self.limit.holds
         over = used + cost - (cost if is_large else self.size)
         if over > used:
             return None
@@ -140,13 +125,13 @@ class Window(Counter):
     """A window of any kind, or a log, as a sliding window: units by segments of the period, each until a period after
     its last hit. So no period has more units than the share."""
 
-    def __init__(self, limit: Limit, share: Share) -> None:
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._segments: dict[float, tuple[float, int]] = {}
         self._used = 0
         self._next_end = float("-inf")  # No segment ends before.
         super().__init__(limit, share)
 
-    def resize(self, limit: Limit, share: Share, now: float) -> None:
+    def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
         super().resize(limit, share, now)
         latest = now + limit.rate.period
         self._segments = {key: (min(end, latest), units) for key, (end, units) in self._segments.items()}
@@ -202,14 +187,14 @@ class Bucket(Counter):
     levels, two neighbours become the lower one: then less may go back, never more.
     """
 
-    def __init__(self, limit: Limit, share: Share) -> None:
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._level = 0.0
         self._at = 0.0
         self._speed = 0.0
         self._lows: list[tuple[float, float]] = []
         super().__init__(limit, share)
 
-    def resize(self, limit: Limit, share: Share, now: float) -> None:
+    def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
         self.used(now)
         super().resize(limit, share, now)
         self._level = min(self._level, self.whole)
@@ -275,7 +260,7 @@ class Slots(Counter):
     """The slots of one identity that this process holds, and those that it has just given, until their callers hold
     them or they are over. Their renewal reports them to Redis, so they are not owed."""
 
-    def __init__(self, limit: Limit, share: Share) -> None:
+    def __init__(self, limit: Limit, share: ProcessShare) -> None:
         self._given: dict[bytes, tuple[float, int]] = {}
         super().__init__(limit, share)
 
@@ -300,7 +285,7 @@ class Slots(Counter):
         return conf.SLOT_SECONDS if self.used(now) else 0.0
 
 
-def _new_counter(limit: Limit, share: Share) -> Counter:
+def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
     if limit.holds:
         return Slots(limit, share)
     return (Bucket if limit.algorithm in ("token_bucket", "leaky_bucket") else Window)(limit, share)
@@ -322,7 +307,7 @@ class Counters:
         # What is counted stays counted in a child, too; but its parent tells Redis of it.
         self._lock, self.is_owing = Lock(), False
         for counter in self._counters.values():
-            counter.owed, counter.is_being_told = 0, False
+            counter.owed = 0
 
     def decide(self, call: Call, others_allow: bool = True, *, is_owed: bool = False) -> Decision:
         """Decide a call here: units are taken where every limit, and whatever else is asked, allows.
@@ -374,8 +359,7 @@ class Counters:
         if share != counter.share or (limit is not counter.limit and limit != counter.limit):
             counter.resize(limit, share, now)
         report = self._said.get(key) if limit.split is None else None
-        # While Redis is being told, it is not known whether its answer includes that.
-        if report is not None and report[1] > counter.heard_at and not counter.is_being_told:
+        if report is not None and report[1] > counter.heard_at:
             counter.heard_at = report[1]
             counter.catch_up(now, ceil(report[0] / heartbeat.count), report[1])
         return counter
@@ -405,7 +389,7 @@ class Counters:
         """Remember what Redis says is used, where a share may begin with it."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
-            if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
+            if policy_of(limit) != "local":
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
@@ -435,18 +419,10 @@ class Counters:
         now = time.monotonic()
         with self._lock:
             for counter in self._counters.values():
-                if counter.owed and not counter.owes(now):
-                    counter.owed = 0  # It counts no more.
+                counter.owed = counter.owes(now)
             owing = [counter for counter in self._counters.values() if counter.owed]
             self.is_owing = bool(owing)
             return owing
-
-    def begin_telling(self, counter: Counter) -> int:
-        """The units that Redis is to be told of now. Until that has ended, whether it was answered or not, nobody knows
-        if what Redis says includes them."""
-        with self._lock:
-            counter.is_being_told = True
-            return counter.owes(time.monotonic())
 
     def told(self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]) -> None:
         """Redis has counted so many units, and this is what it says now."""

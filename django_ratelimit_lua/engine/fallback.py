@@ -22,12 +22,11 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation
 from ..limits.decision import Decision, LimitState
-from ..limits.limit import Limit
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
-from .counters import Counter, counters
+from .counters import Counter, counters, policy_of
 from .run import Wait
 from .slots import held_slots
 
@@ -114,7 +113,7 @@ class FallbackLimiter:
         charges = [
             charge
             for charge in call.charges
-            if _policy(charge.limit) == "local" and not charge.limit.is_hot
+            if policy_of(charge.limit) == "local" and not charge.limit.is_hot
             if is_waiting or (slots_wait and charge.limit.holds)
         ]
         return call._replace(charges=charges) if charges else None
@@ -161,13 +160,10 @@ def _pause() -> float:
 
 
 def _tell_of(counter: Counter) -> None:
-    units = counters.begin_telling(counter)
-    try:
-        if units:
-            call = _told(counter, "charge", units)
-            counters.told(counter, units, call, get_store(background=True).decide(call).limits)
-    finally:
-        counter.is_being_told = False
+    units = counter.owed
+    if units:
+        call = _told(counter, "charge", units)
+        counters.told(counter, units, call, get_store(background=True).decide(call).limits)
 
 
 def _told(counter: Counter, operation: Operation, units: int) -> Call:
@@ -177,13 +173,10 @@ def _told(counter: Counter, operation: Operation, units: int) -> Call:
     return Call([Charge(counter.limit, digest, units)], operation, prefix, now)
 
 
-def _policy(limit: Limit) -> str:
-    return limit.on_store_error or conf.ON_STORE_ERROR
-
-
 def _state_by_policy(charge: Charge) -> LimitState | None:
     """What an open or a closed limit says; None: it goes by this process's share."""
-    limit, policy = charge.limit, _policy(charge.limit)
+    limit = charge.limit
+    policy = policy_of(limit)
     if policy == "local":
         return None
     is_open = policy == "open"

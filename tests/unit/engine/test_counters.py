@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.engine.counters import Bucket, Counters, OutageShare, counters
+from django_ratelimit_lua.engine.counters import Bucket, Counters, counters
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
@@ -137,9 +137,9 @@ def test_threads_take_exactly_what_there_is() -> None:
 def test_an_outages_share_and_a_bucket_are_kept_when_shares_change() -> None:
     """Two processes instead of one halve what there is, and what is counted stays."""
     limit = Limit("x", "100/h", algorithm="token_bucket")
-    bucket = Bucket(limit, OutageShare(1))
+    bucket = Bucket(limit, ProcessShare(0, 1, 1))
     bucket.take(0.0, 80)
-    bucket.resize(limit, OutageShare(2), 0.0)
+    bucket.resize(limit, ProcessShare(1, 1, 2), 0.0)
     assert bucket.retry_after(0.0, 1) == pytest.approx(31 * 72)
 
 
@@ -226,6 +226,5 @@ def test_something_is_owed_until_nothing_is(monkeypatch: pytest.MonkeyPatch) -> 
     owing = here.owing()
     assert (len(owing), here.is_owing) == (2, True)
     for counter, call in zip(owing, calls, strict=True):
-        here.told(counter, here.begin_telling(counter), call, here.decide(call).limits)
-        counter.is_being_told = False
+        here.told(counter, counter.owed, call, here.decide(call).limits)
     assert (here.owing(), here.is_owing) == ([], False)
