@@ -19,9 +19,9 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "evidence": "writes who offends where that may earn a ban, a second after the first that is not written yet",
         "breaker": "tries, up to four times a second, whether a server answers again that has failed repeatedly",
         "fallback": "tells Redis five times a second what was admitted without it, until all is told",
-        "comparison": "compares what is published with the database, every ten seconds of one of the processes",
         "hours": "writes statistics that are to be kept to the database, every five minutes until nothing is new",
-        "publishing": "publishes what could not be published when it was saved, after half a second to thirty",
+        "publishing": "compares what is published with the database, every ten seconds of one of the processes, and "
+        "publishes what could not be published when it was saved, after half a second to thirty",
         "errand": "does once what no request may wait for long: reads or publishes rules, settles what a closed "
         "coroutine owes, sends `slot_lost`, or records the use of a token",
     }

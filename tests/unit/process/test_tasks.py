@@ -61,7 +61,7 @@ def test_what_a_last_step_starts_is_stopped_as_well(made: set[Task]) -> None:
         second.start()
 
     first_is_stopped = threading.Event()
-    first = Task("comparison", step, wake=first_is_stopped.set)
+    first = Task("leases", step, wake=first_is_stopped.set)
     first.start()
     assert begun.wait(SOON)
     stop(SOON)
