@@ -29,7 +29,7 @@ SEGMENTS = 10
 MAX_LOWS = 16
 """Levels that a token bucket remembers for refunds."""
 RETRY_SECONDS = 1.0
-"""Until a client may try again if this process's part of the limit is 0 at the moment."""
+"""Until a client may try again if the limit is closed, or this process's part of it is 0 at the moment."""
 SAME_SECONDS = 1e-5
 """Moments that differ by less are one, computed twice."""
 
@@ -285,6 +285,24 @@ class Slots(Counter):
         return conf.SLOT_SECONDS if self.used(now) else 0.0
 
 
+class Uncounted(Counter):
+    """A limit that allows everything while Redis is unavailable, or nothing."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.size = limit.rate.limit if policy_of(limit) == "open" else 0
+
+    def used(self, now: float) -> float:
+        return 0
+
+    def retry_after(self, now: float, cost: int) -> float | None:
+        is_open = policy_of(self.limit) == "open" or self.limit.mode == "shadow"
+        return 0.0 if is_open else RETRY_SECONDS
+
+    def reset_after(self, now: float) -> float:
+        return 0.0
+
+
 def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
     if limit.holds:
         return Slots(limit, share)
@@ -309,27 +327,33 @@ class Counters:
         for counter in self._counters.values():
             counter.owed = 0
 
-    def decide(self, call: Call, others_allow: bool = True, *, is_owed: bool = False) -> Decision:
-        """Decide a call here: units are taken where every limit, and whatever else is asked, allows.
+    def decide(self, call: Call, *, in_outage: bool = False) -> Decision:
+        """Decide a call here: units are taken if every limit allows.
 
-        `is_owed`: Redis is to be told of them when it is back.
+        `in_outage`: by each limit's policy, and what is admitted is owed to Redis.
         """
-        is_hit, is_owed = call.operation == "hit", is_owed and call.now is None
+        is_hit = call.operation == "hit"
+        is_owed = in_outage and call.now is None
         with self._lock:
             # Only now, so that it never runs backwards for what is counted; in whole microseconds, as it is told.
             now = round(time.monotonic() * SECOND) / SECOND
             keys = [_key(call, charge) for charge in call.charges]
-            by_key = {key: self._find(key, charge.limit, now) for key, charge in zip(keys, call.charges, strict=True)}
+            by_key = {
+                key: self._find(key, charge.limit, now, in_outage)
+                for key, charge in zip(keys, call.charges, strict=True)
+            }
             counters = [by_key[key] for key in keys]
             charges = _affordable(call, counters, now) if call.partial and is_hit else call.charges
             verdicts = [_verdict(call, charge, counter, now) for charge, counter in zip(charges, counters, strict=True)]
-            allowed = others_allow and all(
+            allowed = all(
                 retry == 0.0 or charge.limit.mode != "enforce" for charge, retry in zip(charges, verdicts, strict=True)
             )
             states = []
             for charge, counter, retry in zip(charges, counters, verdicts, strict=True):
                 wait, counted_at = counter.wait(now), 0
-                if call.operation == "refund":
+                if isinstance(counter, Uncounted):
+                    pass
+                elif call.operation == "refund":
                     self._give(call, charge, counter, now, is_owed)
                 elif charge.cost and (call.operation == "charge" or (is_hit and retry == 0.0 and allowed)):
                     self._take(call, charge, counter, now, is_owed)
@@ -347,8 +371,10 @@ class Counters:
         longest = max([state.wait for state in states if state.enforced], default=0.0) if allowed else 0.0
         return Decision(allowed, tuple(states), granted, longest)
 
-    def _find(self, key: Key, limit: Limit, now: float) -> Counter:
+    def _find(self, key: Key, limit: Limit, now: float, in_outage: bool) -> Counter:
         """The counter of an identity. A new one is kept as soon as it counts something."""
+        if in_outage and policy_of(limit) != "local":
+            return Uncounted(limit)
         share = share_of(limit)
         counter = self._counters.get(key)
         if counter is None:
@@ -440,7 +466,7 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
     room = [
         int(counter.size - counter.used(now))
         for charge, counter in zip(call.charges, counters, strict=True)
-        if charge.limit.mode == "enforce"
+        if charge.limit.mode == "enforce" and not isinstance(counter, Uncounted)
     ]
     return [charge._replace(cost=max(1, min([charge.cost, *room]))) for charge in call.charges]
 

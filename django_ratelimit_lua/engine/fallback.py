@@ -21,7 +21,7 @@ from typing import Any
 from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..signals import store_up
@@ -32,8 +32,6 @@ from .slots import held_slots
 
 Steps = Generator[Call | Wait, Any, Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
-RETRY_WHEN_CLOSED = 1.0
-"""Seconds a client is told to wait when Redis cannot be asked and the policy is "closed"."""
 BACK_SECONDS = 1.5
 """Within which all processes come back when Redis does: their breakers try at least so often."""
 TELL_SECONDS = 0.2
@@ -119,17 +117,10 @@ class FallbackLimiter:
         return call._replace(charges=charges) if charges else None
 
     def _by_policies(self, call: Call) -> Decision:
-        others = [_state_by_policy(charge) for charge in call.charges]
-        others_allow = all(state is None or state.allowed or not state.enforced for state in others)
-        local = [charge for charge, state in zip(call.charges, others, strict=True) if state is None]
-        own = counters.decide(call._replace(charges=local), others_allow, is_owed=True)
+        decision = counters.decide(call, in_outage=True)
         if counters.is_owing:
             self.task.start()
-        shares = iter(own.limits)
-        states = tuple([next(shares) if state is None else state for state in others])
-        allowed = (others_allow and own.allowed) or call.operation in ("refund", "charge")
-        granted = (own.granted if local else call.units) if allowed and call.operation == "hit" else 0
-        return Decision(allowed, states, granted, own.wait if allowed else 0.0, source="fallback")
+        return decision._replace(source="fallback")
 
     def _step(self) -> float | None:
         # Not only when a request was answered: a process that has none, or refuses all by itself, has to tell as well.
@@ -171,19 +162,6 @@ def _told(counter: Counter, operation: Operation, units: int) -> Call:
     prefix, digest, _ = counter.key
     now = time.time_ns() // 1000 if conf.CLOCK == "client" else None
     return Call([Charge(counter.limit, digest, units)], operation, prefix, now)
-
-
-def _state_by_policy(charge: Charge) -> LimitState | None:
-    """What an open or a closed limit says; None: it goes by this process's share."""
-    limit = charge.limit
-    policy = policy_of(limit)
-    if policy == "local":
-        return None
-    is_open = policy == "open"
-    return LimitState.of(
-        limit, allowed=is_open or limit.mode == "shadow", used=0, remaining=limit.rate.limit if is_open else 0,
-        retry_after=0.0 if is_open else RETRY_WHEN_CLOSED, reset_after=0.0,
-    )  # fmt: skip
 
 
 fallback_limiter = FallbackLimiter()

@@ -16,7 +16,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.change import Risen, new_tag
-from ..process.tasks import Errand, Task
+from ..process.tasks import Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
@@ -25,6 +25,7 @@ from ..signals import rules_changed
 from ..store import UNPUBLISHED, get_store, rules_key, take_turn
 from . import hours
 from .publish import (
+    DatabaseErrand,
     NewerFormatError,
     OwnerError,
     compare_and_publish,
@@ -58,17 +59,10 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
         return _heal(rebuild)
     if publishing.is_running or healing.is_busy:
         return False  # Somebody is at it: who comes meanwhile goes by what is known.
-    healed = healing.give(partial(_heal_beside, rebuild))
+    healed = healing.give(partial(_heal, rebuild))
     with suppress(Exception):  # It takes longer.
         return healed is not None and healed.result(max(0.0, patience))
     return False
-
-
-def _heal_beside(rebuild: bool) -> bool:
-    try:
-        return _heal(rebuild)
-    finally:
-        connections[primary()].close()  # It is this thread's.
 
 
 def _heal(rebuild: bool) -> bool:
@@ -118,7 +112,6 @@ def read_database(patience: float, begin: provider.Begin | None = None) -> Mappi
     def read_in_a_thread() -> None:
         try:
             read()
-            connections[using].close()  # It is this thread's.
         finally:
             done.set()
         if begin is not None and snapshots:
@@ -158,7 +151,7 @@ def _look() -> None:
 _pause = 0.0
 """Seconds until the next try, after one that has failed."""
 publishing = Task("publishing", _look, delay=lambda: _pause, meanwhile="the rules hold that were published last")
-reading = Errand()
+reading = DatabaseErrand()
 
 
 def _turn_key() -> bytes:
