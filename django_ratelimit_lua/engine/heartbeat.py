@@ -15,14 +15,15 @@ from typing import Any
 
 from ..conf import conf
 from ..conf.changes import on_change
-from ..limits import program
+from ..exceptions import StoreError
 from ..limits.limit import Limit
 from ..limits.options import read_weights
+from ..limits.program import Program, source
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
-from ..store import Patience, Store, get_store, last_patience
+from ..store import Patience, get_store, last_patience
 
-SCRIPT = program.source("engine/heartbeat").encode()
+_PROGRAM = Program.of(source("engine/heartbeat"))
 ALL = b"{rules}:process"
 """The keys of the register of all processes begin so, behind the prefix."""
 SPLIT = b"{rules}:split:"
@@ -102,6 +103,14 @@ class Register:
         self.share = ProcessShare(before, own, of)
 
 
+class _Beat:
+    """The registers that a heartbeat is for, and the weight of this process in each."""
+
+    def __init__(self, registers: Sequence[Register]) -> None:
+        self.registers = registers
+        self.weights = [register.weight for register in registers]
+
+
 @dataclass(frozen=True, slots=True)
 class SplitPart:
     """A process's part of a split limit: so many `units` of `limit`, by its `weight`."""
@@ -170,43 +179,46 @@ class Heartbeat:
 
     def join(self, register: Register, patience: Patience) -> None:
         """Add this process to the register of a split limit, and read its part. Raises `StoreError`."""
-        self._is_listed = True
-        weight = register.weight
-        _, reply = self._send(get_store(), [self._all, register], [1, weight], patience)
-        register.read(reply, weight)
+        beat = _Beat([self._all, register])
+        self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
+
+    async def ajoin(self, register: Register, patience: Patience) -> None:
+        """`join`, without blocking the event loop."""
+        beat = _Beat([self._all, register])
+        self._read(beat, await get_store().arun(_PROGRAM, *self._question(beat), patience))
 
     def beat(self) -> int:
         """Send a heartbeat; returns how many processes there are. Raises `StoreError`."""
         with self._lock:
-            self._is_listed = True
-            registers = [self._all, *self._splits.values()]
-            weights = [register.weight for register in registers]
-            replies = self._send(get_store(background=True), registers, weights)
-            for register, weight, reply in zip(registers, weights, replies, strict=True):
-                if weight:
-                    register.read(reply, weight)
-                elif register.limit is not None:
-                    self._splits.pop(register.limit.key_part, None)
-            self.count = self._all.count
+            beat = _Beat([self._all, *self._splits.values()])
+            self._read(beat, get_store(background=True).run(_PROGRAM, *self._question(beat)))
             return self.count
 
     def goodbye(self) -> None:
         """Leave all registers, so that the other processes take over this one's parts."""
         if self._is_listed:  # A child that never sent a heartbeat ends without one.
-            registers = [self._all, *self._splits.values()]
+            beat = _Beat([self._all, *self._splits.values()])
+            beat.weights = [0] * len(beat.registers)
             with suppress(Exception):
-                self._send(get_store(background=True), registers, [0] * len(registers), last_patience())
+                get_store(background=True).run(_PROGRAM, *self._question(beat), last_patience())
 
-    def _send(
-        self, store: Store, registers: Sequence[Register], weights: Sequence[int], patience: Patience | None = None
-    ) -> list[Any]:
-        keys = [key for register in registers for key in register.keys]
-        keys.append(conf.CACHE_PREFIX + DESCRIPTIONS)
+    def _question(self, beat: _Beat) -> tuple[list[bytes], list[bytes]]:
+        """The keys and arguments of the script."""
+        self._is_listed = True
+        keys = [key for register in beat.registers for key in register.keys]
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
-        values += [b"%d" % weight for weight in weights]
-        command = (b"EVAL", SCRIPT, b"%d" % len(keys), *keys, *values)
-        replies: list[Any] = store.execute(*command, patience=patience)
-        return replies
+        return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], [*values, *[b"%d" % weight for weight in beat.weights]]
+
+    def _read(self, beat: _Beat, replies: Sequence[Any]) -> None:
+        try:
+            for register, weight, reply in zip(beat.registers, beat.weights, replies, strict=True):
+                if weight:
+                    register.read(reply, weight)
+                elif register.limit is not None:
+                    self._splits.pop(register.limit.key_part, None)
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"no reply to a heartbeat: {replies!r:.80}") from error
+        self.count = self._all.count
 
     def _description(self) -> str:
         parts = [

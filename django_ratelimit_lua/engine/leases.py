@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
-
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
@@ -389,8 +387,7 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
     for place in places if call.operation == "hit" else ():
         register = heartbeat.use(call.charges[place].limit)
         if register is not None:
-            join = partial(heartbeat.join, register, patience)
-            yield Wait(join, sync_to_async(join))
+            yield Wait(partial(heartbeat.join, register, patience), partial(heartbeat.ajoin, register, patience))
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:

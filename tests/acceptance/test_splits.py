@@ -214,9 +214,9 @@ def test_a_part_belongs_to_a_process_that_uses_the_limit(monkeypatch: pytest.Mon
 def test_a_process_splits_a_bounded_number_of_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a further one it has the share of one of all processes."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.MAX_SPLITS", 1)
-    monkeypatch.setattr(heartbeat, "count", 4)
     first, second = (RateLimiter(name, "100/h", split="equal") for name in ("first", "second"))
     assert sum(first.hit("x").allowed for _ in range(101)) == 100
+    monkeypatch.setattr(heartbeat, "count", 4)
     assert sum(second.hit("x").allowed for _ in range(101)) == 25
 
 
