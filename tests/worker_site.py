@@ -96,6 +96,7 @@ from django_ratelimit_lua import CircuitBreaker, CircuitOpen, RateLimiter, signa
 from django_ratelimit_lua.admin.history import restore
 from django_ratelimit_lua.engine.circuits import circuits
 from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import (
     RateLimitChange,

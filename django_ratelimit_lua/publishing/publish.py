@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any
 
 from django.conf import settings
@@ -42,7 +43,7 @@ from ..models.override import OverrideQuerySet, microseconds
 from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import Override, has_field, write_record
+from ..rules.overrides import Override, is_field, write_record
 from ..rules.ruleset import EVERY_RULE
 from ..rules.snapshot import FORMAT
 from ..store import PATIENCE, get_store, rules_key
@@ -87,7 +88,7 @@ class NewerFormatError(StoreError):
         super().__init__(
             f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this one writes "
             f"{FORMAT}. A process of the newer version will publish what was saved; if none runs any more, run "
-            "`manage.py ratelimit_rules publish --take-over`"
+            "`manage.py ratelimit rules publish --take-over`"
         )
         self.format = form
 
@@ -269,7 +270,7 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     )
     field_keys: dict[str, list[str]] = {}
     for kind, key in overrides.exclude(field="").values_list("kind", "digested_by").distinct():
-        if has_field(kind):
+        if is_field(kind):
             field_keys.setdefault(kind, []).append(key)
     return {
         "format": FORMAT,
@@ -350,7 +351,8 @@ def values_by_key(using: str) -> dict[str, int]:
 
 
 def _by_forgotten_keys(using: str) -> Any:
-    """Overrides for users and networks whose digest was made with a key that nobody knows any more.
+    """Overrides for users, networks and digests of clients whose digest was made with a key that
+    nobody knows any more.
 
     Past everything that notes changes: nothing about them changes.
     """
@@ -380,9 +382,10 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     """What is written about each subject, under each of its digests. A field that counts letter by letter and the same
     field otherwise are two kinds, but may have one digest."""
     digest_of_values = models.Case(models.When(field="", then=models.Value("")), default=models.F("subject"))
-    ordered = overrides.alias(of_values=digest_of_values).order_by("user_id", "network", "of_values", "pk")
+    about = ("user_id", "network", "client_digest")
+    ordered = overrides.alias(of_values=digest_of_values).order_by(*about, "of_values", "pk")
     rows: Iterable[RateLimitOverride] = ordered.iterator(chunk_size=BATCH)
-    for _, of in groupby(rows, key=lambda row: (row.user_id, row.network, row.subject if row.field else "")):
+    for _, of in groupby(rows, key=lambda row: (*attrgetter(*about)(row), row.subject if row.field else "")):
         together = list(of)
         written = write_record([override for row in together for override in _override(row)])
         try:

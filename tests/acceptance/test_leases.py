@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 from django.test import RequestFactory
 
@@ -28,7 +27,6 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
@@ -324,20 +322,6 @@ def test_a_rule_leases_and_an_edit_holds_within_the_second() -> None:
     assert sources(limiter, 3000)["lease"] > 2000
     RateLimitRule.objects.update(limit=10, lease=None)
     until(lambda: not limiter.hit("x").allowed, "the edit holds", 2)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_row_that_asks_for_a_lease_of_a_leaky_bucket_goes_without(caplog: Any) -> None:
-    """The rule limits all the same; the log and `health` say what was left out, and its form asks to take it out."""
-    limiter = RateLimiter("hot", "5/h")
-    rule = RateLimitRule.objects.create(name="hot", limit=3, unit="h", algorithm="leaky_bucket", queue=2, lease=10)
-    assert [limiter.hit("x").allowed for _ in range(4)] == [True] * 3 + [False]
-    told = [line for line in caplog.messages if "a leaky bucket has no lease" in line]
-    assert len(told) == 1
-    assert any("a leaky bucket has no lease" in problem for problem in health().problems)
-    with pytest.raises(ValidationError) as error:
-        rule.full_clean()
-    assert list(error.value.message_dict) == ["lease"]
 
 
 WORKER = """

@@ -27,7 +27,7 @@ class LeakyBucket(Algorithm):
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """As the token bucket's, of one that holds those that wait and the one being served."""
         queue = limit.rate.limit - 1 if limit.queue is None else limit.queue
-        return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "a queue", "queue")
+        return bucket_numbers(limit, queue + 1 if limit.rate.limit else 0, "queue")
 
     def wants_more(self, limit: Limit) -> bool:
         """Where nobody has named a length of the queue, a call may say that it waits in any."""

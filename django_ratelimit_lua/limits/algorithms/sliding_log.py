@@ -27,7 +27,7 @@ class SlidingLog(Algorithm):
         """Limit and period are all it needs."""
         if limit.rate.limit > LONGEST_LOG:
             raise LimitError(
-                f"Limit {limit.name!r}: a sliding_log remembers every unit, so its limit is at most {LONGEST_LOG}; "
-                f"sliding_window and token_bucket take any"
+                _("A sliding log remembers every unit, so its limit is at most %(most)d; other algorithms take any"),
+                most=LONGEST_LOG,
             )
         return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)

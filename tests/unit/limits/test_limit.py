@@ -13,9 +13,9 @@ from django_ratelimit_lua.limits.rate import LimitError
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"algorithm": "sliding_window", "lease": 10}, "sliding_window has no option 'lease'"),
-        ({"algorithm": "sliding_log", "lease": 10}, "sliding_log has no option 'lease'"),
-        ({"algorithm": "leaky_bucket", "lease": 10}, "leaky_bucket has no option 'lease'"),
+        ({"algorithm": "sliding_window", "lease": 10}, "sliding_window has no option lease"),
+        ({"algorithm": "sliding_log", "lease": 10}, "sliding_log has no option lease"),
+        ({"algorithm": "leaky_bucket", "lease": 10}, "leaky_bucket has no option lease"),
         ({"algorithm": "fixed_window", "lease": 0}, "lease is 0"),
         ({"algorithm": "fixed_window", "lease": True}, "lease is True"),
         ({"algorithm": "fixed_window", "lease": 10, "max_wait": 1}, "lease and max_wait"),

@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework.test import APIRequestFactory
 from rest_framework.throttling import BaseThrottle
 
+from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import (
@@ -39,7 +40,7 @@ class Scoped(ScopedRateThrottle):
 @pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
 def test_a_rate_that_means_nothing_names_its_scope(rate: str) -> None:
     """At the first request, not a guess."""
-    with pytest.raises(ImproperlyConfigured, match=f"scope 'anon': Rate {rate!r}"):
+    with pytest.raises(ImproperlyConfigured, match=f"scope 'anon': (Rate {rate!r}|5 is a number of slots)"):
         type("Bad", (AnonRateThrottle,), {"THROTTLE_RATES": {"anon": rate}})()
 
 
@@ -109,7 +110,7 @@ def charged(asked: Any, *rules: dict[str, Any]) -> list[tuple[str, str]]:
     """What a throttle charges by these rules: under which names, and the rates."""
     ruleset = Ruleset(compile_rules(rules))
     planner = RequestPlanner(request(), lambda ruleset: [asked.place(request(), None, ruleset)])
-    planner.gather(ruleset)
+    run(planner.gather(ruleset))
     return [(planned.name, str(planned.charge.limit.rate)) for planned in planner.charges]
 
 

@@ -16,7 +16,16 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.rules.overrides import KnownOverrides, Override, SubjectRef
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.web.overrides import BLOCK, Sender, apply_overrides, override_kinds, override_subjects
+from django_ratelimit_lua.stats.names import own
+from django_ratelimit_lua.web.overrides import (
+    BLOCK,
+    NOTHING,
+    Sender,
+    apply_overrides,
+    client_digests,
+    override_kinds,
+    override_subjects,
+)
 
 NO_RULES = Ruleset(())
 
@@ -25,7 +34,7 @@ SUBJECT = SubjectRef("user", digest(("user", "7")))
 
 
 def known(*overrides: Override) -> KnownOverrides:
-    return KnownOverrides((SUBJECT,), ((b"tag", overrides),))
+    return KnownOverrides(((SUBJECT, (b"tag", overrides)),))
 
 
 def planned(mode: Any = "enforce") -> list[PlannedCharge]:
@@ -37,23 +46,20 @@ def test_overrides_exempt_change_or_block() -> None:
     assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True).charges == []
     (changed,), *_ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
     assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
-    (blocked,), _, block, _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
-    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name, block) == (
-        False,
-        None,
-        "x",
-        None,
-    )
+    (blocked,), _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
+    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name) == (False, None, "x")
     assert blocked.subject == SUBJECT.digest
 
 
 def test_a_block_for_all_rules_needs_none() -> None:
     """It refuses where no enforced charge is, but only those faces that stand for all rules."""
     overrides = known(Override(1, None, "block"))
-    charges, _, block, subject = apply_overrides([], overrides, NO_RULES, True)
-    assert (charges, block.name, block.enforced, subject) == ((), BLOCK, True, SUBJECT.digest)
-    assert apply_overrides(planned("shadow"), overrides, NO_RULES, True).block is not None
-    assert apply_overrides([], overrides, NO_RULES, False) == ([], [], None, b"")
+    (blocked,), _ = apply_overrides([], overrides, NO_RULES, True, "owner")
+    state = blocked.blocked
+    assert (state.name, state.enforced, blocked.subject, blocked.owner) == (BLOCK, True, SUBJECT.digest, "owner")
+    (blocked,), _ = apply_overrides(planned("shadow"), overrides, NO_RULES, True)
+    assert blocked.charge.limit is NOTHING
+    assert apply_overrides([], overrides, NO_RULES, False) == ([], [])
 
 
 def test_an_override_counts_from_its_start_to_its_end() -> None:
@@ -61,23 +67,25 @@ def test_an_override_counts_from_its_start_to_its_end() -> None:
     now = now_us()
     for override in (Override(1, None, "block", starts=now + 10**9), Override(1, None, "block", ends=now - 1)):
         charges = planned()
-        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [], None, b"")
+        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [])
 
 
 def test_an_override_for_one_rule_says_nothing_of_another() -> None:
     """Rules are known by their rows; a limit at a call site has none."""
     rules = Ruleset((), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]})
     exempt = known(Override(1, 7, "exempt"))
-    assert apply_overrides(planned(), exempt, rules, True) == ([], planned(), None, b"")
+    assert apply_overrides(planned(), exempt, rules, True) == ([], planned())
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 
-KINDS = Ruleset((), {"revision": 0, "kinds": {"": ["user"], "x": ["ip4/32"], "y": ["post:name"]}, "blocks": ["ip4/24"]})
+KINDS = Ruleset(
+    (), {"revision": 0, "kinds": {"": ["ip4/24", "user"], "x": ["ip4/32"], "y": ["post:name"]}, "blocks": ["ip4/24"]}
+)
 
 
 def test_only_those_are_looked_for_of_whom_something_may_be_said() -> None:
     """By the names of what is charged; and blocks that need no rule, where a face stands for all rules."""
-    assert list(override_kinds(KINDS, planned(), False)) == ["user", "ip4/32"]
+    assert list(override_kinds(KINDS, planned(), False)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, [], True)) == ["ip4/24", "user"]
     assert list(override_kinds(KINDS, [], False)) == []
@@ -98,6 +106,24 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
     ]
     assert subjects("ip6/64") == []
     assert subjects("user", who=None) == subjects("user", who=SimpleNamespace(is_authenticated=False)) == []
+
+
+def test_the_digests_of_clients_are_of_whom_the_charges_count_and_would_ban(settings: Any) -> None:
+    """Under each key that is known; what all callers share, or all who lack something, is no client's."""
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
+    limit, ip, pair = Limit("x", "5/h"), ("ip", "192.0.2.9"), (("ip", "192.0.2.9"), ("user", None))
+
+    def subjects(identity: Any, banned: Any = None) -> list[bytes]:
+        charge = Charge(limit, digest(identity), 1, b"" if banned is None else digest(banned))
+        return client_digests([PlannedCharge(charge, "x", identity=own(identity), banned=banned)], ["now"])
+
+    def expected(*clients: bytes) -> list[bytes]:
+        return [digest(("digest", client.decode())) for client in clients]
+
+    assert subjects(ip) == expected(digest(ip), digest(ip, "before"))
+    assert subjects(pair, ip) == expected(digest(pair), digest(pair, "before"), digest(ip), digest(ip, "before"))
+    for nobody in (None, ("user", None), ("path", "/"), (("path", "/"), ("post", "name", None))):
+        assert subjects(nobody) == []
 
 
 def test_who_cannot_be_found_out_is_left_out_and_said_once(rf: RequestFactory, caplog: Any) -> None:
