@@ -338,9 +338,9 @@ def _form(rest: tuple[Any, ...], limits: tuple[tuple[Limit, int, bool], ...]) ->
 class Pipeline(NamedTuple):
     """Questions that are answered one after the other, on one trip; the answer is the list of their answers.
 
-    They are written and sent in parts, so that the server answers the first while the last are still written. Each
-    program is loaded ahead of its first call, every time: what a program that is unknown leaves undecided in the middle
-    could only be decided after those that should follow it.
+    They are written and sent in parts, so that the server answers the first while the last are still written. All call
+    the same program, or none. It is loaded ahead of them, every time: what an unknown program leaves undecided in the
+    middle could only be decided after those that should follow it.
     """
 
     questions: Iterable[Question]
@@ -348,25 +348,20 @@ class Pipeline(NamedTuple):
     def exchange(self, loading: set[bytes]) -> Exchange:
         """See `Question.exchange`."""
         read: list[Callable[[Any], Any]] = []
-        loads: dict[int, Program] = {}
+        program: Program | None = None
         questions, most = iter(self.questions), 0
         while part := list(islice(questions, SENT_AT_ONCE)):
-            commands = []
-            for question in part:
-                program = question.program
-                if program is not None and program not in loads.values():
-                    loads[len(read)] = program
-                    commands.append(command(b"SCRIPT", b"LOAD", program.source))
-                    read.append(_checked)
-                commands.append(question.command)
-                read.append(question.read)
-                most += question.most
+            commands = [question.command for question in part]
+            if not read and (program := part[0].program) is not None:
+                commands.insert(0, command(b"SCRIPT", b"LOAD", program.source))
+                read.append(_checked)
+            read += [question.read for question in part]
+            most += sum([question.most for question in part])
             yield b"".join(commands), Replies(0)
         replies = yield b"", Replies(len(read), most + LARGEST_USUAL)
         answers = [make(_checked(reply)) for make, reply in zip(read, replies, strict=True)]
-        for place, program in reversed(loads.items()):
-            if answers.pop(place) != program.sha:
-                raise InvalidResponse("another script than ours was loaded")
+        if program is not None and answers.pop(0) != program.sha:
+            raise InvalidResponse("another script than ours was loaded")
         return answers
 
 
