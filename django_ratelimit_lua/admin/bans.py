@@ -8,11 +8,10 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.conf import settings
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, path, reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -40,6 +39,7 @@ from ..web.durations import duration_words
 from .forms import DURATIONS, own_digests
 from .history import LETTERS, WHO
 from .inspector import BLOCK_PERMISSION, may_inspect
+from .pages import Page, page_response
 from .statistics import readable_parts
 from .times import moment_element
 
@@ -100,20 +100,13 @@ class HandForm(forms.Form):
         field.choices = [(name, f"{name} ({banning.whom})") for name, banning in self.limits.items()]
 
 
-class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
+class BanPage(Page):
     """The page and what its buttons do."""
 
-    class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
+    may_see = staticmethod(may_inspect)
 
-    def get_urls(self) -> list[Any]:
-        """The one page."""
-        return [path("", self.admin_site.admin_view(self.bans_view), name="django_ratelimit_lua_bans_changelist")]
-
-    def bans_view(self, request: HttpRequest) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         """Who is banned; what buttons do is sent to the same URL."""
-        if not may_inspect(request):
-            raise PermissionDenied
         may_act = request.user.has_perm(BLOCK_PERMISSION)
         form, pending = HandForm(), None
         if request.method == "POST":
@@ -133,10 +126,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
             if is_done:
                 return HttpResponseRedirect(request.get_full_path())
         context = {
-            **self.admin_site.each_context(request),
             "title": _("Bans"),
-            "opts": self.opts,
-            "media": self.media,
             "may_act": may_act,
             "may_see_who": request.user.has_perm(WHO),
             "form": form if form.limits else None,
@@ -145,8 +135,7 @@ class BanPages(admin.ModelAdmin):  # type: ignore[type-arg]
             "chosen": request.GET.get("rule", ""),
             **self._found(request),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/bans.html", context)
+        return page_response(self, request, "bans.html", context)
 
     def _found(self, request: HttpRequest) -> dict[str, Any]:
         chosen = request.GET.get("rule", "")

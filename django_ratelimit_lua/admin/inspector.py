@@ -11,7 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import label_for_field
 from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -36,6 +36,7 @@ from ..web.durations import duration_words
 from ..web.overrides import is_nobody
 from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .history import WHO
+from .pages import Page, page_response
 from .request_form import Asked, ReferenceForm, RequestForm
 from .times import moment_element
 
@@ -76,6 +77,16 @@ class Pending(NamedTuple):
     label: str
 
 
+class InspectorPage(Page):
+    """The entry of the inspector in the index."""
+
+    may_see = staticmethod(may_inspect)
+
+    def view(self, request: HttpRequest) -> HttpResponse:
+        """Redirect to the inspector."""
+        return HttpResponseRedirect(reverse("admin:django_ratelimit_lua_inspect", current_app=self.admin_site.name))
+
+
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of overrides that looks at one request."""
 
@@ -94,10 +105,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         form = RequestForm(given if "path" in given else None, own_address(request), request.GET)
         may_act = self.has_block_permission(request)
         reference = ReferenceForm(request.GET if "reference" in request.GET else None, label_suffix="")
-        context = {
-            **self.admin_site.each_context(request),
+        context: dict[str, Any] = {
             "title": _("Inspector"),
-            "opts": self.opts,
             "form": form,
             "reference": reference,
             "may_act": may_act,
@@ -109,7 +118,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": [(seconds, words) for seconds, words in HOW_LONG.items()],
             "hour": HOUR,
-            "media": self.media,
         }
         if reference.is_bound and reference.is_valid():
             context["opened"] = reference.opened
@@ -136,8 +144,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= self._found(request, asked)
             if "opened" in context:
                 context["is_of"] = context["opened"].is_of(context["found"])
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/inspect.html", context)
+        return page_response(self, request, "inspect.html", context)
 
     def _found(self, request: HttpRequest, asked: Asked) -> dict[str, Any]:
         """What the page shows of the request."""
@@ -196,7 +203,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 messages.error(request, f"{label}: {' '.join(problems)}" if label else " ".join(problems))
             return None
         words = {"whom": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.surprises(action, own_proxy(request), own_address(request))
+        warnings = subject.surprises(action, own_proxy(request))
         if request.POST.get("confirm") != "yes" and (action == "block" or duration == FOR_GOOD or warnings):
             return _pending(request.POST["action"], kind, duration, words, warnings)._replace(label=client)
         (there,) = add([override])

@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.core.files.uploadhandler import FileUploadHandler, SkipFile, TemporaryFileUploadHandler
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
-from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
@@ -26,6 +25,7 @@ from ..operations.replay.report import as_json, drawing, period_of
 from ..rules.rule import compile_rule
 from ..rules.ruleset import Ruleset
 from ..store import get_store
+from .pages import page_response
 
 LARGEST = 64 * 1024 * 1024
 """Bytes of a log, as it is sent: a gzipped one may be larger once it is unpacked."""
@@ -96,10 +96,7 @@ class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
                 [_("The log is larger than 64 MiB. Use manage.py ratelimit replay.")], renderer=form.renderer
             )
         context: dict[str, Any] = {
-            **self.admin_site.each_context(request),
             "title": _("Try “%(rule)s” on a log") % {"rule": rule.name},
-            "opts": self.opts,
-            "media": self.media,
             "rule": rule,
             "form": form,
         }
@@ -113,8 +110,7 @@ class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
                 form.add_error(None, _("Redis is unavailable: %s") % error)
             finally:
                 file.close()  # Which deletes it.
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/replay.html", context)
+        return page_response(self, request, "ratelimitrule/replay.html", context)
 
 
 def found_in(rule: RateLimitRule, file: Any) -> dict[str, Any]:

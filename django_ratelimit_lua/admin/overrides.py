@@ -78,7 +78,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         ),
         (gettext_lazy("Duration and reason"), {"fields": ("duration", ("starts", "ends"), "reason")}),
         (None, {"fields": (("created_by", "created"),)}),
-        (gettext_lazy("Confirm"), {"fields": ("confirm", "asked", "version")}),
+        (gettext_lazy("Confirm"), {"fields": ("confirm", "version")}),
     )
 
     def get_urls(self) -> list[Any]:

@@ -9,11 +9,9 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, path, reverse
 from django.utils import formats
 from django.utils.safestring import mark_safe
@@ -60,6 +58,7 @@ from ..stats.names import NOTHING, Name, name_words
 from .history import WHO, changed_words
 from .inspector import may_inspect
 from .last_day import VIEW
+from .pages import Page, page_response
 from .times import moment_element, moment_text
 
 APP = "django_ratelimit_lua"
@@ -90,12 +89,13 @@ def may_see(request: HttpRequest) -> bool:
     return bool(request.user.has_perm(VIEW))
 
 
-class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
+class StatisticsPages(Page):
     """The two pages, where the admin expects those of a model."""
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
         js = ("django_ratelimit_lua/statistics.js",)
+
+    may_see = staticmethod(may_see)
 
     def get_urls(self) -> list[Any]:
         """The overview, and that of one name, which stands in the query: names have slashes, and whatever else."""
@@ -268,14 +268,7 @@ class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
         return f"{url}?{urlencode(query)}&"
 
     def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        request.current_app = self.admin_site.name
-        base = {
-            **self.admin_site.each_context(request),
-            "opts": self.opts,
-            "media": self.media,
-            "may_inspect": may_inspect(request),
-        }
-        return TemplateResponse(request, f"admin/{APP}/statistics/{template}", {**base, **context})
+        return page_response(self, request, f"statistics/{template}", {"may_inspect": may_inspect(request), **context})
 
 
 def _ask_first(state: Health) -> None:

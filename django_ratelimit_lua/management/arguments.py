@@ -10,14 +10,12 @@ from django.core.management.base import CommandError
 from django.http import HttpRequest
 
 from ..identity.forwarded import parse_address, parse_network
-from ..limits.rate import SECOND, LimitError, Rate
+from ..limits.rate import SECOND, LimitError, duration, time_us
 from ..operations.described import build_request, find_user
 from ..operations.explain import Explanation
 from ..operations.subjects import Subject
 from ..rules.describe import field_words
 
-LONGEST = 10 * 366 * 86400
-"""Seconds; what is longer is meant for good."""
 _FIELDS = {
     "header": ("header", ":", "may be repeated, for others"),
     "cookie": ("cookie", "=", "may be repeated, for others"),
@@ -69,12 +67,9 @@ def add_length(*, default: str | None = None, until: bool = False) -> Callable[[
 def seconds_of(option: str, period: str, otherwise: str = "") -> int:
     """The seconds of a time such as 30m. Raises `CommandError`, which names the option, and what would do as well."""
     try:
-        seconds = Rate.parse(f"1/{period}").period_us // SECOND
-    except LimitError:
-        seconds = 0
-    if not 0 < seconds <= LONGEST:
-        raise CommandError(f"{option} {period!r}: write a number and s, m, h, d or w, such as 30m{otherwise}")
-    return seconds
+        return time_us(duration(period)) // SECOND
+    except LimitError as error:
+        raise CommandError(f"{option} {error}{otherwise}") from None
 
 
 def require_urlconf() -> None:

@@ -24,8 +24,7 @@ from ..rules.overrides import DIGEST, USER, Effect, Override, client_identity, n
 from ..rules.rule import RuleError
 from .audit import AuditedModel, AuditedQuerySet, Change, Declared, Deletion
 from .change import RateLimitChange
-from .misfits import by_field, number_misfits
-from .rate_fields import RateFields
+from .rate_fields import RateFields, problem_text
 from .rule import RateLimitRule
 
 ONE_SUBJECT = _(
@@ -314,10 +313,6 @@ class RateLimitOverride(RateFields, AuditedModel):
         """Why its numbers do not fit its rule, by field; empty where they do. What does not fit is skipped."""
         if self.rate is None:
             return {"limit": _("Enter the other limit.")}
-        if self.rule is not None:
-            wrong = number_misfits({**self.rule.values(), "more_rates": [], **self.numbers()})
-            if wrong:
-                return by_field(wrong, self.numbers(), "limit")
         try:
             rate = Rate.parse(self.rate)
             template = self.rule.compiled([]).template if self.rule is not None else None
@@ -325,9 +320,9 @@ class RateLimitOverride(RateFields, AuditedModel):
                 if template is not None and isinstance(own, Rate):
                     template.limit("rule", own).at(rate, self.burst)
         except LimitError as error:
-            return {"burst" if error.field == "burst" else "limit": str(error).removeprefix("Limit 'rule': ")}
+            return {"burst" if error.field == "burst" else "limit": problem_text(error)}
         except RuleError as error:
-            return {"rule": error.problem}
+            return {"rule": problem_text(error.problem)}
         return {}
 
 

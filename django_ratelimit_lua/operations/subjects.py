@@ -80,10 +80,10 @@ class Subject(NamedTuple):
         override.full_clean(exclude=["subject", "kind"])
         return override
 
-    def surprises(self, effect: Effect, peer: str | None = None, own: str | None = None) -> list[str]:
-        """What an override about them would do that its author may not expect, as `override_surprises` has it."""
+    def surprises(self, effect: Effect, peer: str | None = None) -> list[str]:
+        """What has to be confirmed before an override about them is saved, as `override_surprises` has it."""
         given = {"effect": effect, "networks": [self.address] if self.address else []}
-        return [str(problem) for _field, problem in override_surprises(given, peer, own)]
+        return [str(problem) for _field, problem in override_surprises(given, peer)]
 
     def blocks(self) -> list[RateLimitOverride]:
         """The blocks that are about exactly them and have not ended, those that have not begun among them."""

@@ -1,18 +1,20 @@
 """From Redis to the database: what was counted each hour of rules and limiters whose statistics are to be kept.
 
-One of all processes does it, every few minutes, beside comparing the rules, until there is nothing new for a while.
-Numbers are absolute and only ever raise what is there, so it makes no difference how often they are written, by how
-many, or where somebody was killed. The last two days are looked at each time; all that Redis has, once a day, and after
-whatever has failed.
+One of all processes does it, every few minutes, until there is nothing new for a while. Numbers are absolute and only
+ever raise what is there, so it makes no difference how often they are written, by how many, or where somebody was
+killed. The last two days are looked at each time; all that Redis has, once a day, and after whatever has failed.
 """
 
 from __future__ import annotations
 
 import time
 
+from django.db import connections
+
 from ..conf import conf
 from ..models import RateLimitHour, RateLimitRule
 from ..models.hour import Numbers
+from ..process.tasks import Task
 from ..rules.rule import UNWRITABLE
 from ..rules.ruleset import settings_rules
 from ..stats import results
@@ -76,20 +78,31 @@ def _numbers(hour: Hour) -> Numbers:
     return {**counts, "units": hour.units, "near": hour.near, "people_refused": hour.people_refused}
 
 
-_looks_left = 0
-"""How many more looks this process makes that find nothing new, also if there are no requests."""
+_has_turn = False
+"""Whether this process has taken the turn to write, and has not written yet."""
+_looks_left = LAST_LOOKS
 
 
-def keep_in_turn() -> bool:
-    """Write hours if that is due; whether to look again also if there are no requests. Raises what `keep_hours` does,
-    and then it stays due."""
-    global _looks_left
+def look() -> None:
+    """Start to write hours in a thread of its own, unless another process is at it."""
+    global _has_turn, _looks_left
     if take_turn(_key(b"turn"), KEEP_SECONDS):
-        left = _looks_left or LAST_LOOKS
-        _looks_left = LAST_LOOKS if _keep() else left - 1
-        if not _looks_left:
-            get_store(background=True).execute(b"DEL", _key(b"turn"))  # The next request starts again.
-    return _looks_left > 0
+        _has_turn, _looks_left = True, LAST_LOOKS
+        keeping.start()
+
+
+def _step() -> float | None:
+    """Write hours, and come again: the last requests of a quiet site are written without a further one."""
+    global _has_turn, _looks_left
+    if not (_has_turn or take_turn(_key(b"turn"), KEEP_SECONDS)):
+        return None  # Another process goes on.
+    _has_turn = True  # Also of a look that fails, which is repeated.
+    found = _keep()
+    _has_turn, _looks_left = False, LAST_LOOKS if found else _looks_left - 1
+    if _looks_left > 0:
+        return KEEP_SECONDS * 1.01  # When the turn of this look is over.
+    get_store(background=True).execute(b"DEL", _key(b"turn"))
+    return None
 
 
 def _key(word: bytes) -> bytes:
@@ -107,6 +120,11 @@ def _keep() -> int:
             store.execute(b"SET", _key(b"all"), today, b"EX", b"%d" % DAY)
         return found
     except BaseException:
-        # What was missed is looked for by whichever process is next.
-        store.execute(b"DEL", _key(b"all"), _key(b"turn"))
+        # What was missed is looked for by whoever has the next turn.
+        store.execute(b"DEL", _key(b"all"))
         raise
+    finally:
+        connections[primary()].close()
+
+
+keeping = Task("hours", _step, meanwhile="Redis keeps the statistics, for ninety days")

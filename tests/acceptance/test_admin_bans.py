@@ -77,13 +77,6 @@ def site(settings: Any) -> None:
     ]
 
 
-@pytest.fixture
-def operator() -> Client:
-    client = Client(REMOTE_ADDR="192.0.2.1")
-    client.force_login(User.objects.create_superuser("grace"))
-    return client
-
-
 def text_of(response: Any) -> str:
     """A page as it is read."""
     page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)

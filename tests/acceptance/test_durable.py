@@ -171,7 +171,7 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
             return bool(one("ask()")) and bool(other("ask()"))
 
         def failed() -> bool:
-            return work() and any("'comparison' fails" in line for worker in (one, other) for line in worker("said"))
+            return work() and any("'hours' fails" in line for worker in (one, other) for line in worker("said"))
 
         until(failed, "it is tried")
         one(rename.format("away", table))
@@ -190,7 +190,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
     counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
     with Worker(prefix, {"default": path}, compare_seconds=0.05) as worker:
         worker("from django_ratelimit_lua.models import RateLimitHour")
-        worker("from django_ratelimit_lua.publishing import hours, triggers")
+        worker("from django_ratelimit_lua.publishing import hours")
         worker("hours.KEEP_SECONDS = 0.2")
         worker("rule(durable=True)")
         total = 0
@@ -204,7 +204,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(tm
                 worker("ask()")
                 total += 1
             until(lambda total=total: worker(counted) == total, "the last requests are written")
-            until(lambda: not worker("triggers.looking.is_running"), "the process stops looking")
+            until(lambda: not worker("hours.keeping.is_running"), "the process stops looking")
 
 
 def test_what_was_missed_is_caught_up(settings: Any, moved: Callable[[float], None], direct: Any, prefix: str) -> None:

@@ -93,24 +93,26 @@ def test_a_server_clock_that_was_far_ahead_locks_nobody_out_of_a_calendar_limit(
     assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("work", ["hours", "comparison"])
+@pytest.mark.parametrize("task", ["hours", "publishing"])
 def test_a_turn_ends_though_the_servers_clock_was_set_back(
-    work: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
+    task: str, direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process has it, for no longer than ever."""
     done: list[str] = []
-    monkeypatch.setattr(triggers, "publish", lambda: done.append("comparison"))
-    monkeypatch.setattr(hours, "_keep", lambda: done.append("hours") or 1)
+    monkeypatch.setattr(triggers, "publish", lambda **options: done.append("publishing"))
+    monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
     monkeypatch.setattr(provider, "database", "of the tests")
-    look, key = triggers._look, triggers._turn_key() if work == "comparison" else hours._key(b"turn")
+    look, key = triggers._look, triggers._turn_key()
+    if task == "hours":
+        look, key = hours.look, hours._key(b"turn")
     look()
     lifetime = direct.pttl(key)
     look()
-    assert done.count(work) == 1
+    assert done.count(task) == 1
     direct.pexpire(key, 365 * DAY * 1000)
     look()
     look()
-    assert done.count(work) == 2
+    assert done.count(task) == 2
     assert direct.pttl(key) <= lifetime + 1000
 
 

@@ -20,7 +20,7 @@ from tests.acceptance.test_inspector import INSPECTOR, pressed
 from tests.acceptance.test_reset_and_block import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
-site, operator = test_admin.site, test_admin.operator
+site = test_admin.site
 ADDRESS = "203.0.113.9"
 FORM = {"effect": "block", "period": 1, "unit": "m", "network": ADDRESS, "duration": "3600"}
 

@@ -135,7 +135,7 @@ def test_unblock_says_what_it_did_not_end() -> None:
         (("block", "--cookie", "c=1", "--cookie", "d=2"), "name one subject"),
         (("block", "--field", "d= "), "The value is missing"),
         (("block", "--ip", "nowhere"), "--ip 'nowhere' is not an address or network"),
-        (("block", "--ip", ADDRESS, "--for", "ever"), "--for 'ever': write a number and s, m, h, d or w"),
+        (("block", "--ip", ADDRESS, "--for", "ever"), "--for 'ever': write a number and a unit"),
         (("block", "--ip", ADDRESS, "--for", "0m"), "--for '0m': write"),
         (("unblock", "--user", "nobody"), "--user 'nobody': no user has this name"),
         (("unblock", "--field", "username"), "--field 'username': write NAME=VALUE"),

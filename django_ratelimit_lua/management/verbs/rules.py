@@ -18,7 +18,7 @@ from ...models import RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
 from ...operations.explain import explain as explain_request
 from ...operations.reference import BadReferenceError, OpenedReference, open_reference
-from ...operations.surprises import changed_surprises, enforcing
+from ...operations.surprises import changed_notices, changed_surprises, enforcing
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
 from ...rules import provider
@@ -164,7 +164,8 @@ def import_rules(command: Printer, options: dict[str, Any]) -> None:
     warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
     if warnings and not (confirm or dry_run):
         raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
-    for line in warnings:
+    notices = [f"{name}: {line}" for name, lines in changed_notices(changes).items() for line in lines]
+    for line in [*warnings, *notices]:
         command.warn(line)
     if not dry_run:
         changes = rules_yaml.apply(text, delete=options["delete"])
@@ -186,7 +187,8 @@ def check(command: Printer, options: dict[str, Any]) -> None:
     file = options["file"]
     if file is not None:
         text = _read(file)
-        counted = rules_yaml.number_of(len(rules_yaml.load(text, _source(file))), len(rules_yaml.load_breakers(text)))
+        rules, breakers = rules_yaml.load(text, _source(file))
+        counted = rules_yaml.number_of(len(rules), len(breakers))
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.
