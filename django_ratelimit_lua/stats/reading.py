@@ -329,8 +329,8 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
     found: dict[str, list[Any]] = {}
     absent = 0
     hours_of_span = range(max(span.start // HOUR, span.end // HOUR - 24), -(-span.end // HOUR))
-    for reply in _ask([(b"HVALS", key_of(name, b"top:%d" % hour)) for hour in hours_of_span]):
-        for written in reply:
+    for reply in _ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours_of_span]):
+        for written in reply[1::2]:
             least, rows = listed(written, what)
             absent += least
             for digest, times, error, of in rows:

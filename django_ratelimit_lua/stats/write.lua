@@ -46,19 +46,20 @@ local function trim(key, size)
   end
 end
 
-local COMMANDS = { say = { 'HSET' }, meet = { 'PFADD' }, mark = { 'ZADD', 'GT' } }
 local at = 4
 for number = 2, #KEYS do
   local key, what, seconds, last = KEYS[number], ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
   at = at + 3
-  if what == 'add' then
-    for field = at, last, 2 do write('HINCRBY', key, ARGV[field], ARGV[field + 1]) end
-  else
-    for first = at, last, 1000 do -- More than some thousand words do not fit on Lua's stack.
-      local words = { unpack(COMMANDS[what]) }
-      table.insert(words, 2, key)
-      for place = first, math.min(first + 999, last) do words[#words + 1] = ARGV[place] end
-      write(unpack(words))
+  for first = at, last, 1000 do -- More than some thousand words do not fit on Lua's stack.
+    local till = math.min(first + 999, last)
+    if what == 'add' then
+      for field = first, till, 2 do write('HINCRBY', key, ARGV[field], ARGV[field + 1]) end
+    elseif what == 'meet' then
+      write('PFADD', key, unpack(ARGV, first, till))
+    elseif what == 'mark' then
+      write('ZADD', key, 'GT', unpack(ARGV, first, till))
+    else
+      write('HSET', key, unpack(ARGV, first, till))
     end
   end
   if what == 'mark' then trim(key, tonumber(ARGV[3])) end

@@ -352,9 +352,13 @@ class Writer:
         for problem in problems:
             self.error, self._refused_at = StoreError(problem.decode(errors="replace")), now
 
+    def _rank(self, name: str) -> tuple[bool, bool]:
+        """Names that are to be durable come first; the name of all others needs no room, and comes last."""
+        return name not in self.durable, name == OTHER
+
     def _note_names(self, store: Any, patience: Patience | None) -> None:
         """Note once an hour of each name that it counts. Names for which there is no room are counted together."""
-        names = sorted(self._pending.keys() - self._known.keys(), key=lambda name: name not in self.durable)
+        names = sorted(self._pending.keys() - self._known.keys(), key=self._rank)
         if not names:
             return
         durable = b"%d" % len(self.durable.intersection(names))
