@@ -20,8 +20,9 @@ class LeakyBucket(Algorithm):
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced, others wait")
     suffix = b"lb2"
-    options = frozenset({"queue", "max_wait", "split", "split_weights"})
+    options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
+    lua_name = "token_bucket"
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """As the token bucket's, of one that holds those that wait and the one being served."""
