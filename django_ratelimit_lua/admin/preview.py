@@ -19,7 +19,7 @@ from .forms import PreviewForm, RuleForm
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
-    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split", "split_weights")),
+    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
 )
 """The fields of a rule that a preview goes by."""
 WIDTH, HEIGHT = 640, 240

@@ -306,7 +306,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             if is_apart and not call.charges:
                 return Decision(True, revision=call.revision_number)
         if is_hot or fallback_limiter.is_recovering:
-            decision = yield from _by_process(call, is_hot=is_hot)
+            decision = yield from _by_process(call, patience or Patience(conf.TIMEOUT), is_hot=is_hot)
             if bans and decision.source == "fallback":  # This process's share was used up, and Redis not asked.
                 decision = known_bans.hold(call, decision)
         else:
@@ -362,9 +362,9 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
         patience.take_back(share)
 
 
-def _by_process(call: Call, *, is_hot: bool) -> Waiting[Decision]:
+def _by_process(call: Call, patience: Patience, *, is_hot: bool) -> Waiting[Decision]:
     """The decision where units that this process has taken ahead, or its share of a limit, have a say."""
-    asking = decide_here(call) if is_hot else _asking(call)
+    asking = decide_here(call, patience) if is_hot else _asking(call)
     return (yield from fallback_limiter.decide_by_both(call, asking) if fallback_limiter.is_recovering else asking)
 
 

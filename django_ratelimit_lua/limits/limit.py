@@ -14,7 +14,7 @@ from . import algorithms, calendar
 from .algorithms.algorithm import Numbers
 from .ban import BanOn, BanTerms
 from .decision import Mode
-from .options import OPTIONS, Align, Options, Policy, Split, read_options
+from .options import OPTIONS, Align, Options, Policy, read_options
 from .rate import SECOND, LimitError, Rate
 from .values import gettext_noop as _
 
@@ -54,8 +54,7 @@ class Limit:
     mode: Mode
     on_store_error: Policy | None
     lease: int | None
-    split: Split | None
-    split_weights: str | None
+    split: str | None
     ban_after: int | None
     ban_window: str | None
     ban_for: str | None

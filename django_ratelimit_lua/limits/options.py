@@ -15,8 +15,8 @@ from .values import gettext_noop as _
 
 Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
-Split = Literal["equal", "weighted"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+EQUAL = "equal"
 MAX_WEIGHT = 1000
 _WEIGHT = re.compile(r"([\w.-]+) ?= ?([1-9][0-9]{0,2}|1000)", re.ASCII)
 _LONGEST_WAIT = Rate.LONGEST_US // SECOND
@@ -53,29 +53,31 @@ def _joined(value: Any) -> str:
     return "+".join(part.strip() for part in parts)
 
 
-def read_weights(text: str | None) -> dict[str, int]:
-    """Weights by host name, from a text such as "web-1=3, web-2=1". Raises `LimitError`.
+def read_weights(split: str | None) -> dict[str, int]:
+    """Return the weights of a split by host name. Hosts that are not named weigh 1. Raises `LimitError`.
 
-    >>> read_weights("web-1=3, WEB-2=1")
-    {'web-1': 3, 'web-2': 1}
+    >>> read_weights("web-1=3, WEB-2=1"), read_weights("equal")
+    ({'web-1': 3, 'web-2': 1}, {})
     """
     weights: dict[str, int] = {}
-    for entry in text.split(",") if text else ():
+    if not split or split == EQUAL:
+        return weights
+    for entry in split.split(","):
         match = _WEIGHT.fullmatch(entry.strip())
         if match is None or match[1].lower() in weights:
             text = _(
-                "%(entry)r is not a weight: write each host once, with a whole number from 1 to %(most)d, for example "
-                "web-1=3, web-2=1"
+                "%(entry)r is not a weight: write 'equal', or each host once, with a whole number from 1 to %(most)d, "
+                "for example web-1=3, web-2=1"
             )
             raise LimitError(text, entry=entry.strip(), most=MAX_WEIGHT)
         weights[match[1].lower()] = int(match[2])
     return weights
 
 
-def _weights(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("write hosts and weights as a text, for example 'web-1=3, web-2=1'")
-    return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items())
+def _split(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("write 'equal', or hosts and weights such as 'web-1=3, web-2=1'")
+    return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items()) or EQUAL
 
 
 def _algorithm(value: Any) -> str:
@@ -178,16 +180,14 @@ class Options(TypedDict, total=False):
         ),
         words=_("leases of up to %(lease)s"), excludes=_NEEDS_REDIS,
     )]
-    split: Annotated[Split | None, Option(
-        None, Choice(get_args(Split), "choose None or one of"), _("split"),
-        _("Each process enforces its share of the limit without asking Redis. Empty: one shared count."),
-        names={"equal": _("equal shares"), "weighted": _("shares by process weight")},
-        words=_("split among processes"), excludes=("lease", *_NEEDS_REDIS),
-    )]
-    split_weights: Annotated[str | None, Option(
-        None, _weights, _("weights of hosts"),
-        _("For example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named: 1."),
-        needs="split",
+    split: Annotated[str | None, Option(
+        None, _split, _("split"),
+        _(
+            "Each process enforces its share of the limit without asking Redis. Write equal, or weights of hosts, for "
+            "example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts that are not named weigh 1. "
+            "Empty: one shared count."
+        ),
+        words=_("split among processes"), excludes=("lease", "align", *_NEEDS_REDIS),
     )]
     ban_after: Annotated[int | None, Option(
         None, Whole(1, MOST_OFFENCES), _("ban after"), _("Offences that earn a ban. Empty: there are no bans."),

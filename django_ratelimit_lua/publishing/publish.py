@@ -13,12 +13,14 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
@@ -50,7 +52,7 @@ from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
 logger = logging.getLogger("django_ratelimit_lua")
-healing, committed = Errand("healing"), Errand("committed")
+T = TypeVar("T")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 MOST_SUBJECTS = 5000
@@ -60,6 +62,23 @@ STAGED_SECONDS = 600
 SWEPT = b"swept"
 """The field that says until when what has ended was taken away, in microseconds since 1970."""
 _IS_TIME = re.compile(rb"[0-9]{1,16}")
+
+
+class DatabaseErrand(Errand):
+    """Work whose thread has database connections of its own, which see only what is committed."""
+
+    def give(self, work: Callable[[], T]) -> Future[T] | None:
+        def close_after() -> T:
+            try:
+                return work()
+            finally:
+                connections.close_all()
+
+        return super().give(close_after)
+
+
+healing = DatabaseErrand()
+committed = DatabaseErrand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +166,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     """
     using = primary()
     if is_in_transaction(using):
-        return _in_a_thread(using, rebuild=rebuild, take_over=take_over)
+        return _in_a_thread(rebuild=rebuild, take_over=take_over)
     for _ in range(ATTEMPTS):
         provider.note_database(RateLimitRevision.read(using).database)
         # Redis first: what is there was committed before, so the database can only be level or ahead.
@@ -207,16 +226,9 @@ def _has_to_rise(using: str, row: Risen, published: Published, rebuild: bool) ->
     return rebuild or (bool(row.number) and is_lacking)
 
 
-def _in_a_thread(using: str, **options: bool) -> int:
+def _in_a_thread(**options: bool) -> int:
     """Publish in another thread, whose connection sees only what is committed."""
-
-    def run() -> int:
-        try:
-            return publish(**options)
-        finally:
-            connections[using].close()
-
-    published = committed.give(run)
+    published = committed.give(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:

@@ -20,12 +20,8 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
-from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.leases import Lease, leases
+from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.limits.call import Charge
-from django_ratelimit_lua.limits.decision import Decision, LimitState
-from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.testing.server import Server
@@ -228,25 +224,6 @@ def test_a_late_message_takes_no_units_that_still_count(change: str, direct: red
     leases.give_back(Patience(5))
     used = 3000 if change == "reset" else 6000
     until(lambda: limiter.peek("x").limits[0].used == used, "what was not spent is back", 5)
-
-
-def test_units_go_back_to_the_moment_that_they_count_from() -> None:
-    """A hit's units are of one batch and count since one moment; what is put back goes to that batch or, where it is
-    gone, back to Redis by that moment, and not to another."""
-    charge = Charge(Limit("hot", "100/h", algorithm="token_bucket", lease=10), b"x" * 32)
-    lease = Lease(build_call([charge]), charge)
-    for units, moment in ((2, 1_000_000), (3, 2_000_000)):
-        state = LimitState("hot", True, 100, units, 100 - units, 0.0, 3600.0, 0.0, counted_at=moment)
-        lease.add_batch(Decision(True, (state,), units, moment=moment - 7), time.monotonic())
-    assert not lease.has(4)
-    assert lease.take(4) is None
-    spent = [lease.take(cost) for cost in (3, 2)]
-    assert [found[1] for found in spent if found] == [2_000_000, 1_000_000]
-    lease.put_back(2, 2_000_000)
-    lease.put_back(1, 1_000_000)
-    assert not lease.is_empty
-    refunds = [(call.charges[0].cost, call.hit_at) for call in lease.take_expired()]
-    assert sorted(refunds) == [(1, 1_000_000), (2, 2_000_000)]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])

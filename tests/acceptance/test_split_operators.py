@@ -39,7 +39,7 @@ def site(settings: Any) -> None:
 def beat_twice() -> Heartbeat:
     """Two processes, of which one uses a limit by the weight of its host. Its second heartbeat describes its part."""
     busy, idle = Heartbeat(), Heartbeat()
-    busy.use(Limit("search<b>", "100/m", split="equal", split_weights=f"{HOST}=3"))
+    busy.use(Limit("search<b>", "100/m", split=f"{HOST}=3"))
     for _ in range(2):
         busy.beat()
         idle.beat()
@@ -90,14 +90,14 @@ def test_health_and_its_command_list_the_processes() -> None:
 def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
     """They are in the history, in YAML and in the published rules."""
     limiter = RateLimiter("search", "5/h")
-    rule = RateLimitRule(name="search", limit=100, unit="h", split="equal", split_weights="WEB-1=3, web-2 = 1")
+    rule = RateLimitRule(name="search", limit=100, unit="h", split="WEB-1=3, web-2 = 1")
     rule.full_clean()
     rule.save()
     limiter.hit("ada")
     heartbeat.beat()
     assert limiter.hit("ada").source == "split"
-    for weights, own in ((f"{HOST}=4", 4), ("", 1)):
-        rule.split_weights = weights
+    for split, own in ((f"{HOST}=4", 4), ("equal", 1)):
+        rule.split = split
         rule.save()
         limiter.hit("ada")
         heartbeat.beat()
@@ -105,42 +105,33 @@ def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
         assert limit.limit == 100
         assert heartbeat.part_of(Limit("search", "1/h", split="equal")) == ProcessShare(0, own, own)
     changes = RateLimitChange.objects.filter(name="search")
-    assert any(change.after.get("split_weights") == f"{HOST}=4" for change in changes)
-    rule.split_weights = "web-1=3"
+    assert any(change.after.get("split") == f"{HOST}=4" for change in changes)
+    rule.split = "web-1=3"
     rule.save()
     output = StringIO()
     call_command("ratelimit", "rules", "export", stdout=output)
-    assert "split_weights: web-1=3" in output.getvalue()
+    assert "split: web-1=3" in output.getvalue()
 
 
 @pytest.mark.parametrize(
     ("weights", "entry"),
     [("web-1=3, web-2", "web-2"), ("web-1=0", "web-1=0"), ("a=1,A=2", "A=2"), ("web 1=2", "web 1=2"),
-     ("web-1=1.5", "web-1=1.5"), ("a=1001", "a=1001"), ("a=1,", "")],
+     ("web-1=1.5", "web-1=1.5"), ("a=1001", "a=1001"), ("a=1,", ""), ("half", "half")],
 )  # fmt: skip
 def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -> None:
     """In the form at its field, and in code."""
-    rule = RateLimitRule(name="x", limit=5, unit="h", split="equal", split_weights=weights, key="ip", path="/")
+    rule = RateLimitRule(name="x", limit=5, unit="h", split=weights, key="ip", path="/")
     with pytest.raises(ValidationError) as error:
         rule.full_clean()
     assert error.value.message_dict == {
-        "split_weights": [
-            f"{entry!r} is not a weight: write each host once, with a whole number from 1 to 1000, for example "
-            "web-1=3, web-2=1."
+        "split": [
+            f"{entry!r} is not a weight: write 'equal', or each host once, with a whole number from 1 to 1000, for "
+            "example web-1=3, web-2=1."
         ]
     }
     with pytest.raises(ValueError, match="for example web-1=3, web-2=1") as error_of_code:
-        Limit("x", "5/h", split="equal", split_weights=weights)
+        Limit("x", "5/h", split=weights)
     assert repr(entry) in str(error_of_code.value)
-
-
-def test_weights_need_a_split() -> None:
-    """Without one they would mean nothing."""
-    rule = RateLimitRule(name="x", limit=5, unit="h", split_weights="a=1", key="ip", path="/")
-    with pytest.raises(ValidationError, match="needs “Split” as well"):
-        rule.full_clean()
-    with pytest.raises(ValueError, match="split_weights needs split as well"):
-        Limit("x", "5/h", split_weights="a=1")
 
 
 def test_a_limit_that_begins_to_be_used_in_an_outage_goes_by_the_share_of_all_processes(settings: Any) -> None:

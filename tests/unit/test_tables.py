@@ -33,7 +33,6 @@ def test_an_option_is_everywhere(name: str) -> None:
         "on_store_error",
         "lease",
         "split",
-        "split_weights",
     )
     assert row.is_general != any(name in algorithm.options for algorithm in ALGORITHMS.values())
     assert {*row.excludes, *filter(None, [row.needs])} < set(OPTIONS)

@@ -21,7 +21,7 @@ class FixedWindow(Algorithm):
     name = "fixed_window"
     label = _("fixed window: one count per window")
     suffix = b"fw"
-    options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split", "split_weights"})
+    options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The kind of window; of a calendar, four of its boundaries. A time zone is of a calendar, whose rates name its

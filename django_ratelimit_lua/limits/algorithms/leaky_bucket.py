@@ -20,7 +20,7 @@ class LeakyBucket(Algorithm):
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced, others wait")
     suffix = b"lb2"
-    options = frozenset({"queue", "max_wait", "split", "split_weights"})
+    options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
     lua_name = "token_bucket"
 

@@ -21,7 +21,7 @@ class SlidingLog(Algorithm):
     name = "sliding_log"
     label = _("sliding log: the same, exact to the microsecond")
     suffix = b"sl"
-    options = frozenset({"max_wait", "count_denied", "split", "split_weights"})
+    options = frozenset({"max_wait", "count_denied", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Limit and period are all it needs."""

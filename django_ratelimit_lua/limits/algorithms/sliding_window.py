@@ -20,7 +20,7 @@ class SlidingWindow(Algorithm):
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"sw"
-    options = frozenset({"segments", "max_wait", "count_denied", "split", "split_weights"})
+    options = frozenset({"segments", "max_wait", "count_denied", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The length of a segment."""

@@ -21,7 +21,7 @@ class TokenBucket(Algorithm):
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
     suffix = b"tb2"
-    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split", "split_weights"})
+    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """The rate in lowest terms, and an interval and a burst as whole microseconds and a rest."""

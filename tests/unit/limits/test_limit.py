@@ -22,8 +22,9 @@ from django_ratelimit_lua.limits.rate import LimitError
         ({"algorithm": "token_bucket", "lease": 10, "count_denied": True}, "lease and count_denied"),
         ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
         ({"algorithm": "token_bucket", "lease": 10, "split": "equal"}, "contradict"),
-        ({"split": "half"}, "choose None or one of: equal, weighted"),
+        ({"split": "half"}, "'half' is not a weight: write 'equal', or each host once"),
         ({"split": "equal", "max_wait": 1}, "split and max_wait"),
+        ({"algorithm": "fixed_window", "align": "day", "split": "equal"}, "split and align"),
     ],
 )
 def test_what_cannot_be_leased_or_split_says_so(options: Any, problem: str) -> None:
