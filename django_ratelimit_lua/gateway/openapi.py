@@ -1,181 +1,97 @@
-"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0)."""
+"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0), and the check of questions by it.
+
+`openapi.json` is the one declaration of what may be asked: it is served, and bodies are checked by its schemas.
+"""
 
 from __future__ import annotations
 
 import json
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
 
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
-from ..limits.call import MOST_COST
 from ..rules.exempt import ratelimit_exempt
 from ..version import __version__
 from .answer import Answer
-from .asked import LONGEST_SLOT, LONGEST_TEXT, MOST_CHARGES, MOST_PARTS, MOST_SECONDS, OPERATIONS
+from .problems import ProblemError
 
-_SECONDS = {"type": ["number", "null"], "minimum": 0}
-_PROBLEMS = {
-    "400": "The body is no JSON.",
-    "401": "The token is missing, or is none.",
-    "403": "The client may not ask about a limit, or not give units back.",
-    "405": "Only POST is answered.",
-    "408": "The body did not come in time.",
-    "413": "The body is too large.",
-    "422": "A part of the body is wrong, or names a limit that there is not.",
-    "429": "Too many wrong tokens came from this address.",
+MAX_NAME = 200
+"""Characters of a member's name."""
+_KINDS: dict[type, tuple[str, str, str]] = {
+    str: ("string", "minLength", "maxLength"),
+    bool: ("boolean", "", ""),
+    int: ("integer", "minimum", "maximum"),
+    float: ("number", "minimum", "maximum"),
+    type(None): ("null", "", ""),
+    list: ("array", "minItems", "maxItems"),
+    dict: ("object", "minProperties", "maxProperties"),
 }
-IDENTITY = {
-    "description": "Who is counted: text, a whole number, null for everybody together, or a list of these; or an "
-    "object by the words of keys.",
-    "oneOf": [
-        {"type": "string", "maxLength": LONGEST_TEXT},
-        {"type": "integer"},
-        {"type": "null"},
-        # Generators of clients make no model of a schema that refers to itself.
-        {"type": "array", "minItems": 1, "maxItems": MOST_PARTS, "items": {}},
-        {"$ref": "#/components/schemas/NamedIdentity"},
-    ],
-}
-NAMED_IDENTITY = {
-    "description": 'The words of keys with their values, such as {"ip": "203.0.113.9", "user": 7}: whom rules count in '
-    "requests. What rules charge it goes by the overrides about its user, address and fields.",
-    "type": "object",
-    "minProperties": 1,
-    "maxProperties": MOST_PARTS,
-    "additionalProperties": {"type": ["string", "integer"]},
-}
-CHARGE = {
-    "type": "object",
-    "required": ["identity"],
-    "additionalProperties": False,
-    "minProperties": 2,
-    "not": {"required": ["limit", "rule"]},  # Generators of clients make no model of a `oneOf` beside `properties`.
-    "description": "So many units of one limit, which `limit` or `rule` names, for one identity.",
-    "properties": {
-        "limit": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "description": "The name of a limit."},
-        "rule": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "description": "The same, of a rule."},
-        "identity": {"$ref": "#/components/schemas/Identity"},
-        "cost": {"type": "integer", "minimum": 0, "maximum": MOST_COST, "default": 1},
-        "partial": {
-            "type": "boolean",
-            "default": False,
-            "description": "Of hit: take as many of the `cost` units as there are; `granted` is "
-            "their number. Together, all charges are partial and have the same cost, or none is.",
-        },
-    },
-}
-QUESTION = {
-    "type": "object",
-    "required": ["charges"],
-    "additionalProperties": False,
-    "properties": {
-        "operation": {
-            "enum": list(OPERATIONS),
-            "default": "hit",
-            "description": "hit: take units; peek: only look; refund: give units back, if the client may; "
-            "reserve: take a turn that is at most `timeout` seconds away, and wait for it yourself; acquire: the same, "
-            "and the answer comes when it is your turn; slot: hold a slot for `seconds`; release: give a `slot` back.",
-        },
-        "charges": {
-            "type": "array", "minItems": 1, "maxItems": MOST_CHARGES, "items": {"$ref": "#/components/schemas/Charge"},
-        },
-        "together": {"type": "boolean", "default": True, "description": "All or nothing, or each for itself."},
-        # No default: a client that is generated would send it with every operation.
-        "timeout": {
-            "type": "number", "minimum": 0, "maximum": MOST_SECONDS,
-            "description": "Of reserve and acquire: seconds that the turn may be away; 0 without it.",
-        },
-        "seconds": {
-            "type": "number", "minimum": 1, "maximum": LONGEST_SLOT,
-            "description": "Of slot: for how long it is held at most.",
-        },
-        "slot": {"type": "string", "description": "Of release: what was answered when it was taken."},
-    },
-}  # fmt: skip
-DECISION = {
-    "type": "object",
-    "required": ["limit", "allowed", "granted", "remaining", "retry_after", "reset_after", "wait", "source"],
-    "properties": {
-        "limit": {"type": "string"},
-        "allowed": {"type": "boolean", "description": "The verdict of this limit, whatever the others say."},
-        "granted": {"type": "integer", "minimum": 0, "description": "Units taken: `cost`, 0, or a part."},
-        "remaining": {"type": ["integer", "null"], "description": "Units that could go now; null: nothing limits it."},
-        "retry_after": {
-            **_SECONDS,
-            "description": "Seconds until the same would be allowed; null: never, or untold.",
-        },
-        "reset_after": {"type": "number", "minimum": 0},
-        "wait": {"type": "number", "minimum": 0, "description": "Seconds until the turn that was reserved."},
-        "source": {"enum": ["redis", "deny-cache", "lease", "split", "fallback"]},
-        "slot": {"type": "string", "description": "Of the operation slot, each for itself: by which it is released."},
-        "block": {
-            "type": "object",
-            "description": "What refuses, where it is no limit but a block of whom the identity names.",
-            "required": ["status", "message"],
-            "properties": {
-                "status": {"enum": [403, 429], "description": "What to answer. 403: without a time to come back."},
-                "message": {"type": "string", "description": "The text for who is blocked; empty: there is none."},
-            },
-        },
-    },
-}
-ANSWER = {
-    "type": "object",
-    "required": ["allowed", "decisions"],
-    "properties": {
-        "allowed": {"type": "boolean"},
-        "decisions": {"type": "array", "items": {"$ref": "#/components/schemas/Decision"}},
-        "slot": {"type": "string", "description": "Of the operation slot, together: by which it is released."},
-    },
-}
-PROBLEM = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"},
-        "detail": {"type": "string"},
-    },
-}  # fmt: skip
+"""By the type of a value of JSON the name of its type in schemas, and of the bounds of its size."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def document() -> dict[str, Any]:
-    """The document."""
-    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Limits", "version": __version__, "description": "Asks the rate limits of a site."},
-        "security": [{"token": []}],
-        "paths": {
-            "/decide": {
-                "post": {
-                    "operationId": "decide",
-                    "summary": "Decide about limits",
-                    "requestBody": {
-                        "required": True,
-                        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Question"}}},
-                    },
-                    "responses": {
-                        "200": {
-                            "description": "The decisions, in the order of the charges; also where they refuse.",
-                            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Answer"}}},
-                        },
-                        **{status: {"description": text, "content": problem} for status, text in _PROBLEMS.items()},
-                    },
-                }
-            }
-        },
-        "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {
-                "Question": QUESTION, "Charge": CHARGE, "Identity": IDENTITY, "NamedIdentity": NAMED_IDENTITY,
-                "Answer": ANSWER, "Decision": DECISION, "Problem": PROBLEM,
-            },
-        },
-    }  # fmt: skip
+    """Return the document."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text(encoding="utf-8"))
+    found["info"]["version"] = __version__
+    return found
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Return a schema of the document, by its name or a reference to it."""
+    found: dict[str, Any] = document()["components"]["schemas"][name.rpartition("/")[2]]
+    return found
+
+
+def check(given: Any, schema: dict[str, Any], where: str = "") -> None:
+    """Check a value by a schema of the document.
+
+    Args:
+        given: A value of JSON.
+        schema: With the keywords that `openapi.json` uses for questions.
+        where: Its place in the body, for the error.
+
+    Raises:
+        ProblemError: The value does not match. The error names its place, and what is right.
+    """
+    if "$ref" in schema:
+        schema = schema_of(schema["$ref"])
+    kind, low, high = _KINDS[type(given)]
+    expected = schema.get("description", "")
+    for choice in schema.get("oneOf", ()):
+        choice = schema_of(choice["$ref"]) if "$ref" in choice else choice
+        if choice["type"] == kind:
+            schema = choice
+    kinds = schema.get("type", "" if "oneOf" in schema or "enum" in schema else kind)
+    size = len(given) if isinstance(given, (str, list, dict)) else given
+    is_right = kind in kinds or (kind == "integer" and kinds == "number")
+    if low and is_right:
+        is_right = schema.get(low, size) <= size <= schema.get(high, size)
+    if not is_right and given not in schema.get("enum", ()):
+        shown = f"an {kind}" if kind in ("array", "object") else json.dumps(given)[:100]
+        refuse(f"{where or 'The body'} is {shown}. {expected}")
+    if kind == "array":
+        for number, item in enumerate(given):
+            check(item, schema.get("items", {}), f"{where}[{number}]")
+    elif kind == "object" and schema.get("type"):
+        known = schema.get("properties", {})
+        others = schema["additionalProperties"]
+        missing = [name for name in schema.get("required", ()) if name not in given]
+        unknown = [name[:MAX_NAME] for name in given if (name not in known and not others) or len(name) > MAX_NAME]
+        if missing or unknown:
+            problem = f"needs {missing[0]}" if missing else f"has the unknown {unknown[0]!r}"
+            refuse(f"{where or 'The body'} {problem}; known are {', '.join(sorted(known))}")
+        for name, value in given.items():
+            check(value, known.get(name, others), f"{where}.{name}".lstrip("."))
+
+
+def refuse(problem: str) -> NoReturn:
+    """Raise the error for a part of the body that is wrong."""
+    raise ProblemError(422, f"{problem.rstrip('.')}.")
 
 
 def answer_openapi() -> Answer:

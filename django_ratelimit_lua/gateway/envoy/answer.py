@@ -40,6 +40,8 @@ _ACCEPT_HEADERS = {"header:accept": "HTTP_ACCEPT", "header:accept-language": "HT
 _UNITS = {period: unit for unit, period in PERIODS.items()}
 
 
+SLOT_SECONDS = 60
+"""Seconds after which a slot ends that Envoy does not give back."""
 SPARE_SECONDS = 2
 """How long Envoy may take to confirm a slot once it is answered."""
 
@@ -81,7 +83,7 @@ class _Planner:
         self._met = met
         self._purpose = purpose
         self.is_hit = purpose == "hit"
-        self._slot = new_slot(conf.GATEWAY_SLOT_SECONDS)
+        self._slot = new_slot(SLOT_SECONDS)
         self._held: list[Charge] = []
         self._blocked: Met | None = None
 
@@ -121,7 +123,7 @@ class _Planner:
         if self._held:
             wait_us = max(call.max_wait_us_of(charge.limit) for charge in counted)
             seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
-            call = call._replace(confirm_ms=round(1000 * min(seconds, conf.GATEWAY_SLOT_SECONDS)))
+            call = call._replace(confirm_ms=round(1000 * min(seconds, SLOT_SECONDS)))
         state, subject = block or (None, b"")
         return Plan(call, charges, state, subject, exempt)
 
