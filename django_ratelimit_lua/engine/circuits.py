@@ -607,9 +607,8 @@ class Circuit:
             if self.lone is None:
                 known = self.answer
                 left = max(0, round((self._changes_at - now) * SECOND)) if self._changes_at > NEVER else 0
-                self.lone = LoneCircuit(known.state, max(0, known.era), known.version, _us(now) + left, known.share)
-                self.lone.pause = self.by.open_us if known.state != "closed" else 0
-                self.lone.since = _us(now)
+                ends = _us(now) if known.state == "half" else _us(now) + left
+                self.lone = LoneCircuit(known.state, max(0, known.era), known.version, ends)
                 running = self._probes_that_run().split()
                 self.lone.probes = dict.fromkeys(running, _us(now) + self.by.probe_us)
                 if known.era < 0:
@@ -619,8 +618,8 @@ class Circuit:
                 outcomes = [Outcomes(_us(now) - _us(last), *counts) for last, *counts in asked.outcomes]
             probe = self._probes_that_run() if asked.operation == "tell" else asked.probe
             answer = self.lone.call(
-                _us(now), self.by, asked.operation, chance=chance.randrange(MOST_JITTER), probe=probe,
-                result=asked.result, era=None if asked.era < 0 else asked.era, outcomes=outcomes,
+                _us(now), self.by, asked.operation, probe=probe, result=asked.result,
+                era=None if asked.era < 0 else asked.era, outcomes=outcomes,
             )  # fmt: skip
             if answer.era != self.answer.era:
                 self._fresh, self._own = [], []
