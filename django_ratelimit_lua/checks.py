@@ -69,7 +69,9 @@ ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
 NO_SESSION = Problem(Warning, "W011", "{right}")
 OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
 LOST_VALUES = Problem(
-    Warning, "W014", "Put it into SECRET_KEY_FALLBACKS or RATELIMIT_KEY_SECRET_FALLBACKS, or enter the values anew."
+    Warning,
+    "W014",
+    "Put it into SECRET_KEY_FALLBACKS, or behind the first in RATELIMIT_KEY_SECRET, or enter the values anew.",
 )
 SHORT_BAN = Problem(
     Warning, "W027", "Let the first entry of ban_for be at least as long as ban_window, or leave ban_window out."

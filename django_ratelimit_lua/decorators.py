@@ -64,7 +64,7 @@ class _Ratelimit:
       count_denied, mode.
 
     The view finds the decision as `request.ratelimit`. A limit with `max_wait` or a leaky bucket holds the request
-    until its turn; a leaky bucket without a `max_wait` for `RATELIMIT_MAX_WAIT` seconds at most, and what would take
+    until its turn; a leaky bucket without a `max_wait` for five seconds at most, and what would take
     longer is refused. With `algorithm="concurrency"`, or beside rates in a list, a number alone ("5") says how many
     requests may run at the same time, each until its response is closed. Raises `LimitError` for what cannot be
     understood, when the decorator is written.

@@ -18,7 +18,6 @@ from django.http import FileResponse, StreamingHttpResponse
 from .conf import conf
 from .engine.decide import (
     Outcome,
-    Plan,
     PlannedCharge,
     adecide,
     banning,
@@ -47,6 +46,7 @@ from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate
 from .stats.names import own
 from .stats.recorder import recorder
+from .web.plan import Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
@@ -135,8 +135,8 @@ class RateLimiter:
         """What a copy, or another process, is made of: the rules there are its own."""
         return {**self.__dict__, "_known": None}
 
-    def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _Planner:
-        return _Planner(self.name, self._limits_by, operation, identity, cost, options)
+    def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _HitPlanner:
+        return _HitPlanner(self.name, self._limits_by, operation, identity, cost, options)
 
     @overload
     def slot(self, identity: F) -> F: ...
@@ -309,7 +309,7 @@ class RateLimiter:
             await ahold(outcome)
         return outcome.decision
 
-    def _acquiring(self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool) -> _Planner:
+    def _acquiring(self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool) -> _HitPlanner:
         for limit in self.limits if debt else ():
             if limit.algorithm != "token_bucket":
                 problem = f"debt is for algorithm='token_bucket', and this limit is a {limit.algorithm}"
@@ -421,7 +421,7 @@ class Slot:
             self._in_use.release()
         return held
 
-    def _ask(self, slot: bytes, *, waits: bool) -> _Planner:
+    def _ask(self, slot: bytes, *, waits: bool) -> _HitPlanner:
         plan = self._limiter._plan("hit", self._identity, self._cost, slot=slot, waits=waits)
         plan.is_hit = not waits  # What comes of waiting is counted once.
         return plan
@@ -538,11 +538,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return iscoroutinefunction(called) or iscoroutinefunction(type(called).__call__)
 
 
-class _Planner:
-    """Plans what a limiter charges: the case without a request, for which nothing has to be gathered."""
-
-    gathers = False
-    count = None
+class _HitPlanner(Planner):
+    """Plans what a limiter charges an identity."""
 
     def __init__(
         self,
@@ -553,24 +550,16 @@ class _Planner:
         cost: int,
         options: dict[str, Any],
     ) -> None:
-        self.is_hit = operation == "hit"
+        super().__init__(operation, **options)
         self.units = cost if self.is_hit else 0
+        self._asked: Operation = operation
         self._name = name
         self._limits_by = limits_by
-        self._operation: Operation = operation
         self._identity = own(identity)
         self._subject = digest(identity)
         self._cost = cost
-        self._options = options
-        self.charges: list[Charge] = []
 
-    def gather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    def plan(self, ruleset: Ruleset) -> Plan:
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """See `Planner`."""
         limits, rule = self._limits_by(ruleset)
         if self._identity is None:
@@ -578,29 +567,26 @@ class _Planner:
         cost = self._cost
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._name!r}: cost is")
-        charges: list[Charge] = []
-        planned = []
-        for limit in limits:
-            charge = Charge(limit, self._subject, cost)
-            charges.append(charge)
-            planned.append(PlannedCharge(charge, self._name, rule, identity=self._identity))
-        self.charges = charges
+        self.charges = [
+            PlannedCharge(Charge(limit, self._subject, cost), self._name, rule, identity=self._identity)
+            for limit in limits
+        ]
         # Whether these are the current rules is told by the call: then only is it an error.
-        operation: Operation = "peek" if self._is_misplaced(limits) else self._operation
-        return Plan(build_call(charges, operation, ruleset=ruleset, **self._options), planned)
+        self.operation = "peek" if self._is_misplaced() else self._asked
+        return ()
 
-    def _is_misplaced(self, limits: Sequence[Limit]) -> bool:
+    def _is_misplaced(self) -> bool:
         """Whether it would take a slot that nobody could release, or releases none."""
-        if self._operation not in ("hit", "charge", "refund") or "slot" in self._options:
+        if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
-        held = [limit.holds for limit in limits]
-        return any(held) and (self._operation == "hit" or all(held))
+        held = [planned.charge.limit.holds for planned in self.charges]
+        return any(held) and (self._asked == "hit" or all(held))
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Raises `LimitError` for what has no meaning for slots."""
-        if self._is_misplaced([planned.charge.limit for planned in outcome.planned]):
+        if self.operation != self._asked:
             right = "take and release them with slot()"
-            raise LimitError(f"RateLimiter {self._name!r}: {self._operation} takes no slots; {right}", "algorithm")
+            raise LimitError(f"RateLimiter {self._name!r}: {self._asked} takes no slots; {right}", "algorithm")
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Writes what `manage.py ratelimit_proxy` prints into docs/gateway: `python -m docs.gateway_files`. A test compares."""
+"""Writes what `manage.py ratelimit proxy` prints into docs/gateway: `python -m docs.gateway_files`. A test compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def printed(proxy: str) -> str:
         RATELIMIT_GATEWAY_SECRET=SECRET, RATELIMIT_TIMEOUT=0.1,
     ):  # fmt: skip
         call_command(
-            "ratelimit_proxy", proxy, listen="0.0.0.0:80", upstream="127.0.0.1:3000",
+            "ratelimit", "proxy", proxy, listen="0.0.0.0:80", upstream="127.0.0.1:3000",
             gateway="127.0.0.1:8081" if proxy == "envoy-grpc" else "127.0.0.1:8001", stdout=told,
         )  # fmt: skip
     return told.getvalue()

@@ -77,7 +77,7 @@ def main() -> None:
         if not User.objects.filter(username="grace").exists():
             User.objects.create_superuser("grace", password="hopper")
             Group.objects.create(name="pro")
-            call_command("ratelimit_rules", "import", Path(__file__).parent / "rules.yaml", stdout=StringIO())
+            call_command("ratelimit", "rules", "import", Path(__file__).parent / "rules.yaml", stdout=StringIO())
             weeks_ago = timezone.now() - timedelta(weeks=sample.WEEKS)
             RateLimitChange.objects.update(at=weeks_ago)
             provider.reload()
@@ -91,7 +91,7 @@ def main() -> None:
         print("  The statistics of the time before this start are made up.")
         place = f"REDIS_URL={os.environ['REDIS_URL']} EXAMPLE_DATABASE={os.environ['EXAMPLE_DATABASE']}"
         print("  Commands for this database and this Redis, in another terminal, such as:")
-        print(f"  {place} \\\n    {sys.executable} -m example_project.manage ratelimit_rules list\n", flush=True)
+        print(f"  {place} \\\n    {sys.executable} -m example_project.manage ratelimit rules list\n", flush=True)
         # Whose word is taken for an address, the settings say.
         config = uvicorn.Config("example_project.asgi:application", log_level="warning", proxy_headers=False)
         server = uvicorn.Server(config)

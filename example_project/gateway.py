@@ -57,7 +57,7 @@ def main() -> None:
         stack.enter_context(_running([binary, *nginx_options]))
         print(f"\n  nginx in front of a service that is not Django: http://127.0.0.1:{port}/orders/ (5 a minute)")
         print(f"  The rules: http://127.0.0.1:{site}/admin/ as grace, password hopper. Stop with Ctrl-C.")
-        print(f"  nginx goes by {folder / 'nginx.conf'}, as `manage.py ratelimit_proxy nginx` prints it.\n", flush=True)
+        print(f"  nginx goes by {folder / 'nginx.conf'}, as `manage.py ratelimit proxy nginx` prints it.\n", flush=True)
         with suppress(KeyboardInterrupt):
             while True:
                 time.sleep(3600)
@@ -74,7 +74,7 @@ def _configuration(port: int, site: int, service: int) -> str:
     RateLimitRule.objects.create(**RULE)
     told = StringIO()
     call_command(
-        "ratelimit_proxy", "nginx", listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{service}",
+        "ratelimit", "proxy", "nginx", listen=f"127.0.0.1:{port}", upstream=f"127.0.0.1:{service}",
         gateway=f"127.0.0.1:{site}", stdout=told,
     )  # fmt: skip
     return told.getvalue()

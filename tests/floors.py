@@ -13,8 +13,8 @@ FLOORS = [
     ["store", "identity"],
     ["rules", "stats"],
     ["engine", "models", "migrations"],
-    ["limiter", "breaker", "web", "publishing", "asgi"],
-    ["decorators", "middleware", "core", "throttling", "gateway", "testing", "checks", "operations"],
+    ["breaker", "web", "publishing", "asgi"],
+    ["decorators", "middleware", "limiter", "core", "throttling", "gateway", "testing", "checks", "operations"],
     ["admin", "management", "apps", "pytest_plugin", "__init__"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.

@@ -130,7 +130,7 @@ class Gateway:
 
     def start(self) -> None:
         """Start the service, on the port that it had."""
-        arguments = ["ratelimit_grpc", f"--port={self.port}", f"--processes={self._processes}", *self._options]
+        arguments = ["ratelimit", "grpc", f"--port={self.port}", f"--processes={self._processes}", *self._options]
         self.process = subprocess.Popen(
             self.command(*arguments), cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True
         )

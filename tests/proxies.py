@@ -171,7 +171,7 @@ class Site:
         if proxy == "traefik" and options.get("fail") == "open":
             options["beside"] = f"127.0.0.1:{free_port()}"
         text = self.command(
-            "ratelimit_proxy", proxy, listen=f"127.0.0.1:{port}", gateway=f"127.0.0.1:{self.port}", **options,
+            "ratelimit", "proxy", proxy, listen=f"127.0.0.1:{port}", gateway=f"127.0.0.1:{self.port}", **options,
         )  # fmt: skip
         with started(proxy, change(text), port, self.folder):
             yield port

@@ -45,7 +45,7 @@ class LogForm(forms.Form):
         """Refuse a log that is too large for a page."""
         log = self.cleaned_data["log"]
         if log.size > MAX_BYTES:
-            raise forms.ValidationError(_("The log is larger than 64 MiB. Use manage.py ratelimit_replay."))
+            raise forms.ValidationError(_("The log is larger than 64 MiB. Use manage.py ratelimit replay."))
         return log
 
 

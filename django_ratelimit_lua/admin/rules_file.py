@@ -43,7 +43,7 @@ class FileForm(forms.Form):
         file = given.get("file")
         if file is not None:
             if file.size > LARGEST:
-                raise ValidationError({"file": _("The file is larger than 2 MiB. Use ratelimit_rules import.")})
+                raise ValidationError({"file": _("The file is larger than 2 MiB. Use ratelimit rules import.")})
             try:
                 given["text"] = file.read().decode()
             except UnicodeDecodeError:
@@ -70,7 +70,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         return self.has_add_permission(request) and self.has_change_permission(request)
 
     def download_view(self, request: HttpRequest) -> HttpResponse:
-        """The rules, as `ratelimit_rules export` writes them."""
+        """The rules, as `ratelimit rules export` writes them."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         headers = {"Content-Disposition": 'attachment; filename="rules.yaml"', "Cache-Control": "no-store"}

@@ -88,19 +88,12 @@ def _policy(value: Any) -> Policy:
     return "local" if conf.FAIL_OPEN is None else "open" if conf.FAIL_OPEN else "closed"
 
 
-def _secret(value: Any) -> str | bytes:
-    value = value or settings.SECRET_KEY
-    if not _is_secret(value):
-        raise ValueError("must be text or bytes")
-    return cast("str | bytes", value)
-
-
 def _secrets(value: Any) -> tuple[str | bytes, ...]:
-    if value is None:
-        value = () if getattr(settings, "RATELIMIT_KEY_SECRET", None) else settings.SECRET_KEY_FALLBACKS
-    if not isinstance(value, (list, tuple)) or not all(map(_is_secret, value)):
-        raise ValueError("must be a list of earlier secrets")
-    return tuple(value)
+    given = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS] if value is None else value
+    secrets = given if isinstance(given, (list, tuple)) and given else [given]
+    if not all(map(_is_secret, secrets)):
+        raise ValueError("must be text or bytes, or a list of these, the current one first")
+    return tuple(secrets)
 
 
 def _is_secret(value: object) -> bool:
@@ -157,12 +150,15 @@ def proxies(value: Any) -> int | tuple[Network, ...]:
         if not 0 <= value <= 32:
             raise ValueError(f"{right}; at most 32")
         return value
-    if not isinstance(value, (list, tuple)) or not all(
-        isinstance(network, (str, ipaddress.IPv4Network, ipaddress.IPv6Network)) for network in value
-    ):
+    return _networks(value, right, "unix")
+
+
+def _networks(value: Any, right: str, other: str = "") -> tuple[Network, ...]:
+    kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(network, kinds) for network in value):
         raise ValueError(right)
     try:
-        return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != "unix")
+        return tuple(unmapped(ipaddress.ip_network(network)) for network in value if network != other)
     except ValueError as error:
         raise ValueError(f"{right}; {error}") from None
 
@@ -189,14 +185,7 @@ def _never_ban(value: Any) -> tuple[Network, ...]:
     if value is None:
         said = (getattr(settings, f"RATELIMIT_{name}", None) for name in ("TRUSTED_PROXIES", "IP_META_KEY"))
         return PRIVATE if all(value is None for value in said) else ()
-    right = "must be a list of networks, such as ['192.0.2.0/24']"
-    kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(network, kinds) for network in value):
-        raise ValueError(right)
-    try:
-        return tuple(unmapped(ipaddress.ip_network(network)) for network in value)
-    except ValueError as error:
-        raise ValueError(f"{right}; {error}") from None
+    return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
 class Setting(Generic[T]):
@@ -244,9 +233,6 @@ class Conf:
     ALGORITHM = Setting("sliding_window", _rate_algorithm, "the algorithm of limits that name none")
     TIMEOUT = Setting(0.1, Number(3600, "number of seconds", ", such as 0.1", is_above_0=True),
         "seconds that Redis may keep one decision waiting: connecting, sending and reading, see :doc:`failures`")
-    MAX_WAIT = Setting(5, Number(3600, "number of seconds", ", such as 5"),
-        "seconds that a leaky bucket without ``max_wait`` holds a view at most; what would take longer is refused, "
-        "see :doc:`algorithms`")
     ON_STORE_ERROR = Setting(None, _policy,
         'what a decision is when Redis cannot be asked: ``"local"``, ``"open"`` or ``"closed"``, see :doc:`failures`',
         shown='``"local"``')
@@ -278,8 +264,6 @@ class Conf:
         "networks whose requests earn no ban and are not banned, see :doc:`bans`. By default private ones and this "
         "host, as long as nothing says where addresses come from: a ban would be of a proxy, and of all behind it",
         shown="private networks where ``RATELIMIT_TRUSTED_PROXIES`` is not set, else ``[]``")
-    BODY_BYTES = Setting(65536, Whole(what="number of bytes", note=", such as 65536"),
-        "the largest body that keys and overrides by one of its fields look at, see :doc:`keys`; ``0``: none")
     RULES = Setting[Any]([], lambda rules: rules, "what the middleware applies, see :doc:`middleware`")
     HISTORY_DAYS = Setting(365, or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
         "days that the history of rules, and overrides that have ended, are kept in the database; ``None``: for good, "
@@ -289,13 +273,9 @@ class Conf:
         "good, see :doc:`statistics`")
     HEADERS = Setting(None, Choice((None, "draft-10", "x")),
         'which headers tell clients what is left: ``"draft-10"`` or ``"x"``, see :doc:`headers`', shown="``None``")
-    THROTTLE_ALGORITHM = Setting("sliding_log", _rate_algorithm,
-        "the algorithm of DRF throttles that name none, see :doc:`drf`")
-    KEY_SECRET = Setting(None, _secret,
-        "what digests of identities are keyed with", shown="``SECRET_KEY``", is_secret=True)
-    KEY_SECRET_FALLBACKS = Setting(None, _secrets,
-        "what they were keyed with before, so that overrides are still found, see :doc:`production`",
-        shown="``SECRET_KEY_FALLBACKS``; ``[]`` with a ``RATELIMIT_KEY_SECRET``", is_secret=True)
+    KEY_SECRET = Setting(None, _secrets,
+        "what digests of identities are keyed with; or a list whose others are earlier ones, by which overrides are "
+        "still found, see :doc:`production`", shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``", is_secret=True)
     EXCEPTION_CLASS = Setting(None, or_none(_exception),
         "an exception, or its dotted path, to raise instead of answering 429")
     VIEW = Setting(None, or_none(_function),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from logging import DEBUG
@@ -79,13 +79,10 @@ class PlannedCharge(NamedTuple):
 
 class Plan(NamedTuple):
     """What is to be decided: the charges in the order of the decision's limits, and the call about those of them that
-    are not blocked. `block`: a block that refuses the request although there is nothing to charge; `subject`: the
-    digest of whom it is about; `exempt`: charges that an override has taken out."""
+    are not blocked. `exempt`: charges that an override has taken out."""
 
     call: Call
     charges: Sequence[PlannedCharge]
-    block: LimitState | None = None
-    subject: bytes = b""
     exempt: Sequence[PlannedCharge] = ()
 
 
@@ -118,7 +115,7 @@ class Outcome(NamedTuple):
     def charges(self) -> list[DecidedCharge]:
         """What came of each charge."""
         decision, decided = self.decision, []
-        for planned, state in zip(self.planned, decision.limits, strict=False):  # A block alone is of no charge.
+        for planned, state in zip(self.planned, decision.limits, strict=False):
             charge, token = planned.charge, None
             if charge.limit.holds:
                 # Also where this process gave it, without Redis.
@@ -140,22 +137,24 @@ class Outcome(NamedTuple):
 
 
 class Planner(Protocol):
-    """What a face says about one decision. `units`: what is granted where rate limiting is switched off; `gathers`:
-    whether it has anything to find out first; `is_hit`: whether it is about a hit, which statistics count."""
+    """What a face says about one decision.
+
+    - `units`: what is granted where rate limiting is switched off; `is_hit`: whether it is about a hit, which
+      statistics count; `charges`: what was gathered, as far as it came;
+    - `count`: how statistics count its request so far (None: the hit is a request of its own); `request`: that request.
+    """
 
     units: int
-    gathers: bool
     is_hit: bool
+    charges: Sequence[PlannedCharge]
 
     @property
-    def count(self) -> RequestCount | None:
-        """How statistics count its request so far; None: the hit is a request of its own."""
+    def count(self) -> RequestCount | None: ...
+    @property
+    def request(self) -> Any: ...
 
-    def gather(self, ruleset: Ruleset) -> None:
-        """Find out all that planning needs by these rules. May block, and raise what users' functions raise."""
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        """`gather`, without blocking the event loop."""
+    def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
+        """Find out all that planning needs by these rules. May raise what users' functions raise."""
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """What is to be decided, by what was gathered."""
@@ -204,8 +203,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 and (ruleset.fence, ruleset.published) == (before.fence, before.published)
             )  # fmt: skip
             before = ruleset
-            if planner.gathers:
-                yield Wait(partial(planner.gather, ruleset), partial(planner.agather, ruleset))
+            yield from planner.gather(ruleset)
             for _ in range(2):
                 plan = planner.plan(ruleset)
                 call = plan.call._replace(revision=None, subjects=()) if is_last else plan.call
@@ -253,8 +251,6 @@ def _releasing_asked(call: Call) -> Waiting[None]:
 
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
     """The decision about what was charged, with what is blocked."""
-    if plan.block is not None:
-        return Outcome(decision._replace(allowed=False, limits=(plan.block,), identity=plan.subject))
     charges, states = plan.charges, decision.limits
     if len(states) < len(charges):
         decided = iter(states)
@@ -278,9 +274,8 @@ def note_offences(call: Call, planned: Sequence[PlannedCharge], decision: Decisi
 
 def _bans_of(planner: Planner, call: Call, outcome: Outcome) -> Sequence[Wait]:
     """Note the offences of a call; what there is to tell of bans that it has earned."""
-    request = getattr(planner, "request", None)
-    note_offences(call, outcome.planned, outcome.decision, request)
-    return telling(outcome.planned, outcome.decision, request)
+    note_offences(call, outcome.planned, outcome.decision, planner.request)
+    return telling(outcome.planned, outcome.decision, planner.request)
 
 
 def _refused_identity(charges: Sequence[PlannedCharge], states: Sequence[LimitState]) -> bytes:
@@ -513,17 +508,18 @@ def build_call(
             if charge.limit.holds:
                 slot = new_slot(conf.SLOT_SECONDS)
                 break
+    revision = None
+    fence = b""
     if ruleset is None or ruleset.fence is None:
-        return Call(
-            charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, longest_hold_us=longest_hold_us,
-            slot=slot, waits=waits, debt=debt,
-        )  # fmt: skip
-    if ruleset.published is not ruleset.revision:
-        subjects = ()  # Nothing is written there about anybody: what is known of them holds.
+        subjects = ()
+    else:
+        revision = ruleset.published
+        fence = ruleset.fence
+        if revision is not ruleset.revision:
+            subjects = ()  # Nothing is written there about anybody: what is known of them holds.
     return Call(
-        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial,
-        revision=ruleset.published, fence=ruleset.fence, subjects=subjects, longest_hold_us=longest_hold_us,
-        slot=slot, waits=waits, debt=debt,
+        charges, operation, conf.CACHE_PREFIX, now, max_wait_us, partial, revision, fence, subjects=subjects,
+        longest_hold_us=longest_hold_us, slot=slot, waits=waits, debt=debt,
     )  # fmt: skip
 
 

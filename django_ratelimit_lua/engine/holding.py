@@ -19,7 +19,6 @@ from typing import Protocol
 
 from ..conf import conf
 from ..limits.algorithms.concurrency import new_slot
-from ..limits.call import Charge
 from ..process.forks import chance
 from ..stats.names import shown
 from ..stats.recorder import recorder
@@ -109,16 +108,10 @@ def _rule_of(decided: DecidedCharge) -> str:
     return rule.name
 
 
-class SlotPlanner(Planner, Protocol):
-    """Plans one attempt. `charges`: what it planned, as far as it came."""
-
-    charges: list[Charge]
-
-
 class Asks(Protocol):
     """Plans to take a slot: that one, and whether it is waited for. A planner that waits leaves it to us to count."""
 
-    def __call__(self, slot: bytes, *, waits: bool) -> SlotPlanner: ...
+    def __call__(self, slot: bytes, *, waits: bool) -> Planner: ...
 
 
 class Seeking:
@@ -129,7 +122,7 @@ class Seeking:
         self._slot = new_slot(conf.SLOT_SECONDS)
         self._waits = timeout is None or timeout > 0
         self._until = float("inf") if timeout is None else time.monotonic() + timeout
-        self._planner: SlotPlanner | None = None
+        self._planner: Planner | None = None
 
     def take(self) -> Outcome:
         """Take it, or be refused."""
@@ -173,7 +166,8 @@ class Seeking:
 
     def _leaving(self) -> Waiting[None]:
         """Leave the queue, and what was given in the moment of an interruption."""
-        charges = [] if self._planner is None else [one for one in self._planner.charges if one.limit.holds]
+        planned = () if self._planner is None else self._planner.charges
+        charges = [one.charge for one in planned if one.charge.limit.holds]
         yield from releasing(charges, self._slot)
 
 

@@ -11,11 +11,14 @@ done to the end: a coroutine that is cancelled again waits for it, and for a clo
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+
+from asgiref.sync import async_to_sync
 
 from ..conf import conf
 from ..limits.call import Call
@@ -34,6 +37,23 @@ class Wait(NamedTuple):
 
 
 Waiting = Generator[Call | Wait, Any, T]
+
+
+def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
+    """What a function of the user's returns, or what that comes to if it is a coroutine."""
+    value = function(*arguments)
+    if inspect.isawaitable(value):
+        value = yield awaited(value)
+    return value
+
+
+def awaited(value: Any) -> Wait:
+    """Wait for what a function of the user's returned."""
+
+    async def result() -> Any:
+        return await value
+
+    return Wait(async_to_sync(result), result)
 
 
 def run(waiting: Waiting[T], patience: Patience | None = None) -> T:

@@ -14,6 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from ..conf import conf
 from ..engine.decide import adecide
+from ..engine.run import Wait, Waiting
 from ..engine.waiting import ahold
 from ..limits.decision import Decision
 from ..rules.exempt import ratelimit_exempt
@@ -96,11 +97,11 @@ class _CheckPlanner(RequestPlanner):
         super().__init__(found, partial(_places, found), has_blocks=True)
         self._found = found
 
-    async def agather(self, ruleset: Ruleset) -> None:
+    def gather(self, ruleset: Ruleset) -> Waiting[None]:
         """See `Planner`."""
         if hasattr(self._found, "user") and any(map(_goes_by_groups, _rules(self._found, ruleset) or ())):
-            await sync_to_async(load_user)(self._found)
-        await super().agather(ruleset)
+            yield Wait(partial(load_user, self._found), partial(sync_to_async(load_user), self._found))
+        yield from super().gather(ruleset)
 
 
 def _places(found: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None:

@@ -23,7 +23,7 @@ from django.views.decorators.csrf import csrf_exempt
 from ..conf import conf
 from ..engine.decide import Outcome, releasing
 from ..engine.run import arun
-from ..engine.waiting import ahold, unmasked
+from ..engine.waiting import ahold
 from ..models import RateLimitClient
 from ..models.client import token_digest
 from ..process.tasks import Errand
@@ -87,12 +87,7 @@ async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None 
 
 async def _together(caller: Caller, asked: Asked, gone: Gone | None) -> dict[str, Any]:
     planner = AskedPlanner(caller, asked)
-    try:
-        outcome = await planner.decided()
-    except BaseException as error:
-        with unmasked(error):
-            await planner.leave()
-        raise
+    outcome = await planner.decided()
     if asked.operation == "acquire" and outcome.decision and outcome.decision.wait > 0:
         await _turn(outcome, gone)
     return planner.answer(outcome)

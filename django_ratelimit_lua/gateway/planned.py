@@ -8,32 +8,29 @@ from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 
-from ..engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, releasing
-from ..engine.run import Wait, arun
-from ..engine.waiting import to_the_end
+from ..engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call
+from ..engine.run import Wait
 from ..identity import digest
 from ..identity.address import UNKNOWN, client_address
 from ..identity.keys import ALL_CALLERS
 from ..limits.algorithms.concurrency import new_slot
-from ..limits.call import Charge, Operation
+from ..limits.call import Call, Charge, Operation
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND, LimitError, Rate
 from ..rules.callsite import LIMITER, known_call_sites
-from ..rules.overrides import KnownOverrides, SubjectRef, override_cache
+from ..rules.overrides import SubjectRef
 from ..rules.provider import current
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..stats.names import own
-from ..web.overrides import BLOCK, apply_overrides, override_kinds, override_subjects
-from ..web.plan import is_spared
+from ..web.overrides import NOTHING, override_kinds, override_subjects
+from ..web.plan import Party, Planner, is_spared
 from ..web.refusal_log import refusal_log
 from .asked import Asked, AskedCharge, write_slot
 from .named import Named
 from .problems import ProblemError
 
-PROBE = Limit("gateway", "1/s")
-"""Of which nothing is ever taken."""
 WRONG_TOKENS = Limit("gateway tokens", "10/m", on_store_error="open")
 """Wrong tokens of one address."""
 _CALLS: Mapping[str, Operation] = {"peek": "peek", "refund": "refund", "release": "peek"}
@@ -64,56 +61,54 @@ def _too_many_tokens(decision: Decision) -> ProblemError:
     return ProblemError(429, "Too many wrong tokens from this address.", Retry_After=str(seconds))
 
 
-class AskedPlanner:
+class AskedPlanner(Planner):
     """Plans what a service asks, if its token is one that may ask that by the rules in force."""
 
-    gathers = False
-    count = None
-
     def __init__(self, caller: Caller, asked: Asked) -> None:
-        self._caller, self._asked = caller, asked
+        charges = asked.charges
+        super().__init__(_CALLS.get(asked.operation, "hit"), partial=any(charge.partial for charge in charges))
+        if asked.operation == "slot":
+            self.options["slot"] = new_slot(asked.seconds)
+        if asked.operation in ("reserve", "acquire"):
+            self.options["max_wait_us"] = round(asked.timeout * SECOND)
+        self._caller = caller
+        self._asked = asked
         self._problem: ProblemError | None = None
-        self._operation: Operation = _CALLS.get(asked.operation, "hit")
-        self.is_hit = self._takes = self._operation == "hit"
-        self.units = max((charge.cost for charge in asked.charges), default=0) if self._takes else 0
-        self._slot = new_slot(asked.seconds) if asked.operation == "slot" else b""
+        self._takes = self.is_hit
+        self.units = max((charge.cost for charge in charges), default=0) if self._takes else 0
         self._only_checks = False
-        self._held: list[Charge] = []
-        self._counts: list[int] = []
-        self._is_partial = any(charge.partial for charge in asked.charges)
-        self._charges = [(charge, digest(charge.identity), own(charge.identity)) for charge in asked.charges]
-        pairs = {(charge.limit, subject) for charge, subject, _identity in self._charges}
-        if asked.together and len(pairs) < len(self._charges):
+        self._identities = [(charge, digest(charge.identity), own(charge.identity)) for charge in charges]
+        pairs = {(charge.limit, subject) for charge, subject, _identity in self._identities}
+        if asked.together and len(pairs) < len(charges):
             raise ProblemError(
                 422, "A limit and an identity stand twice: add up the costs, or ask with together=false."
             )
-        if self._is_partial and len({(charge.partial, charge.cost) for charge in asked.charges}) > 1:
+        if self.options["partial"] and len({(charge.partial, charge.cost) for charge in charges}) > 1:
             raise ProblemError(
                 422, "Charges that are partial together take the same units: give each the same cost and partial=true, "
                 "or ask with together=false."
             )  # fmt: skip
 
-    def gather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    def plan(self, ruleset: Ruleset) -> Plan:
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """See `Planner`. What this client may not ask, or nobody can, is found out by the current rules: a call that
         changes nothing asks whether these are."""
-        self._problem, self.is_hit = None, self._takes
+        self._problem = None
         try:
-            plan = self._planned(ruleset)
-            if not self._only_checks:
-                return plan
+            self._gather(ruleset)
         except ProblemError as error:
             self._problem = error
+        return ()
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """See `Planner`."""
+        if self._problem is None and not self._only_checks:
+            self.is_hit = self._takes
+            return super().plan(ruleset)
         self.is_hit = False
         if self._problem is not None and self._problem.status == 401:
             wrong = Charge(WRONG_TOKENS, digest(("gateway token", self._network())))
             return Plan(build_call([wrong], ruleset=ruleset), [PlannedCharge(wrong, WRONG_TOKENS.name)])
-        probe = Charge(PROBE, digest(("client", self._caller.client)), 0)
+        probe = Charge(NOTHING, digest(("client", self._caller.client)), 0)
         return Plan(build_call([probe], "peek", ruleset=ruleset), ())
 
     def _network(self) -> str | None:
@@ -126,10 +121,9 @@ class AskedPlanner:
     async def check(self) -> None:
         """Raises the `ProblemError` that `decided` would, and decides nothing."""
         ruleset = current()
-        try:
-            if ruleset is not None:
-                self._planned(ruleset)
-        except ProblemError:
+        if ruleset is not None:
+            self.gather(ruleset)
+        if self._problem is not None:
             self._only_checks = True  # By newer rules it may be none.
             await self.decided()
 
@@ -144,94 +138,45 @@ class AskedPlanner:
                 raise _too_many_tokens(outcome.decision)
         raise self._problem
 
-    def _planned(self, ruleset: Ruleset) -> Plan:
+    def _gather(self, ruleset: Ruleset) -> None:
         client = ruleset.clients.get(self._caller.client)
         if client is None:
             raise unauthorised()
         if self._asked.operation == "refund" and not client.may_refund:
             raise ProblemError(403, f"{client.name} may not give units back.")
-        found: list[tuple[list[PlannedCharge], Rule | None, Named | None]] = []
-        for asked, subject, identity in self._charges:
+        parties: list[Party] = []
+        for asked, subject, identity in self._identities:
             if not client.may_ask(asked.limit):
                 raise ProblemError(403, f"{client.name} may not ask about the limit {asked.limit!r}.")
             limits, rule = _limits(ruleset, asked.limit)
             if rule is not None and rule.key is not None and rule.key.name == ALL_CALLERS:
                 subject, identity = digest(None), None
-            is_spared = identity is None or _is_spared(asked.who)
-            if is_spared and any(limit.ban is not None for limit in limits):
+            if identity is None or _is_spared(asked.who):
                 limits = [limit.without_bans() for limit in limits]
             charges = [
-                PlannedCharge(Charge(limit, subject, asked.cost), asked.limit, rule, identity=identity)
+                PlannedCharge(Charge(limit, subject, asked.cost), asked.limit, rule, asked, identity=identity)
                 for limit in limits
             ]
-            found.append((charges, rule, asked.who))
-        self._check_slots([planned.charge.limit for charges, _rule, _who in found for planned in charges])
-        about = [self._subjects(*each, ruleset) for each in found] if ruleset.kinds else [()] * len(found)
-        known, subjects = override_cache.get_each(about)
-        self._counts = []
-        planned: list[PlannedCharge] = []
-        exempt: list[PlannedCharge] = []
-        for (charges, rule, _who), overrides in zip(found, known, strict=True):
-            free: Sequence[PlannedCharge] = ()
-            if overrides:
-                charges, free = self._overridden(charges, rule, overrides, ruleset)
-            self._counts.append(len(charges))
-            planned += charges
-            exempt += free
-        counted = [each.charge for each in planned if each.blocked is None]
-        is_refused = any(each.blocked is not None and each.blocked.enforced for each in planned)
-        self._held = [charge for charge in counted if charge.limit.holds] if self._slot else []
-        options: Any = {"slot": self._slot, "partial": self._is_partial}
-        if self._asked.operation in ("reserve", "acquire"):
-            options["max_wait_us"] = round(self._asked.timeout * SECOND)
-        operation = "peek" if is_refused and self._takes else self._operation
+            # A block for all rules refuses where the rule itself does not: as in a request, unless it exempts.
+            has_blocks = rule is not None and rule.template is not None and self.operation != "refund"
+            subjects: Sequence[SubjectRef] = ()
+            # A slot is released whatever overrides say.
+            if ruleset.kinds and rule is not None and asked.who is not None and self._asked.operation != "release":
+                subjects = override_subjects(asked.who, ruleset, override_kinds(ruleset, charges, has_blocks))
+            parties.append(Party(charges, subjects, has_blocks, asked))
+        self.take(parties)
+        self._check_slots([planned.charge.limit for planned in self.charges])
         try:
-            call = build_call(counted, operation, ruleset=ruleset, subjects=subjects, **options)
-            if len(counted) > 1:
-                call.keys()  # None stands twice.
-        except LimitError as error:
+            Call([planned.charge for planned in self.charges]).keys()
+        except LimitError as error:  # A counter stands twice.
             raise ProblemError(422, f"{error}.") from None
-        return Plan(call, planned, exempt=exempt)
-
-    def _subjects(
-        self, charges: Sequence[PlannedCharge], rule: Rule | None, who: Named | None, ruleset: Ruleset
-    ) -> Sequence[SubjectRef]:
-        """Whom overrides may be about that say something of these charges. A slot is released whatever they say."""
-        if rule is None or who is None or self._asked.operation == "release":
-            return ()
-        return override_subjects(who, ruleset, override_kinds(ruleset, charges, self._has_blocks(rule)))
-
-    def _has_blocks(self, rule: Rule | None) -> bool:
-        """Whether a block for all rules refuses where the rule itself does not: as in a request, unless it exempts."""
-        return rule is not None and rule.template is not None and self._operation != "refund"
-
-    def _overridden(
-        self, charges: Sequence[PlannedCharge], rule: Rule | None, overrides: KnownOverrides, ruleset: Ruleset
-    ) -> tuple[list[PlannedCharge], Sequence[PlannedCharge]]:
-        """What overrides make of the charges of one rule, and which they take out."""
-        applied = apply_overrides(charges, overrides, ruleset, self._has_blocks(rule))
-        if applied.block is not None:
-            probe = Charge(PROBE, applied.subject, 0)
-            return [PlannedCharge(probe, BLOCK, blocked=applied.block, subject=applied.subject)], ()
-        if self._operation == "refund":  # What was taken before a block.
-            return [each._replace(blocked=None, subject=b"") for each in applied.charges], applied.exempt
-        return list(applied.charges), applied.exempt
-
-    async def leave(self) -> None:
-        """Nobody hears the answer: give back the slot that was asked for, if it was taken."""
-        if self._held:
-            await to_the_end(arun(releasing(self._held, self._slot)))
 
     def _check_slots(self, limits: Sequence[Limit]) -> None:
         held = [limit.name for limit in limits if limit.holds]
-        if held and self._takes and not self._slot:
+        if held and self._takes and "slot" not in self.options:
             raise ProblemError(422, f"The limit {held[0]!r} has slots: take one with slot, give it back with release.")
-        if self._slot and not held:
+        if "slot" in self.options and not held:
             raise ProblemError(422, "None of these limits has slots.")
-
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Nothing."""
-        return ()
 
     def _granted(self, charge: AskedCharge, limits: int, decision: Decision) -> int:
         """The units that a charge of so many limits took."""
@@ -241,15 +186,16 @@ class AskedPlanner:
 
     def answer(self, outcome: Outcome) -> dict[str, Any]:
         """What came of it, for the service."""
-        decision, states = outcome.decision, iter(outcome.decision.limits)
-        counts = self._counts or [0] * len(self._charges)
-        decisions = [
-            _decision(charge, [next(states) for _ in range(count)], self._granted(charge, count, decision), decision)
-            for (charge, _subject, _identity), count in zip(self._charges, counts, strict=True)
-        ]
+        decision = outcome.decision
+        decided = list(zip(outcome.planned, decision.limits, strict=True))
+        decisions = []
+        for charge in self._asked.charges:
+            states = [state for planned, state in decided if planned.owner is charge]
+            granted = self._granted(charge, len(states), decision)
+            decisions.append(_decision(charge, states, granted, decision))
         answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": decisions}
-        if self._slot and decision.allowed:
-            answer["slot"] = write_slot(self._slot)
+        if "slot" in self.options and decision.allowed:
+            answer["slot"] = write_slot(self.options["slot"])
         return answer
 
 

@@ -1,7 +1,7 @@
 """The request that a proxy asks about, as it describes it: who is believed, and by which headers.
 
 A header can be written by anybody. So nothing is believed but of a proxy that is trusted (`RATELIMIT_TRUSTED_PROXIES`)
-and says the secret (`RATELIMIT_GATEWAY_SECRET`); and each proxy, set up as `manage.py ratelimit_proxy` prints it,
+and says the secret (`RATELIMIT_GATEWAY_SECRET`); and each proxy, set up as `manage.py ratelimit proxy` prints it,
 writes the headers of its dialect anew, whatever the client has sent.
 """
 

@@ -65,12 +65,12 @@ def _key_id(secret: str | bytes) -> str:
 def secrets_by_id() -> dict[str, str | bytes]:
     """The secrets that digests are keyed with, by the short id of the key that each makes: the current one first, then
     those of before that are still known."""
-    return {_key_id(secret): secret for secret in (conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS)}
+    return {_key_id(secret): secret for secret in conf.KEY_SECRET}
 
 
 def key_id() -> str:
     """The id of the key that digests are made with now."""
-    return _key_id(conf.KEY_SECRET)
+    return _key_id(conf.KEY_SECRET[0])
 
 
 def key_ids() -> str:
@@ -88,7 +88,7 @@ def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     >>> digest(7) == digest("7"), digest(("a", "b")) == digest("ab"), len(digest("x" * 1_000_000))
     (True, False, 32)
     """
-    hashed = _keyed(conf.KEY_SECRET if secret is None else secret).copy()
+    hashed = _keyed(conf.KEY_SECRET[0] if secret is None else secret).copy()
     if type(identity) is str:  # Nearly always, and without a call for it.
         part = b"s" + identity.encode("utf-8", "surrogatepass")
         hashed.update(len(part).to_bytes(8, "big") + part)

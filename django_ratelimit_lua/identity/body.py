@@ -1,6 +1,6 @@
 """Fields of a request's body, read without taking the body from the view.
 
-Only a small body (`RATELIMIT_BODY_BYTES`) of a form or of JSON is looked at. Django keeps what was read, so the view
+Only a small body (`MAX_BYTES`) of a form or of JSON is looked at. Django keeps what was read, so the view
 finds everything as it would without us: `request.POST` by upload handlers of its own, `request.body`, and the stream.
 A larger body, or one whose stream somebody has begun to read, is left alone: `UNREAD`.
 
@@ -25,12 +25,13 @@ from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.http import HttpRequest, QueryDict, RawPostDataException, UnreadablePostError
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
-from ..conf import conf
 from .request_state import plain, request_state
 
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+MAX_BYTES = 64 * 1024
+"""The largest body that is looked at."""
 SLOW = ("idna", "punycode")
 """Charsets whose time grows with the square of the text: 64 KiB take a third of a second."""
 
@@ -142,7 +143,7 @@ def _read(request: HttpRequest) -> bytes | Unread:
 def _bound() -> int:
     """Not more than Django would read: where it refuses a body, it may leave the stream at its end."""
     largest = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    return conf.BODY_BYTES if largest is None else min(conf.BODY_BYTES, largest)
+    return MAX_BYTES if largest is None else min(MAX_BYTES, largest)
 
 
 def _length(request: HttpRequest) -> int:

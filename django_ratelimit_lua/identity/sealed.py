@@ -31,12 +31,12 @@ def seal(identity: Identity) -> str:
         return ""
     if len(text) > LONGEST:
         return ""
-    return base64.b64encode(cipher(conf.KEY_SECRET, b"ratelimit-seal").encrypt(text, _KIND)).decode()
+    return base64.b64encode(cipher(conf.KEY_SECRET[0], b"ratelimit-seal").encrypt(text, _KIND)).decode()
 
 
 def unseal(text: str) -> Identity:
     """The identity that was sealed; None where it is none of this site's, or of a secret that is not known any more."""
-    for secret in (conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS):
+    for secret in conf.KEY_SECRET:
         try:
             opened = cipher(secret, b"ratelimit-seal").decrypt(base64.b64decode(text), _KIND)
         except (InvalidTag, ValueError):

@@ -39,6 +39,8 @@ LONGEST_WHY = 200
 """Letters of why somebody was banned by hand."""
 MOST_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
+MAX_HOLD_US = 5 * SECOND
+"""How long a request may be held by a limit that names no `max_wait` and makes callers wait, as a leaky bucket does."""
 
 
 def whole_cost(cost: object, what: str = "cost is") -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 from django.http import HttpRequest
 
 from ..identity.forwarded import parse_address, parse_network
@@ -28,7 +28,7 @@ _FIELDS = {
 """By option: the kind of field that it is in a key, what stands between name and value, and its help."""
 
 
-def add_subject(parser: CommandParser) -> None:
+def add_subject(parser: Any) -> None:
     """The options that say whom it is about."""
     group = parser.add_argument_group(
         "who",
@@ -44,7 +44,7 @@ def _add_fields(group: Any) -> None:
         group.add_argument(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
 
 
-def add_request(parser: CommandParser | argparse.ArgumentParser) -> None:
+def add_request(parser: Any) -> None:
     """The options that describe a request."""
     parser.add_argument("--path", default="/", help="path and query, for example /api/?q=x")
     parser.add_argument("--method", default="GET", type=str.upper)
@@ -52,6 +52,20 @@ def add_request(parser: CommandParser | argparse.ArgumentParser) -> None:
     parser.add_argument("--user", help="name or primary key; without it, not logged in")
     parser.add_argument("--ip", help="client address (127.0.0.1)")
     _add_fields(parser)
+
+
+def add_length(*, default: str | None = None, until: bool = False) -> Callable[[Any], None]:
+    """Adds the options that say for how long; `until`: or until which moment."""
+
+    def add(parser: Any) -> None:
+        group = parser.add_mutually_exclusive_group(required=default is None)
+        shown = "30m, 1h, 7d …" if default is None else f"30m, 7d …; {default} by default"
+        group.add_argument("--for", dest="period", default=default, metavar="TIME", help=shown)
+        if until:
+            group.add_argument("--until", metavar="MOMENT", help="2026-11-23T12:00, in the time zone of the site")
+        group.add_argument("--for-good", action="store_true", help="until it is ended by hand")
+
+    return add
 
 
 def seconds_of(option: str, period: str, otherwise: str = "") -> int:

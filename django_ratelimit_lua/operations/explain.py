@@ -43,9 +43,8 @@ from ..rules.stacks import (
     stacks_on,
 )
 from ..web.durations import duration_words
-from ..web.overrides import REFUSED
+from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, RequestPlanner
-from ..web.throttles import own_clock, throttle_planner
 from .breakers import BreakerState, breakers
 from .described import SENT_KINDS
 from .words import moment_words, share_words
@@ -297,9 +296,7 @@ class _Looking:
             else:
                 self.notes[_("Not looked at: %(name)s, a throttle that counts elsewhere.") % {"name": name}] = None
         if ours:
-            now, on_error = own_clock(ours), self._on_error
-            planner = throttle_planner(view.request, view, ours, "peek", now=now, on_error=on_error)
-            self._decide(planner)
+            self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
     def at_breakers(self, match: Any, guards: Sequence[StandingGuard]) -> None:
         """How the breakers of the view are."""
@@ -354,9 +351,8 @@ class _Looking:
         decision = outcome.decision
         if planner.ruleset is None:
             return  # Rate limiting is switched off.
-        # Not by the name of the limit: a rule may have any name.
-        is_blocked = bool(decision.limits) and not outcome.planned
-        overrides = override_cache.get_many(planner.subjects)
+        is_blocked = any(planned.charge.limit is NOTHING for planned in outcome.planned)
+        overrides = override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
         if is_blocked and self.block is None:
             self.block = overrides.strongest_for(None, now_us())
         states = {_counter(decided.planned): decided.state for decided in outcome.charges}

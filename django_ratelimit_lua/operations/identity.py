@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ..engine.decide import Outcome, Plan, PlannedCharge, build_call, decide
+from ..engine.decide import Outcome, PlannedCharge, build_call, decide
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait
 from ..exceptions import StoreError
-from ..identity.request_state import RequestCount
 from ..limits.ban import Ban
 from ..limits.call import Charge
-from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..rules.callsite import LIMITER, known_call_sites
-from ..rules.overrides import USER, KnownOverrides, SubjectRef, is_field, override_cache
+from ..rules.overrides import USER, SubjectRef, is_field, override_cache
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..web.overrides import apply_overrides, override_kinds
+from ..web.overrides import override_kinds
+from ..web.plan import Party, Planner
 from .explain import Explanation, explained_limit
 from .reference import known_limits
 
@@ -42,10 +40,12 @@ class ExplainedIdentity:
 
 def explain_identity(name: str, digest: str) -> ExplainedIdentity:
     """What the client with this digest meets now under that name. Counts nothing."""
-    planner = _Planner(name, digest.encode(), _limits_of(name))
+    planner = _IdentityPlanner(name, digest.encode(), _limits_of(name))
     outcome = decide(planner)
+    overrides = override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
+    states = {(decided.charge.digest, decided.charge.limit.key_part): decided.state for decided in outcome.charges}
     met = tuple(
-        explained_limit(planned, planner.ruleset, planner.overrides, planner.states(outcome))
+        explained_limit(planned, planner.ruleset, overrides, states)
         for planned in planner.charges
         if planner.ruleset is not None
     )
@@ -76,42 +76,20 @@ def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offen
     return tuple(sorted({offence for offences in found for offence in offences}))
 
 
-class _Planner:
+class _IdentityPlanner(Planner):
     """Plans a peek at limits for one identity."""
 
-    units = 0
-    gathers = False
-    is_hit = False
-    count: RequestCount | None = None
-
     def __init__(self, name: str, digest: bytes, limits: Sequence[tuple[Limit, Rule | None]]) -> None:
+        super().__init__("peek")
         self._digest = digest
         self.charges = [PlannedCharge(Charge(limit, digest), name, rule) for limit, rule in limits]
         # A RateLimiter goes by no overrides.
         self._has_overrides = not any(site.kind == LIMITER for site in known_call_sites.of(name))
-        self.ruleset: Ruleset | None = None
-        self.overrides: KnownOverrides = override_cache.get_many(())
 
-    def gather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    def plan(self, ruleset: Ruleset) -> Plan:
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """See `Planner`."""
         kinds = override_kinds(ruleset, self.charges, False) if self._has_overrides else ()
         subjects = [SubjectRef(kind, self._digest) for kind in kinds if kind == USER or is_field(kind)]
-        self.ruleset, self.overrides = ruleset, override_cache.get_many(subjects)
-        applied = apply_overrides(self.charges, self.overrides, ruleset, False)
-        counted = [planned.charge for planned in applied.charges if planned.blocked is None]
-        call = build_call(counted, "peek", ruleset=ruleset, subjects=self.overrides.call_subjects() if subjects else ())
-        return Plan(call, applied.charges, exempt=applied.exempt)
-
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Nothing is left to do."""
+        self.ruleset = ruleset
+        self.parties = [Party(self.charges, subjects, False)]
         return ()
-
-    def states(self, outcome: Outcome) -> Mapping[Any, LimitState]:
-        """The states of the limits that were decided, by counter."""
-        return {(decided.charge.digest, decided.charge.limit.key_part): decided.state for decided in outcome.charges}

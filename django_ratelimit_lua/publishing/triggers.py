@@ -202,7 +202,7 @@ def after_migration(using: str) -> None:
             )
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
-            "The rules are migrated, but not published: %s; `manage.py ratelimit_rules publish` does it", error
+            "The rules are migrated, but not published: %s; `manage.py ratelimit rules publish` does it", error
         )
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..conf import conf
 from ..identity.keys import KeyLike
 from ..limits.algorithms.sliding_log import LONGEST_LOG
 from ..limits.limit import Limit
@@ -73,12 +72,8 @@ def _limit_of_throttle(name: str, rate: Rate, algorithm: str) -> Limit:
 
 
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
-    """The algorithm of a throttle, if it is `named`; else `RATELIMIT_THROTTLE_ALGORITHM`, as far as that keeps the
-    rate."""
-    algorithm = named or conf.THROTTLE_ALGORITHM
-    if algorithm == "sliding_log" and rate.limit > LONGEST_LOG and not named:
-        algorithm = "sliding_window"
-    return algorithm
+    """The algorithm of a throttle, if it is `named`; else a log, as far as that keeps the rate."""
+    return named or ("sliding_window" if rate.limit > LONGEST_LOG else "sliding_log")
 
 
 def rate_text(rate: Any) -> str:

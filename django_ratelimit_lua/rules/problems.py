@@ -1,4 +1,4 @@
-"""What is wrong with rules: said in the log once, and kept for `ratelimit_rules check` and for health."""
+"""What is wrong with rules: said in the log once, and kept for `ratelimit rules check` and for health."""
 
 from __future__ import annotations
 

@@ -193,8 +193,8 @@ class Recorder:
         request: RequestCount | None = None,
     ) -> None:
         """Count a decision about hits, in the order of its limits, that took so many seconds. `exempt`: the charges
-        that an override has taken out. A block that no rule is needed for is planned by nobody. `request`: the request
-        that other decisions may be about as well; None: this is the only one."""
+        that an override has taken out. `request`: the request that other decisions may be about as well; None: this is
+        the only one."""
         if not conf.STATISTICS:
             return
         if self._began and not self._task.is_running:

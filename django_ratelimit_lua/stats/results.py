@@ -83,8 +83,6 @@ def results_of(planned: Sequence[Counted], decision: Decision, exempt: Sequence[
             results[charge.name] = result
         if state.refuses or (decision.allowed and of_all != ALLOWED):
             of_all = result
-    for state in () if planned else decision.limits:  # A block that no rule is needed for is planned by nobody.
-        results[state.name] = of_all = BLOCKED
     for charge in exempt:
         results.setdefault(charge.name, EXEMPT)
     return results, of_all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.decide import decide
 from ..engine.waiting import hold
@@ -11,7 +11,9 @@ from ..limits.decision import LimitState
 from ..web.holding import hold_slots, watched_method
 from ..web.refusal import Refusal, refusal_of
 from ..web.responses import attach_decision
-from ..web.throttles import Throttle, own_clock, throttle_planner
+
+if TYPE_CHECKING:
+    from .classes import SimpleRateThrottle
 
 States = tuple[LimitState, ...]
 
@@ -22,10 +24,10 @@ class BatchDecision:
 
     refusal: Refusal | None
 
-    def __init__(self, request: Any, view: Any, asking: Throttle) -> None:
+    def __init__(self, request: Any, view: Any, asking: SimpleRateThrottle) -> None:
         throttles = self._together(view, asking)
-        now = own_clock(throttles)
-        outcome = decide(throttle_planner(request, view, throttles, now=now))
+        planner = asking.planner(throttles, request, view)
+        outcome = decide(planner)
         held = hold_slots(request, outcome)
         if held is not None and hasattr(view, name := request.method.lower()):
             # DRF asks it next. An exception becomes a response, but of what is none no throttle would hear.
@@ -34,18 +36,20 @@ class BatchDecision:
         if decision.limits:
             attach_decision(plain(request), decision)
         self.refusal = None if decision else refusal_of(plain(request), decision)
-        if decision and decision.wait > 0 and now is None:  # By another clock, it is not known how long that is.
+        if (
+            decision and decision.wait > 0 and planner.options["now"] is None
+        ):  # By another clock, it is not known how long that is.
             hold(outcome)
-        # A block that no rule is needed for is told by a throttle that stands for all rules.
-        blocked = () if decision or outcome.planned else decision.limits
         decided = list(zip(outcome.planned, decision.limits, strict=False))
         self.waiting: list[tuple[type, States]] = []
         for throttle in throttles:
-            states = tuple(state for planned, state in decided if planned.owner is throttle)
-            self.waiting.append((type(throttle), blocked if throttle.everywhere and blocked else states))
+            # A block that no rule is needed for is of no owner: a throttle that stands for all rules tells of it.
+            owners = (throttle, None) if throttle.everywhere else (throttle,)
+            states = tuple(state for planned, state in decided if planned.owner in owners)
+            self.waiting.append((type(throttle), states))
 
     @staticmethod
-    def _together(view: Any, asking: Throttle) -> list[Throttle]:
+    def _together(view: Any, asking: SimpleRateThrottle) -> list[SimpleRateThrottle]:
         """The one that asks, among those of the view that will ask after it.
 
         One that overrides `allow_request` decides itself whether to ask at all, so it is asked alone.
@@ -59,7 +63,7 @@ class BatchDecision:
         others[places[0]] = asking
         return others
 
-    def take(self, asking: Throttle) -> tuple[bool, States]:
+    def take(self, asking: SimpleRateThrottle) -> tuple[bool, States]:
         """The answer for the next throttle of that class; (False, ()) if all were given."""
         for place, (cls, states) in enumerate(self.waiting):
             if cls is type(asking):
@@ -68,7 +72,7 @@ class BatchDecision:
         return False, ()
 
 
-def decision_for(request: Any, view: Any, asking: Throttle) -> States:
+def decision_for(request: Any, view: Any, asking: SimpleRateThrottle) -> States:
     """The answer for a throttle: from the decision that was taken for its neighbours, or from a new one.
 
     Empty where it wants nothing counted.

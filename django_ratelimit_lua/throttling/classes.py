@@ -24,7 +24,7 @@ from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
 from ..identity.request_state import plain, request_state
-from ..limits.call import Charge, whole_cost
+from ..limits.call import Charge, Operation, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import Limit, other_rate
 from ..limits.options import Options, refuse_unknown
@@ -36,10 +36,9 @@ from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..stats.names import own
 from ..web.headers import add_headers
-from ..web.plan import Place
-from ..web.reduced import members, retry_seconds, when
-from ..web.refusal import Refusal, refusal_of
-from ..web.responses import REFERENCE_HEADER
+from ..web.plan import OnError, Place, RequestPlanner
+from ..web.reduced import ReducedCapacity
+from ..web.refusal import ErrorDetails, Refusal, refusal_of
 from .batch import decision_for
 
 
@@ -61,7 +60,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
       it has a rate of its own; None: no limit);
     - `algorithm` and `options`: those of `Limit`; with `algorithm = "concurrency"` a rate is a number alone, "5": so
       many at once, each until its response is closed. By default a sliding log, whose verdicts are the ones that DRF
-      documents (a sliding window for limits above 100,000), or what `RATELIMIT_THROTTLE_ALGORITHM` names;
+      documents (a sliding window for limits above 100,000);
     - a view's `throttle_cost` is what its requests cost, a number or a dict of numbers by action.
 
     A rule named like the scope takes the place of the rate and options; a rule whose `group` is the scope stands beside
@@ -140,7 +139,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None, None
         try:
             parsed = Rate.parse(rate)
-            algorithm = self._algorithm_of(parsed)
+            algorithm = throttle_algorithm(parsed, self.algorithm)
             if parsed.is_slots != (algorithm == "concurrency"):
                 raise LimitError(f"Rate {rate!r}: {other_rate(parsed, algorithm)}")
         except LimitError as error:
@@ -186,6 +185,34 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         """Whether it is decided with its neighbours: not where its `allow_request` is one of the project's own, which
         decides itself whether to ask."""
         return type(self).allow_request is SimpleRateThrottle.allow_request
+
+    @staticmethod
+    def planner(
+        throttles: Sequence[SimpleRateThrottle],
+        request: Any,
+        view: Any,
+        operation: Operation = "hit",
+        on_error: OnError | None = None,
+    ) -> RequestPlanner:
+        """Plans what these throttles of a view charge for a request of DRF's. `on_error`: see `RequestPlanner`."""
+
+        def places(ruleset: Ruleset) -> list[Place]:
+            found = []
+            for throttle in throttles:
+                try:
+                    found.append(throttle.place(request, view, ruleset))
+                except Exception as error:
+                    if on_error is None:
+                        raise
+                    on_error(throttle.name, error)
+            return found
+
+        clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
+        now = round(clocks[0]() * SECOND) if clocks else None
+        has_blocks = any(throttle.everywhere for throttle in throttles)
+        return RequestPlanner(
+            plain(request), places, operation=operation, now=now, on_error=on_error, has_blocks=has_blocks
+        )
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """What it charges, by the rules in force."""
@@ -235,10 +262,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             name = f"{name}:{self._counts_as(method)}"
         requests = self.num_requests or 0
         rate = Rate.parse((requests, self.duration)) if self.duration else Rate(requests, 0)
-        return _limit(name, rate, self._algorithm_of(rate), tuple(self.options.items()))
-
-    def _algorithm_of(self, rate: Rate) -> str:
-        return throttle_algorithm(rate, self.algorithm)
+        return _limit(name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items()))
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request may go, by one decision about all of the view's throttles that are ours."""
@@ -253,10 +277,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return self.throttle_success()
         headers = getattr(view, "headers", None)
         if isinstance(headers, dict):  # What DRF adds to the view's answer, whatever handler makes it.
-            headers["Cache-Control"] = "no-store"
             refusal = _throttled(request)
-            if refusal is not None and refusal.reference:
-                headers[REFERENCE_HEADER] = refusal.reference
+            headers |= {"Cache-Control": "no-store"} if refusal is None else refusal.headers()
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
@@ -312,27 +334,26 @@ class ScopedRateThrottle(UserRateThrottle):
         self.num_requests = self.duration = None
         self.rate = ()
 
+    def _has_scope(self, view: Any) -> bool:
+        self.scope = getattr(view, self.scope_attr, None)
+        if self.scope:
+            self.rate = self.get_rate()
+        return bool(self.scope)
+
     def prepare(self, request: Any, view: Any) -> Charge | None:
         """As the view's scope says; nothing for a view without one."""
-        self.scope = getattr(view, self.scope_attr, None)
-        if not self.scope:
+        if not self._has_scope(view):
             return None
-        self.rate = self.get_rate()
         self._parse(request.method)
         return super().prepare(request, view)
 
     def limits_on(self, view: Any) -> list[Limit]:
         """Those of the view's scope; none for a view without one."""
-        self.scope = getattr(view, self.scope_attr, None)
-        if not self.scope:
-            return []
-        self.rate = self.get_rate()
-        return super().limits_on(view)
+        return super().limits_on(view) if self._has_scope(view) else []
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
         """As rules of the view's scope say, too; nothing for a view without one."""
-        self.scope = getattr(view, self.scope_attr, None)
-        return super().place(request, view, ruleset) if self.scope else Place(())
+        return super().place(request, view, ruleset) if self._has_scope(view) else Place(())
 
 
 class RuleThrottle(SimpleRateThrottle):
@@ -371,48 +392,36 @@ def exception_handler(exc: Exception, context: Any) -> Any:
     It takes the place of DRF's own where `django_ratelimit_lua` is in `INSTALLED_APPS` and the project names no
     handler; a handler of the project's calls it in the place of `rest_framework.views.exception_handler`.
     """
-    from rest_framework.exceptions import PermissionDenied, Throttled
+    from rest_framework.exceptions import APIException, PermissionDenied, Throttled
     from rest_framework.views import exception_handler as of_drf
 
     request = plain(context.get("request"))
     error: Any = exc
     refusal: Refusal | None = None
+    details: ErrorDetails | None = None
     if isinstance(exc, CircuitOpen):
-        return _unavailable(exc, context)
-    if isinstance(exc, Ratelimited):
-        refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
+        details = ReducedCapacity(exc)
+        error = APIException(details.detail())
+        error.status_code = details.status
+    elif isinstance(exc, Ratelimited):
+        details = refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
         error = Throttled(exc.decision.retry_after, _detail(refusal))
     elif isinstance(exc, Throttled):
-        refusal = _throttled(request)
+        details = refusal = _throttled(request)
         if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
             # Else the view has something of its own to say.
             error = Throttled(None if refusal.retry_after is None else error.wait, _detail(refusal))
     if refusal is not None and refusal.is_forbidden:
         error = PermissionDenied(refusal.detail())
     response = of_drf(error, context)
-    if refusal is None:
+    if details is None:
         return response
     if isinstance(response.data, dict):
-        response.data |= {name: value for name, value in refusal.members().items() if name != "title"}
-    response.headers["Cache-Control"] = "no-store"
-    if refusal.reference:
-        response.headers[REFERENCE_HEADER] = refusal.reference
-    add_headers(response, refusal.decision)
-    return response
-
-
-def _unavailable(exc: CircuitOpen, context: Any) -> Any:
-    from rest_framework.exceptions import APIException
-    from rest_framework.views import exception_handler as of_drf
-
-    error = APIException(when(exc))
-    error.status_code = 503
-    response = of_drf(error, context)
-    assert response is not None
-    response.data |= {name: value for name, value in members(exc).items() if name not in ("title", "status")}
-    response.headers["Cache-Control"] = "no-store"
-    if (seconds := retry_seconds(exc)) is not None:
-        response.headers["Retry-After"] = str(seconds)
+        response.data |= {name: value for name, value in details.members().items() if name != "title"}
+    for name, value in details.headers().items():
+        response.headers[name] = value
+    if refusal is not None:
+        add_headers(response, refusal.decision)
     return response
 
 

@@ -17,7 +17,9 @@ from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import read_fields
+from ..limits.call import Charge
 from ..limits.decision import LimitState
+from ..limits.limit import Limit
 from ..rules.overrides import (
     TOGETHER,
     USER,
@@ -34,6 +36,8 @@ from ..rules.ruleset import EVERY_RULE, Ruleset
 logger = logging.getLogger("django_ratelimit_lua")
 BLOCK = "block"
 """The name under which a decision shows a block that no rule is needed for."""
+NOTHING = Limit(BLOCK, "1/s")
+"""The limit of such a block, of which nothing is taken."""
 
 REFUSED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError, Ratelimited)
 """What Django makes an answer of: the request is refused, and no rule is to blame."""
@@ -169,23 +173,27 @@ unknown_kinds = UnknownKinds()
 
 
 class Applied(NamedTuple):
-    """What overrides make of charges: those that are left, with other limits, or blocked; those that are `exempt`; and
-    the `block` that refuses the request although there is no enforced charge, with the digest of whom it is about."""
+    """What overrides make of charges: those that are left, with other limits, or blocked; and those that are
+    `exempt`."""
 
     charges: Sequence[PlannedCharge]
     exempt: Sequence[PlannedCharge] = ()
-    block: LimitState | None = None
-    subject: bytes = b""
 
 
 def apply_overrides(
-    charges: Sequence[PlannedCharge], overrides: KnownOverrides, ruleset: Ruleset, has_blocks: bool
+    charges: Sequence[PlannedCharge],
+    overrides: KnownOverrides,
+    ruleset: Ruleset,
+    has_blocks: bool,
+    owner: object = None,
 ) -> Applied:
     """What overrides make of these charges.
 
-    A block that needs none is there only with `has_blocks`. Where there is an enforced charge, its override is the one
-    that counts for it: the block, or what goes before the block.
+    A block that needs none is there only with `has_blocks`: a charge of `NOTHING`, for this `owner`. Where there is an
+    enforced charge, its override is the one that counts for it: the block, or what goes before the block.
     """
+    if not overrides:
+        return Applied(charges)
     now = now_us()
     applied: list[PlannedCharge] = []
     exempt: list[PlannedCharge] = []
@@ -211,5 +219,7 @@ def apply_overrides(
         override = overrides.strongest_for(None, now)
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
-            return Applied((), block=state, subject=overrides.subject_of(override))
+            subject = overrides.subject_of(override)
+            blocked = PlannedCharge(Charge(NOTHING, subject, 0), BLOCK, None, owner, state, subject)
+            return Applied([blocked])
     return Applied(applied, exempt)

@@ -1,31 +1,30 @@
-"""What a request is charged: gathered from the request, then planned.
+"""What is charged: gathered from a request, or from identities and limits, then planned.
 
-Gathering is the only part of a decision that is written twice, blocking and not: it asks for the user, the user's
-groups and the session, and calls the functions that rates, costs and keys may be. Planning asks nobody.
+Gathering may wait: for the user, the user's groups and the session, and for the functions that rates, costs and keys
+may be. Planning asks nobody.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
 from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
-from ..engine.run import Wait
+from ..engine.run import Wait, Waiting, awaited, called
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import Key, user_missing
-from ..identity.request_state import request_state
+from ..identity.request_state import RequestCount, request_state
 from ..identity.session import aload
-from ..limits.call import Charge, Operation, Subject, whole_cost
+from ..limits.call import MAX_HOLD_US, MOST_COST, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
-from ..limits.rate import SECOND, Rate
+from ..limits.rate import Rate
 from ..rules.overrides import USER, SubjectRef, kind_parts, override_cache
 from ..rules.problems import problems
 from ..rules.rule import Rule
@@ -34,7 +33,7 @@ from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
 from ..stats.names import own
 from ..stats.recorder import recorder
-from .overrides import REFUSED, Applied, Sender, apply_overrides, override_kinds, override_subjects
+from .overrides import NOTHING, REFUSED, Sender, apply_overrides, override_kinds, override_subjects
 
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]
 OnError = Callable[[str, Exception], None]
@@ -97,7 +96,108 @@ class Place:
         self.charges += charges
 
 
-class RequestPlanner:
+class Party(NamedTuple):
+    """The charges of one client, and the `subjects` by which overrides may be about this client; `has_blocks`: whether
+    a block for all rules refuses the client even if nothing is charged; `owner`: whom the answer is for then."""
+
+    charges: Sequence[PlannedCharge]
+    subjects: Sequence[SubjectRef]
+    has_blocks: bool
+    owner: object = None
+
+
+class Planner:
+    """Plans one decision: the base of what each face feeds with its request, or with its identities and limits.
+
+    A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the same as `parties`.
+
+    - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken together;
+    - `counted`: the names of the rules that were counted for the request.
+
+    The other members are those of `engine.decide.Planner`.
+    """
+
+    units = 0
+    count: RequestCount | None = None
+    counted: set[str] | None = None
+    request: HttpRequest | None = None
+    ruleset: Ruleset | None = None
+    adds_up = False
+
+    def __init__(self, operation: Operation = "hit", **options: Any) -> None:
+        self.operation: Operation = operation
+        self.is_hit = operation == "hit"
+        self.options = options
+        self.charges: Sequence[PlannedCharge] = ()
+        self.parties: Sequence[Party] = ()
+
+    def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
+        """Find out the charges by these rules. May raise what users' functions raise."""
+        raise NotImplementedError
+
+    def take(self, parties: Sequence[Party]) -> None:
+        """These are the parties, and their charges the charges."""
+        self.parties = parties
+        self.charges = [planned for party in parties for planned in party.charges]
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """What is to be decided, by what was gathered and by what is known of overrides now."""
+        charges = self.charges
+        exempt: list[PlannedCharge] = []
+        subjects: Sequence[Subject] = ()
+        if self.parties:
+            known, subjects = override_cache.get_each([party.subjects for party in self.parties])
+            charges = []
+            for party, overrides in zip(self.parties, known, strict=True):
+                applied = apply_overrides(party.charges, overrides, ruleset, party.has_blocks, party.owner)
+                charges += applied.charges
+                exempt += applied.exempt
+            if self.operation == "refund":  # What was taken before a block can be given back.
+                charges = [planned._replace(blocked=None, subject=b"") for planned in charges]
+        if self.adds_up:
+            charges = one_of_each(charges, adds_up=True)
+        counted: list[Charge] = []
+        operation = self.operation
+        for planned in charges:
+            if planned.blocked is None:
+                counted.append(planned.charge)
+            elif planned.blocked.enforced and operation == "hit":
+                operation = "peek"
+        call = build_call(counted, operation, ruleset=ruleset, subjects=subjects, **self.options)
+        return Plan(call, charges, exempt)
+
+    def request_of(self, planned: PlannedCharge) -> HttpRequest | None:
+        """The request that a charge is for; None: there is none, so `limit_exceeded` is not sent."""
+        return self.request
+
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        """Note which rules were counted; tell the receivers of `limit_exceeded` who was refused."""
+        waits: list[Wait] = []
+        if not self.is_hit:
+            return waits
+        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
+            rule_name = planned.rule.name if planned.rule is not None else ""
+            if rule_name and self.counted is not None:
+                self.counted.add(rule_name)
+            if state.allowed or outcome.decision.source == "fallback" or not limit_exceeded.receivers:
+                continue
+            request = self.request_of(planned)
+            if request is None or planned.charge.limit is NOTHING:
+                continue
+            arguments = {
+                "limit": state.name,
+                "rule": rule_name or None,
+                "identity": planned.charge.digest.decode(),
+                "mode": state.mode,
+                "decision": outcome.decision,
+                "request": request,
+            }
+            send = partial(limit_exceeded.send_robust, Decision, **arguments)
+            waits.append(Wait(send, partial(limit_exceeded.asend_robust, Decision, **arguments)))
+        return waits
+
+
+class RequestPlanner(Planner):
     """Plans what a request is charged.
 
     - `choose`: the call sites in one place, of the name `group`, to which rules may have more to say; or what says
@@ -105,12 +205,7 @@ class RequestPlanner:
     - `now`: microseconds since 1970, for a clock of the caller's own;
     - `has_blocks`: who is blocked whatever rule there is, is refused even where nothing is charged;
     - `on_error`: hears of the names of rules that cannot be applied, and nothing is raised.
-
-    After `gather`: `ruleset`: the rules it went by; `charges`: before overrides; `subjects`: whom these may be about.
     """
-
-    units = 0
-    gathers = True
 
     def __init__(
         self,
@@ -123,139 +218,118 @@ class RequestPlanner:
         has_blocks: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        self.request = request
-        self.charges: list[PlannedCharge] = []
-        self.subjects: Sequence[SubjectRef] = ()
-        self.ruleset: Ruleset | None = None
-        self._is_exempt = False
-        self._gathered: Sequence[Rule] | None = None
+        # Not by super(): every decorated request comes through here.
+        self.operation: Operation = operation
+        self.is_hit = operation == "hit"
+        self.options = {"now": now, "longest_hold_us": MAX_HOLD_US}
+        self.charges: Sequence[PlannedCharge] = ()
+        self.parties: Sequence[Party] = ()
+        self.request: HttpRequest = request
         self._choose = choose
         self._group = group
-        self._operation: Operation = operation
-        self.is_hit = operation == "hit"
-        self._now = now
         self._has_blocks = has_blocks
         self._on_error = on_error
-        self._state = request_state(request)
-        self.count = self._state.count
+        self._gathered: Sequence[Rule] | None = None
+        state = self._state = request_state(request)
+        self.count = state.count
+        self.counted: set[str] = state.counted
 
-    @property
-    def has_blocks(self) -> bool:
-        """Whether a block that is for all rules refuses the request where nothing is charged."""
-        return self._has_blocks and not self._is_exempt
-
-    def gather(self, ruleset: Ruleset) -> None:
+    def gather(self, ruleset: Ruleset) -> Waiting[None]:
         """See `Planner`."""
-        for place in self._places(ruleset):
-            while place.waiting:
-                rule = place.waiting.pop()
-                try:
-                    self._gather(rule, place)
-                except Exception as error:
-                    self._fail(rule, place, error)
-            self.charges += place.charges
-        if ruleset.kinds:
-            self._find_subjects(ruleset, partial(getattr, self.request, "user", None))
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        """See `Planner`."""
-        for place in self._places(ruleset):
-            while place.waiting:
-                rule = place.waiting.pop()
-                try:
-                    await self._agather(rule, place)
-                except Exception as error:
-                    self._fail(rule, place, error)
-            self.charges += place.charges
-        if ruleset.kinds:
-            is_about_user = any(USER in kind_parts(kind) for kind in self._kinds(ruleset))
-            needs_user = is_about_user and hasattr(self.request, "user")
-            self._find_subjects(ruleset, await _auser_or_error(self.request) if needs_user else _nobody)
-
-    def _gather(self, rule: Rule, place: Place) -> None:
-        request, name, numbers = self.request, rule.name or rule.group or place.group, rule.template
-        if rule.methods is not None and not rule.matches_method(request):
-            return
-        if numbers is None or name in self._state.counted:
-            return
-        key, cost = numbers.key, numbers.cost
-        assert key is not None  # Only call sites apply a rule without one, and put theirs in.
-        if numbers.tiers or "everyone" not in rule.audience:
-            user = _user(request)
-            groups = self._groups(user) if _needs_groups(rule, user) else ()
-            numbers = _numbers_for(rule, user, groups)
-            if numbers is None:
-                return
-        rates: list[Rate] = []
-        for rate in numbers.rates:
-            value = _now(rate(name, request)) if callable(rate) else rate
-            if value is not None:
-                rates.append(value if isinstance(value, Rate) else Rate.parse(value))
-        if rates:
-            if callable(cost):
-                cost = whole_cost(_now(cost(name, request)), f"{name}: cost is")
-            user = _user(request) if key.needs_user else None
-            identity = key.read(name, request, user)
-            if type(identity) is not tuple:  # As those are that are not a function's.
-                identity = _now(identity)
-            banned = None if numbers.ban_key is None else _identity_of(request, numbers.ban_key, name)
-            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
-
-    async def _agather(self, rule: Rule, place: Place) -> None:
-        request, name, numbers = self.request, rule.name or rule.group or place.group, rule.template
-        if rule.methods is not None and not rule.matches_method(request):
-            return
-        if numbers is None or name in self._state.counted:
-            return
-        key, cost = numbers.key, numbers.cost
-        assert key is not None  # Only call sites apply a rule without one, and put theirs in.
-        if numbers.tiers or "everyone" not in rule.audience:
-            user = await _auser(request)
-            groups = await self._agroups(user) if _needs_groups(rule, user) else ()
-            numbers = _numbers_for(rule, user, groups)
-            if numbers is None:
-                return
-        rates: list[Rate] = []
-        for rate in numbers.rates:
-            value = await _later(rate(name, request)) if callable(rate) else rate
-            if value is not None:
-                rates.append(value if isinstance(value, Rate) else Rate.parse(value))
-        if rates:
-            if callable(cost):
-                cost = whole_cost(await _later(cost(name, request)), f"{name}: cost is")
-            user = await _auser(request) if key.needs_user else None
-            if key.needs_session:
-                await aload(request)
-            identity = key.read(name, request, user)
-            if type(identity) is not tuple:  # As those are that are not a function's.
-                identity = await _later(identity)
-            banned = None if numbers.ban_key is None else await _aidentity_of(request, numbers.ban_key, name)
-            place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
-
-    def _groups(self, user: Any) -> Collection[str]:
-        if self._state.groups[0] is not user:
-            names = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else ()
-            self._state.groups = (user, frozenset(names))
-        return self._state.groups[1]
-
-    async def _agroups(self, user: Any) -> Collection[str]:
-        if self._state.groups[0] is not user:
-            names = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else None
-            self._state.groups = (user, frozenset([name async for name in names] if names is not None else ()))
-        return self._state.groups[1]
-
-    def _places(self, ruleset: Ruleset) -> Sequence[Place]:
-        self.ruleset, self.subjects = ruleset, ()
-        if not callable(self._choose):
+        self.ruleset = ruleset
+        is_gathered = False
+        places: Sequence[Place] | None
+        if callable(self._choose):
+            places = self._choose(ruleset)
+        else:
             rules = ruleset.for_call_sites(self._choose, self._group, self.request)
-            if rules is self._gathered:
-                return ()  # By newer rules, too, the call sites stand as they are: so does what was gathered of them.
-            self.charges, self._gathered = [], rules if rules is self._choose else None
-            return (Place(rules, self._group),)
-        self.charges = []
-        places = self._choose(ruleset)
-        self._is_exempt = places is None
-        return places or ()
+            places = (Place(rules, self._group),)
+            # By newer rules, too, the call sites may stand as they are: then so does what was gathered of them.
+            is_gathered = rules is self._gathered
+            self._gathered = rules if rules is self._choose else None
+        if not is_gathered:
+            charges: list[PlannedCharge] = []
+            for place in places or ():
+                while place.waiting:
+                    rule = place.waiting.pop()
+                    try:
+                        yield from self._add(rule, place)
+                    except Exception as error:
+                        self._fail(rule, place, error)
+                charges += place.charges
+            for planned in charges:
+                if planned.charge.limit.ban is not None:
+                    self._plan_bans(charges)
+                    break
+            if len(charges) > 1:
+                charges = one_of_each(charges)
+            if self.is_hit and self._state.held:
+                charges = self._without_held(charges)
+            self.charges = charges
+        if ruleset.kinds:
+            yield from self._find_subjects(ruleset, self._has_blocks and places is not None)
+
+    def _add(self, rule: Rule, place: Place) -> Waiting[None]:
+        request = self.request
+        name = rule.name or rule.group or place.group
+        numbers = rule.template
+        if rule.methods is not None and not rule.matches_method(request):
+            return
+        if numbers is None or name in self.counted:
+            return
+        key = numbers.key
+        cost = numbers.cost
+        assert key is not None  # Only call sites apply a rule without one, and put theirs in.
+        if numbers.tiers or "everyone" not in rule.audience:
+            numbers = yield from self._numbers_for(rule, numbers)
+            if numbers is None:
+                return
+        rates: list[Rate] = []
+        for rate in numbers.rates:
+            value = (yield from called(rate, name, request)) if callable(rate) else rate
+            if value is not None:
+                rates.append(value if isinstance(value, Rate) else Rate.parse(value))
+        if not rates:
+            return
+        if callable(cost):
+            cost = whole_cost((yield from called(cost, name, request)), f"{name}: cost is")
+        identity = yield from self._read(key, name)
+        banned: Identity = None
+        if numbers.ban_key is not None:
+            banned = yield from self._read(numbers.ban_key, name)
+        place.add(rule, name, numbers, rates, 1 if cost is None else cost, identity, banned)
+
+    def _read(self, key: Key, name: str) -> Waiting[Any]:
+        user = (yield from self._user()) if key.needs_user else None
+        if key.needs_session:
+            yield Wait(_nothing, partial(aload, self.request))
+        identity: Any = key.read(name, self.request, user)
+        if type(identity) is not tuple and inspect.isawaitable(identity):  # Only a function's is none.
+            identity = yield awaited(identity)
+        return identity
+
+    def _user(self) -> Waiting[Any]:
+        """The request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
+        user = yield Wait(partial(getattr, self.request, "user", None), partial(_auser, self.request))
+        if user is None:
+            raise user_missing()
+        return user
+
+    def _numbers_for(self, rule: Rule, numbers: LimitTemplate) -> Waiting[LimitTemplate | None]:
+        """The numbers for a user: of the most favourable tier, or the rule's own; None if it is not about the user."""
+        user = yield from self._user()
+        is_about = _is_about(rule, user)
+        names: Collection[str] = ()
+        # The database is asked only if the user's groups matter.
+        if user.is_authenticated and (numbers.tiers if is_about else _names_groups(rule)):
+            if self._state.groups[0] is not user:
+                groups = user.groups.values_list("name", flat=True) if hasattr(user, "groups") else None
+                found = () if groups is None else (yield Wait(partial(tuple, groups), partial(_alist, groups)))
+                self._state.groups = (user, frozenset(found))
+            names = self._state.groups[1]
+        if not is_about and not any(f"group:{name}" in rule.audience for name in names):
+            return None
+        return next((tier for name, tier in numbers.tiers if name in names), numbers)
 
     def _fail(self, rule: Rule, place: Place, error: Exception) -> None:
         """A rule that cannot be applied to this request is left out, loudly: the call sites whose place it takes stand
@@ -272,46 +346,20 @@ class RequestPlanner:
             raise error
         place.waiting += reversed(rule.replaces)
 
-    def _kinds(self, ruleset: Ruleset) -> Collection[str]:
-        return override_kinds(ruleset, self.charges, self.has_blocks)
+    def _find_subjects(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
+        request = self.request
+        kinds = override_kinds(ruleset, self.charges, has_blocks)
+        user: Callable[[], Any] = partial(getattr, request, "user", None)
+        if hasattr(request, "user") and any(USER in kind_parts(kind) for kind in kinds):
+            lazy = user
+            user = yield Wait(lambda: lazy, partial(_auser_or_error, request))
+        subjects = override_subjects(Sender(request, user), ruleset, kinds)
+        self.parties = [Party(self.charges, subjects, has_blocks)] if subjects else ()
 
-    def _find_subjects(self, ruleset: Ruleset, user: Callable[[], Any]) -> None:
-        self.subjects = override_subjects(Sender(self.request, user), ruleset, self._kinds(ruleset))
-
-    def plan(self, ruleset: Ruleset) -> Plan:
-        """See `Planner`."""
-        for planned in self.charges:
-            if planned.charge.limit.ban is not None:
-                self._plan_bans()
-                break
-        if len(self.charges) > 1:
-            self.charges = _tell_apart(self.charges)
-        if self.is_hit and self._state.held:
-            self.charges = self._without_held()
-        applied = Applied(self.charges)
-        subjects: Sequence[Subject] = ()
-        if self.subjects:
-            overrides = override_cache.get_many(self.subjects)
-            subjects = overrides.call_subjects()
-            if overrides:
-                applied = apply_overrides(self.charges, overrides, ruleset, self.has_blocks)
-        is_refused = applied.block is not None
-        counted: list[Charge] = []
-        for planned in applied.charges:
-            if planned.blocked is None:
-                counted.append(planned.charge)
-            elif planned.blocked.enforced:
-                is_refused = True
-        call = build_call(
-            counted, "peek" if is_refused and self._operation == "hit" else self._operation,
-            longest_hold_us=round(conf.MAX_WAIT * SECOND), now=self._now, ruleset=ruleset, subjects=subjects,
-        )  # fmt: skip
-        return Plan(call, applied.charges, applied.block, applied.subject, applied.exempt)
-
-    def _plan_bans(self) -> None:
+    def _plan_bans(self, charges: list[PlannedCharge]) -> None:
         """What the charges say of bans: who is never banned, and what is an offence only when the view has answered."""
         is_free = is_never_banned(self.request)
-        for place, planned in enumerate(self.charges):
+        for place, planned in enumerate(charges):
             charge, rule, ban = planned.charge, planned.rule, planned.charge.limit.ban
             if ban is None:
                 continue
@@ -319,43 +367,16 @@ class RequestPlanner:
                 charge = charge._replace(limit=charge.limit.without_bans())
             elif rule is not None and rule.count_if is not None and ban.on == "counted":
                 charge = charge._replace(reports=True)
-            self.charges[place] = planned._replace(charge=charge)
+            charges[place] = planned._replace(charge=charge)
 
-    def _without_held(self) -> list[PlannedCharge]:
+    def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
         """The same, without the slots that the request holds already: it is one request, however often it is asked
         about."""
         counters = {counter for held in self._state.held for counter in held.counters}
         return [
-            planned for planned in self.charges
+            planned for planned in charges
             if not planned.charge.limit.holds or (planned.charge.digest, planned.charge.limit.key_part) not in counters
         ]  # fmt: skip
-
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note which rules were counted; tell the receivers of `limit_exceeded` who was refused."""
-        waits: list[Wait] = []
-        if not self.is_hit:
-            return waits
-        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
-            rule_name = planned.rule.name if planned.rule is not None else ""
-            if rule_name:
-                self._state.counted.add(rule_name)
-            if state.allowed or outcome.decision.source == "fallback" or not limit_exceeded.receivers:
-                continue
-            arguments = {
-                "limit": state.name,
-                "rule": rule_name or None,
-                "identity": planned.charge.digest.decode(),
-                "mode": state.mode,
-                "decision": outcome.decision,
-                "request": self.request,
-            }
-            waits.append(
-                Wait(
-                    partial(limit_exceeded.send_robust, Decision, **arguments),
-                    partial(limit_exceeded.asend_robust, Decision, **arguments),
-                )
-            )
-        return waits
 
 
 def is_never_banned(request: HttpRequest) -> bool:
@@ -373,24 +394,6 @@ def is_spared(address: Address) -> bool:
     return any(address.version == network.version and address in network for network in conf.NEVER_BAN)
 
 
-def _needs_groups(rule: Rule, user: Any) -> bool:
-    """Whether the user's groups say if a rule is about the user, or by which numbers."""
-    if not user.is_authenticated:
-        return False
-    if _is_about(rule, user):
-        return rule.template is not None and bool(rule.template.tiers)
-    return any(audience.startswith("group:") for audience in rule.audience)
-
-
-def _numbers_for(rule: Rule, user: Any, groups: Collection[str]) -> LimitTemplate | None:
-    """The numbers for a user: of the most favourable tier, or the rule's own; None if it is not about the user."""
-    if rule.template is None:
-        return None
-    if not _is_about(rule, user) and not any(f"group:{name}" in rule.audience for name in groups):
-        return None
-    return next((tier for name, tier in rule.template.tiers if name in groups), rule.template)
-
-
 def _is_about(rule: Rule, user: Any) -> bool:
     """Whether a user is of a rule's audience, whatever the user's groups are."""
     if "everyone" in rule.audience:
@@ -400,25 +403,18 @@ def _is_about(rule: Rule, user: Any) -> bool:
     return "authenticated" in rule.audience or ("staff" in rule.audience and user.is_staff)
 
 
-def _user(request: HttpRequest) -> Any:
-    """The request's user. Raises `ImproperlyConfigured` where no middleware sets one."""
-    user = getattr(request, "user", None)
-    if user is None:
-        raise user_missing()
-    return user
+def _names_groups(rule: Rule) -> bool:
+    return any(audience.startswith("group:") for audience in rule.audience)
 
 
 async def _auser(request: HttpRequest) -> Any:
-    user = await request.auser() if hasattr(request, "auser") else None
-    if user is None:
-        raise user_missing()
-    return user
+    return await request.auser() if hasattr(request, "auser") else None
 
 
 async def _auser_or_error(request: HttpRequest) -> Callable[[], Any]:
     """What returns the request's user, or raises why it is not known."""
     try:
-        user = await request.auser() if hasattr(request, "auser") else None
+        user = await _auser(request)
     except Exception as error:
         reason = error
 
@@ -429,47 +425,30 @@ async def _auser_or_error(request: HttpRequest) -> Callable[[], Any]:
     return lambda: user
 
 
-def _nobody() -> None:
-    return None
+async def _alist(names: Any) -> list[str]:
+    return [name async for name in names]
 
 
-def _identity_of(request: HttpRequest, key: Key, group: str) -> Identity:
-    identity: Identity = _now(key.read(group, request, _user(request) if key.needs_user else None))
-    return identity
+def _nothing() -> None:
+    """A session is loaded when it is read, where that may block."""
 
 
-async def _aidentity_of(request: HttpRequest, key: Key, group: str) -> Identity:
-    user = await _auser(request) if key.needs_user else None
-    if key.needs_session:
-        await aload(request)
-    identity: Identity = await _later(key.read(group, request, user))
-    return identity
-
-
-def awaited(value: Any) -> Wait:
-    """What a function of the user's returned that has to be awaited."""
-    return Wait(partial(_now, value), lambda: value)
-
-
-def _now(value: Any) -> Any:
-    """What a function of the user's returned, or what it comes to if that is a coroutine."""
-    return async_to_sync(_later)(value) if inspect.isawaitable(value) else value
-
-
-async def _later(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
-
-
-def _tell_apart(charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
-    """The same, with no counter twice: two throttles of one scope are told apart by their rates."""
-    seen: set[tuple[bytes, bytes]] = set()
-    apart = []
+def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> list[PlannedCharge]:
+    """The same, with no counter twice: two throttles of one scope are told apart by their rates; if it `adds_up`, what
+    is taken twice by the same limit is taken together."""
+    by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
     for planned in charges:
         charge = planned.charge
-        limit, number = charge.limit, 1
-        while (charge.digest, limit.key_part) in seen:
+        limit = charge.limit
+        number = 1
+        while (other := by_counter.get((charge.digest, limit.key_part))) is not None:
+            if adds_up and other.charge.limit == limit:
+                planned = planned._replace(owner=(*other.owner, *planned.owner))  # type: ignore[misc]
+                charge = charge._replace(cost=min(charge.cost + other.charge.cost, MOST_COST))
+                break
             limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
             number += 1
-        seen.add((charge.digest, limit.key_part))
-        apart.append(planned if limit is charge.limit else planned._replace(charge=charge._replace(limit=limit)))
-    return apart
+        if charge.limit is not limit or other is not None:
+            planned = planned._replace(charge=charge._replace(limit=limit))
+        by_counter[charge.digest, limit.key_part] = planned
+    return list(by_counter.values())

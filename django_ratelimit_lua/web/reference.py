@@ -79,7 +79,7 @@ def reference_of(decision: Decision) -> str:
     state = decision.refusing[0]
     moment = decision.moment // 1_000_000 or int(time.time())
     payload = _PAYLOAD.pack(bytes.fromhex(decision.identity.decode()), moment & 0xFFFFFFFF, _tag(state.name))
-    sealed = _cipher(conf.KEY_SECRET).encrypt(payload, _KINDS[state.is_block])
+    sealed = _cipher(conf.KEY_SECRET[0]).encrypt(payload, _KINDS[state.is_block])
     return _in_groups((base64.b32encode(sealed).translate(_WRITTEN) + _check(sealed)).decode())
 
 
@@ -139,7 +139,7 @@ def _opened(letters: str) -> SealedRefusal | None:
     sealed = _sealed(letters)
     if _check(sealed) != letters[-1].encode():
         return None
-    for number, secret in enumerate((conf.KEY_SECRET, *conf.KEY_SECRET_FALLBACKS)):
+    for number, secret in enumerate(conf.KEY_SECRET):
         for is_block, kind in _KINDS.items():
             try:
                 identity, moment, tag = _PAYLOAD.unpack(_cipher(secret).decrypt(sealed, kind))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from django.conf import settings
 from django.conf.urls.i18n import is_language_prefix_patterns_used
@@ -27,6 +27,7 @@ from .headers import violated_policies
 from .reference import reference_of
 from .refusal_log import refusal_log
 
+REFERENCE_HEADER = "RateLimit-Reference"
 Reason = Literal["wait", "at once", "banned", "blocked", "unavailable", "too large", "unknown"]
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
@@ -35,21 +36,68 @@ ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal reque
 """Of draft-ietf-httpapi-ratelimit-headers-10, section 5, for programs: not translated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorDetails:
+    """What is told to a client in the place of what it asked for.
+
+    - `page`: the template of a project for browsers; `status`: of the answer;
+    - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help.
+    """
+
+    page: ClassVar[str]
+    status: Any
+    retry_after: int | None
+
+    def detail(self) -> str:
+        """The whole in words, in the language in force."""
+        raise NotImplementedError
+
+    def members(self) -> dict[str, object]:
+        """What a body says to programs (RFC 9457), beside or in the place of what each has."""
+        raise NotImplementedError
+
+    def context(self) -> dict[str, object]:
+        """What a page may show."""
+        raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """Plain text."""
+        return [self.detail()]
+
+    def problem(self) -> dict[str, object]:
+        """A problem document (RFC 9457)."""
+        # The title is for programs: not translated.
+        body: dict[str, object] = {
+            "type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status,
+        }  # fmt: skip
+        if detail := self.detail():
+            body["detail"] = detail
+        if self.retry_after is not None:
+            body["retry_after"] = self.retry_after
+        return body | self.members()
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the answer, but for those of limits."""
+        headers = {"Cache-Control": "no-store"}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        return headers
+
+
+@dataclass(frozen=True)
+class Refusal(ErrorDetails):
     """What is told of a decision that refuses.
 
     - `reason`: "wait": it helps to wait; "at once": so it does, for slots to be released; "banned": until a ban ends;
       "blocked": for good; "unavailable": the limit is 0; "too large": for what the limit could ever allow; "unknown":
       nothing is known, as where `Ratelimited` is raised by hand;
     - `message`: what the rule has to say; empty: nothing;
-    - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting does not help;
     - `reference`: see `web.reference`; empty: none;
     - `is_forbidden`: a block says 403 instead of 429, and not when it ends;
     - `remedy`: for staff on the admin's own pages, what switches the rule off; empty for others;
     - `only_status`: the one status that the server can send; 0: it can send any.
     """
 
+    page = "429.html"
     decision: Decision
     reason: Reason
     message: str
@@ -63,11 +111,6 @@ class Refusal:
     def status(self) -> int:
         """The status of the answer."""
         return self.only_status or (403 if self.is_forbidden else 429)
-
-    @property
-    def title(self) -> str:
-        """The status in words, for programs: not translated."""
-        return HTTPStatus(self.status).phrase
 
     def when(self) -> str:
         """When to try again, or why not, in the language in force."""
@@ -114,6 +157,21 @@ class Refusal:
         if self.reference:
             members["reference"] = self.reference
         return members
+
+    def context(self) -> dict[str, object]:
+        """See `ErrorDetails`."""
+        names = ("decision", "reason", "message", "retry_after", "reference", "remedy")
+        return {"when": self.when(), **{name: getattr(self, name) for name in names}}
+
+    def lines(self) -> list[str]:
+        """See `ErrorDetails`."""
+        reference = _("Reference: %s") % self.reference if self.reference else ""
+        first = " ".join(filter(None, (self.begin(), self.message, self.when())))
+        return [first, *filter(None, (self.remedy, reference))]
+
+    def headers(self) -> dict[str, str]:
+        """See `ErrorDetails`."""
+        return super().headers() | ({REFERENCE_HEADER: self.reference} if self.reference else {})
 
     def tell(self, error: Ratelimited) -> Ratelimited:
         """Put on an exception what its handler may want to say."""

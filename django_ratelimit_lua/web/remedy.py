@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -12,26 +13,25 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
+from ..engine.run import Wait, Waiting
 from ..limits.decision import Decision
 from ..rules.provider import current
 from ..rules.rule import Rule
 
 
-def remedy_of(request: HttpRequest, decision: Decision) -> str:
+def find_remedy(request: HttpRequest, decision: Decision) -> Waiting[str]:
     """What to do about a refusal on the admin's own pages, for staff who are signed in; empty for everybody else."""
     rule = _rule_of(request, decision)
-    if rule is None:
-        return ""
-    with suppress(Exception):  # Where it cannot be found out who asks, a refusal is a refusal.
-        user: Any = getattr(request, "user", None)
-        if user is not None and user.is_active and user.is_staff:
-            return _words(rule)
+    if rule is not None and (yield Wait(partial(_is_staff, request), partial(sync_to_async(_is_staff), request))):
+        return _words(rule)
     return ""
 
 
-async def aremedy_of(request: HttpRequest, decision: Decision) -> str:
-    """The same in a coroutine."""
-    return "" if _rule_of(request, decision) is None else await sync_to_async(remedy_of)(request, decision)
+def _is_staff(request: HttpRequest) -> bool:
+    with suppress(Exception):  # Where it cannot be found out who asks, a refusal is a refusal.
+        user: Any = getattr(request, "user", None)
+        return user is not None and user.is_active and user.is_staff
+    return False
 
 
 def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
@@ -51,7 +51,7 @@ def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
 def _words(rule: Rule) -> str:
     if rule.pk is None:
         return _("The rule “%(rule)s” of RATELIMIT_RULES refuses you.") % {"rule": rule.name}
-    command = f"python manage.py ratelimit_rules mode {shlex.quote(rule.name)} off"
+    command = f"python manage.py ratelimit rules mode {shlex.quote(rule.name)} off"
     return _("The rule “%(rule)s” refuses you. This switches it off: %(command)s") % {
         "rule": rule.name, "command": command,
     }  # fmt: skip

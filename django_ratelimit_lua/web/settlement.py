@@ -7,18 +7,15 @@ until the limit forgets it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest
 
 from ..engine.decide import Outcome, answered, build_call, forgetting, offending, refunding
 from ..engine.holding import Held
-from ..engine.run import Waiting
+from ..engine.run import Waiting, called
 from ..identity.request_state import request_state
 from ..limits.call import whole_cost
-from .plan import awaited
 
 
 def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | None = None) -> Waiting[None]:
@@ -35,11 +32,11 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | N
         rule, charge = decided.planned.rule, decided.charge
         if rule is None or charge.limit.holds:
             continue
-        if rule.reset_if is not None and (yield from _called(rule.reset_if, request, response)):
+        if rule.reset_if is not None and (yield from called(rule.reset_if, request, response)):
             resets.append(charge)
             continue
         if rule.cost_after is not None:
-            cost = whole_cost((yield from _called(rule.cost_after, request, response)), "cost_after gave")
+            cost = whole_cost((yield from called(rule.cost_after, request, response)), "cost_after gave")
             # Once for each request, however often it goes through the view.
             counter = (charge.digest, charge.limit.key_part)
             if cost and counter not in charged:
@@ -47,7 +44,7 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | N
                 charges.append(charge._replace(cost=cost))
         if decided.token is None or rule.count_if is None:
             continue
-        if not (yield from _called(rule.count_if, request, response)):
+        if not (yield from called(rule.count_if, request, response)):
             refunds.append(decided)
         elif charge.reports:
             offences.append(decided.planned)
@@ -58,10 +55,3 @@ def settle(request: HttpRequest, response: Any, outcome: Outcome, held: Held | N
         yield from offending(offences, request=request)
     if resets:
         yield from forgetting(build_call(resets, "refund"))
-
-
-def _called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
-    value = function(*arguments)
-    if inspect.isawaitable(value):
-        value = yield awaited(value)
-    return value

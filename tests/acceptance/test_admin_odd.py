@@ -405,12 +405,12 @@ def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(operator: 
     for name in (*names, "half \ud800"):
         assert kept_series(name, span_of("90d"))
         for command in (
-            ("ratelimit_rules", "mode", name, "off"), ("ratelimit_rules", "explain", "--path", "/ok", "--user", name),
-            ("ratelimit_block", "--ip", "203.0.113.9", "--rule", name), ("ratelimit_block", "--user", name),
-            ("ratelimit_unblock", "--user", name), ("ratelimit_reset", "--path", "/ok", "--limit", name),
+            ("rules", "mode", name, "off"), ("rules", "explain", "--path", "/ok", "--user", name),
+            ("block", "--ip", "203.0.113.9", "--rule", name), ("block", "--user", name),
+            ("unblock", "--user", name), ("reset", "--path", "/ok", "--limit", name),
         ):  # fmt: skip
             with pytest.raises(CommandError):
-                call_command(*command)
+                call_command("ratelimit", *command)
 
 
 @pytest.mark.parametrize("action", ["block:nobody", "exempt:nobody", "block:admin"])

@@ -165,7 +165,7 @@ def test_operators_use_it(settings: Any) -> None:
     with pytest.raises(ValidationError):
         RateLimitOverride(field="all", effect="block").full_clean()
     with pytest.raises(CommandError):
-        call_command("ratelimit_block", "--header", "all")
+        call_command("ratelimit", "block", "--header", "all")
 
 
 def test_all_callers_are_no_client_of_the_statistics() -> None:

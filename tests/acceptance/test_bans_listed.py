@@ -1,4 +1,4 @@
-"""The bans in force: what operators see of them, `manage.py ratelimit_bans`, and rules of the admin that ban."""
+"""The bans in force: what operators see of them, `manage.py ratelimit bans`, and rules of the admin that ban."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def site(settings: Any) -> None:
 
 def said(*arguments: str) -> str:
     output = io.StringIO()
-    call_command("ratelimit_bans", *arguments, stdout=output, stderr=output)
+    call_command("ratelimit", "bans", *arguments, stdout=output, stderr=output)
     return output.getvalue()
 
 
@@ -126,7 +126,7 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     assert said("lift", ban.identity[:12]).startswith(f"lifted: {ban.identity[:12]} login:")
     assert len(active_bans()) == 1
     change = RateLimitChange.objects.get()
-    assert (change.by, change.action, change.name) == ("ratelimit_bans", "unbanned", ban.limit)
+    assert (change.by, change.action, change.name) == ("ratelimit bans lift", "unbanned", ban.limit)
     digest = ban.identity[:12]
     assert changed_words(change) == [f"The ban of {digest} is lifted."]
     assert changed_words(change, may_see_who=True) == [f"The ban of address 203.0.113.0/24 ({digest}) is lifted."]
@@ -234,7 +234,7 @@ def test_somebody_is_banned_from_a_terminal() -> None:
     assert visit() == 429
     assert visit(address="203.0.113.10") == 200
     change = RateLimitChange.objects.get()
-    assert (change.by, change.action) == ("ratelimit_bans", "banned")
+    assert (change.by, change.action) == ("ratelimit bans add", "banned")
     named = f"Banned by hand: address 203.0.113.0/24 ({ban.identity[:12]})."
     assert changed_words(change, may_see_who=True) == [named, "scraper"]
     said("add", *described, "--for", "30d")

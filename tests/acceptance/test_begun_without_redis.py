@@ -42,7 +42,7 @@ def begin(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def said(*arguments: str) -> str:
     output = io.StringIO()
-    call_command("ratelimit_rules", *arguments, stdout=output, stderr=output)
+    call_command("ratelimit", "rules", *arguments, stdout=output, stderr=output)
     return output.getvalue()
 
 

@@ -290,7 +290,7 @@ def test_the_form_asks_about_a_breaker_that_no_code_has(payments: Callable[..., 
 
 def run(*arguments: str) -> str:
     out = StringIO()
-    call_command("ratelimit_breakers", *arguments, stdout=out)
+    call_command("ratelimit", "breakers", *arguments, stdout=out)
     return out.getvalue()
 
 
@@ -299,7 +299,7 @@ def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
     assert "payments: closed; " in run("list")
     assert "forced: open until " in run("open", "payments", "--for", "10m", "--why", "the bank is down")
     until(lambda: pays(payments, "forced"))
-    assert RateLimitChange.objects.latest("pk").by == "ratelimit_breakers"
+    assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"
     tomorrow = (timezone.now() + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
     assert "forced: open until " in run("open", "payments", "--until", tomorrow)
     assert "forced: closed until it is taken back" in run("close", "payments", "--for-good")
@@ -400,9 +400,9 @@ def test_the_file_that_the_docs_show_is_one() -> None:
 
 
 def said(*arguments: str) -> str:
-    """What `manage.py ratelimit_rules` says, warnings as well."""
+    """What `manage.py ratelimit rules` says, warnings as well."""
     out = StringIO()
-    call_command("ratelimit_rules", *arguments, stdout=out, stderr=out)
+    call_command("ratelimit", "rules", *arguments, stdout=out, stderr=out)
     return out.getvalue()
 
 
@@ -539,7 +539,7 @@ def guarded(settings: Any) -> None:
 def explained(path: str = "/checkout/?who=ada") -> str:
     """What the command says of a request."""
     out = StringIO()
-    call_command("ratelimit_rules", "explain", "--path", path, stdout=out)
+    call_command("ratelimit", "rules", "explain", "--path", path, stdout=out)
     return out.getvalue()
 
 

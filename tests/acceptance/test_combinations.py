@@ -615,7 +615,7 @@ def test_the_inspector_knows_when_operators_would_lock_themselves_out(operator: 
 
 
 def test_options_of_a_command_are_about_all_of_it_together(ada: User) -> None:
-    """`ratelimit_block` and `ratelimit_unblock`; what a narrower block is not, and what goes on refusing, is told."""
+    """`ratelimit block` and `ratelimit unblock`; what a narrower block is not, and what goes on refusing, is told."""
     asked = ("--ip", ADDRESS, "--field", "username=alice", "--header", "X-Tenant: acme")
     whom = f"address {ADDRESS} with header X-Tenant = acme and form field username = alice"
     text = said("block", *asked, "--user", "ada")

@@ -1,4 +1,4 @@
-"""`manage.py ratelimit_rules`: what applies, what a request would meet, and rules as code."""
+"""`manage.py ratelimit rules`: what applies, what a request would meet, and rules as code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def site(settings: Any) -> None:
 
 def said(*arguments: Any) -> str:
     output = io.StringIO()
-    call_command("ratelimit_rules", *arguments, stdout=output, stderr=output)
+    call_command("ratelimit", "rules", *arguments, stdout=output, stderr=output)
     return output.getvalue()
 
 
@@ -132,7 +132,7 @@ def test_export_and_import_go_round(tmp_path: Path) -> None:
     assert "    rate: 60/m → 30/m" in text
     assert "- exports of a day" in text
     assert RateLimitOverride.objects.get() == override
-    assert {change.by for change in RateLimitChange.objects.all()} <= {"ratelimit_rules import", ""}
+    assert {change.by for change in RateLimitChange.objects.all()} <= {"ratelimit rules import", ""}
     assert RateLimitRule.objects.get(name="api").declared() == rules[1]
 
 
@@ -252,7 +252,7 @@ def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> No
     assert Client().get("/ok").status_code == 429
     assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
     assert Client().get("/ok").status_code == 200
-    assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit_rules mode"
+    assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit rules mode"
     with pytest.raises(CommandError, match="there are: all"):
         said("mode", "every", "off")
 
@@ -265,7 +265,8 @@ def test_the_file_may_be_piped_in(monkeypatch: Any) -> None:
 
 def test_the_command_runs_in_a_terminal() -> None:
     """From another process."""
-    command = [sys.executable, "-m", "example_project.manage", "ratelimit_rules", "check", "example_project/rules.yaml"]
+    verb = ["ratelimit", "rules", "check", "example_project/rules.yaml"]
+    command = [sys.executable, "-m", "example_project.manage", *verb]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert (done.stdout, done.returncode) == ("3 rules: no problem found\n", 0), done.stderr
@@ -537,10 +538,10 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["ratelimit_replay", "access.log", "--rate", "5/m"],
-        ["ratelimit_rules", "explain"],
-        ["ratelimit_rules", "import", "rules.yaml"],
-        ["ratelimit_proxy", "nginx"],
+        ["ratelimit", "replay", "access.log", "--rate", "5/m"],
+        ["ratelimit", "rules", "explain"],
+        ["ratelimit", "rules", "import", "rules.yaml"],
+        ["ratelimit", "proxy", "nginx"],
     ],
     ids=" ".join,
 )
@@ -558,4 +559,4 @@ def test_other_commands_need_no_urls(settings: Any, tmp_path: Path) -> None:
     rules.write_text("- {name: new, path: /, key: ip, rate: 5/m}\n")
     for arguments in (["check", str(rules)], ["check"], ["list"], ["export"]):
         assert said(*arguments)
-    call_command("ratelimit_breakers", "list", stdout=io.StringIO())
+    call_command("ratelimit", "breakers", "list", stdout=io.StringIO())

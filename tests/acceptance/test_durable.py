@@ -496,7 +496,7 @@ def test_the_word_is_that_of_rules_everywhere(settings: Any, client: Any) -> Non
 
 def command(*arguments: str) -> str:
     out = io.StringIO()
-    call_command("ratelimit_stats", *arguments, stdout=out)
+    call_command("ratelimit", "stats", *arguments, stdout=out)
     return out.getvalue()
 
 

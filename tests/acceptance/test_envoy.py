@@ -90,7 +90,7 @@ def envoy(folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Seq
     port = free_port()
     places = {"listen": port, "upstream": upstream, "gateway": ask[0] if ask else gateway.port}
     told = ["--timeout=10", *(f"--{name}=127.0.0.1:{place}" for name, place in places.items())]
-    text = gateway.run("ratelimit_proxy", "envoy-grpc", *told, *options)
+    text = gateway.run("ratelimit", "proxy", "envoy-grpc", *told, *options)
     head, mark, tail = text.partition("rate_limits:\n")
     text = head + mark + ("" if ask else more()) + tail
     for place in ask[1:]:  # The cluster of the gateway is the last.
@@ -361,7 +361,7 @@ def test_the_rules_of_the_documentation_are_rules(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(block)
     with Gateway(tmp_path, []) as gateway:
-        gateway.run("ratelimit_rules", "import", str(file), "--confirm")
+        gateway.run("ratelimit", "rules", "import", str(file), "--confirm")
         descriptor = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
         with gateway.client() as client:
             assert client.ask(descriptor, domain="site").statuses[0].current_limit.name == "login"

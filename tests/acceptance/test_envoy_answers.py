@@ -26,9 +26,12 @@ from django_ratelimit_lua.gateway.envoy.question import (
     QuestionError,
     read_question,
 )
+from django_ratelimit_lua.limits.call import Call
+from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.stats.reading import shadow_numbers
+from django_ratelimit_lua.store import Patience, Store
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.examples import examples
@@ -453,14 +456,14 @@ def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
 def test_who_goes_away_while_it_is_decided_holds_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Envoy does when it has waited long enough."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
-    decide = answers.adecide
+    decide = Store.adecide
 
-    async def slowly(planner: Any) -> Any:
-        outcome = await decide(planner)
-        if planner.is_hit:
+    async def slowly(store: Store, call: Call, patience: Patience) -> Decision:
+        decision = await decide(store, call, patience)
+        if call.slot and call.operation == "hit":
             task.cancel()
             await asyncio.sleep(0)
-        return outcome
+        return decision
 
     async def cancelled() -> None:
         nonlocal task
@@ -469,7 +472,7 @@ def test_who_goes_away_while_it_is_decided_holds_nothing(settings: Any, monkeypa
             await task
 
     task: Any = None
-    monkeypatch.setattr(answers, "adecide", slowly)
+    monkeypatch.setattr(Store, "adecide", slowly)
     asyncio.run(cancelled())
     monkeypatch.undo()
     assert left() == [2]

@@ -22,7 +22,7 @@ from django_ratelimit_lua.gateway.envoy import messages, server
 from django_ratelimit_lua.gateway.envoy.answer import SlotEndedError
 from django_ratelimit_lua.gateway.envoy.processes import reserved
 from django_ratelimit_lua.gateway.envoy.question import MOST_BYTES
-from django_ratelimit_lua.management.commands import ratelimit_grpc
+from django_ratelimit_lua.management.verbs import grpc as grpc_verb
 from tests.grpc_gateway import Gateway, question
 
 OK, OVER = messages.OK, messages.OVER_LIMIT
@@ -106,10 +106,10 @@ def test_an_edit_holds_from_the_next_question_on(gateway: Gateway, tmp_path: Pat
     with gateway.client() as client:
         for number in (1, 3):
             file.write_text(text.format(number))
-            gateway.run("ratelimit_rules", "import", str(file))
+            gateway.run("ratelimit", "rules", "import", str(file))
             assert client.ask(descriptor).statuses[0].current_limit.requests_per_unit == number
         assert [client.code(descriptor) for _ in range(2)] == [OK, OVER]
-    assert "- domain=edge\n  - tenant\n" in gateway.run("ratelimit_rules", "export")
+    assert "- domain=edge\n  - tenant\n" in gateway.run("ratelimit", "rules", "export")
 
 
 def test_health_follows_redis(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_who_has_asked_is_answered_before_it_stops(tmp_path: Path) -> None:
             gateway.stop()
             assert [first, *(future.result() for future in held)] == [OK] * 3
         assert gateway.process.returncode == 0
-        assert "slow" in gateway.run("ratelimit_stats", "show")
+        assert "slow" in gateway.run("ratelimit", "stats", "show")
         gateway.start()
 
 
@@ -224,12 +224,12 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, gateway: Gateway, monkeypat
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
     ):
         with pytest.raises(CommandError, match=problem):
-            call_command("ratelimit_grpc", *arguments)
+            call_command("ratelimit", "grpc", *arguments)
     broken = tmp_path / "broken.pem"
     broken.write_text("?")
-    arguments = ("ratelimit_grpc", "--port=0", f"--key={broken}", f"--certificate={broken}")
+    arguments = ("ratelimit", "grpc", "--port=0", f"--key={broken}", f"--certificate={broken}")
     assert "cannot listen" in gateway.run(*arguments, "--processes=1", status=1)
     assert "as soon as it had begun" in gateway.run(*arguments, "--processes=2", status=1)
-    monkeypatch.setattr(ratelimit_grpc, "find_spec", lambda name: None)
+    monkeypatch.setattr(grpc_verb, "find_spec", lambda name: None)
     with pytest.raises(CommandError, match=r"django-ratelimit-lua\[grpc\]"):
-        call_command("ratelimit_grpc")
+        call_command("ratelimit", "grpc")

@@ -248,10 +248,10 @@ def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(5):
         view(request(f"/login/{number}", "sqlmap\x1b[2J", user=User(1)))
     written()
-    call_command("ratelimit_bans", "list", "--evidence")
+    call_command("ratelimit", "bans", "list", "--evidence")
     said = capsys.readouterr().out
     assert "POST /login/4 sqlmap\\x1b[2J" in said
-    call_command("ratelimit_bans", "list", "--evidence", "--json")
+    call_command("ratelimit", "bans", "list", "--evidence", "--json")
     found = json.loads(capsys.readouterr().out)
     assert [offence["path"] for offence in found["last"]] == ["/login/2", "/login/3", "/login/4"]
 

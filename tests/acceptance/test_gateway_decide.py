@@ -19,16 +19,18 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.gateway import asgi, asked, planned
+from django_ratelimit_lua.gateway import asgi, asked
 from django_ratelimit_lua.gateway import decide as deciding
 from django_ratelimit_lua.gateway.asgi import application as alone
 from django_ratelimit_lua.gateway.asked import read_asked
 from django_ratelimit_lua.gateway.decide import noting
 from django_ratelimit_lua.gateway.openapi import document
 from django_ratelimit_lua.gateway.problems import ProblemError
-from django_ratelimit_lua.limits.call import MOST_COST
+from django_ratelimit_lua.limits.call import MOST_COST, Call
+from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitChange, RateLimitClient, RateLimitRule
 from django_ratelimit_lua.models.client import token_digest
+from django_ratelimit_lua.store import Patience, Store
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.asgi import aask, ask
 from tests.examples import examples
@@ -224,14 +226,14 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
     """As Django cancels a view whose client has gone: nobody has heard by what it would be released."""
     report = {"limit": "reports", "identity": "ada"}
     body = json.dumps({"charges": [report], "operation": "slot", "seconds": 3600}).encode()
-    really = planned.adecide
+    really = Store.adecide
 
-    async def slowly(planner: Any) -> Any:
-        outcome = await really(planner)
-        if planner.is_hit:
+    async def slowly(store: Store, call: Call, patience: Patience) -> Decision:
+        decision = await really(store, call, patience)
+        if call.slot and call.operation == "hit":
             task.cancel()
             await asyncio.sleep(0)
-        return outcome
+        return decision
 
     async def cancelled() -> None:
         nonlocal task
@@ -240,7 +242,7 @@ def test_who_goes_away_while_it_is_decided_holds_no_slot(token: str, monkeypatch
             await task
 
     task: Any = None
-    monkeypatch.setattr(planned, "adecide", slowly)
+    monkeypatch.setattr(Store, "adecide", slowly)
     asyncio.run(cancelled())
     monkeypatch.undo()
     answer = asyncio.run(deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body))

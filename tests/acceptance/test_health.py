@@ -39,13 +39,13 @@ def test_health_tells_what_is_wrong(settings: Any) -> None:
     assert [one.is_paused for one in found] == [False, False, True, True]
     assert not asyncio.run(ahealth()).ok
     with pytest.raises(CommandError, match="limits cannot be decided"):
-        call_command("ratelimit_health")
+        call_command("ratelimit", "health")
 
 
 def test_the_command_says_how_it_is() -> None:
     """In one line; and then what the process does in the background, with the same words for all of it."""
     output = io.StringIO()
-    call_command("ratelimit_health", stdout=output, stderr=io.StringIO())
+    call_command("ratelimit", "health", stdout=output, stderr=io.StringIO())
     first, *tasks = output.getvalue().splitlines()
     assert first.startswith("a decision takes ")
     assert first.endswith("no rules are published")

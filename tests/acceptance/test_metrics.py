@@ -457,9 +457,8 @@ def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
     asked = set()
     for expression in [*expressions(), (METRICS / "alerts.yml").read_text()]:
         for name, chosen in re.findall(r"\b(ratelimit_\w+)(?:\{([^}]*)\})?", expression):
-            if name != "ratelimit_health":
-                assert set(re.findall(r"(\w+) ?[=!]~?\"", chosen)) <= there[name], (name, chosen)
-                asked.add(name)
+            assert set(re.findall(r"(\w+) ?[=!]~?\"", chosen)) <= there[name], (name, chosen)
+            asked.add(name)
     assert asked == set(there)
 
 

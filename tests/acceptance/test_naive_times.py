@@ -124,7 +124,7 @@ def test_commands(tmp_path: Path) -> None:
 
     def said(*arguments: str) -> str:
         output = io.StringIO()
-        call_command("ratelimit_rules", *arguments, stdout=output, stderr=output)
+        call_command("ratelimit", "rules", *arguments, stdout=output, stderr=output)
         return output.getvalue()
 
     rule(limit=1)

@@ -21,11 +21,11 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_sites(empty: Path) -> dict[str, Path]:
-    """Databases of three sites: each is of its own after `ratelimit_rules new-id`, and nobody's copy."""
+    """Databases of three sites: each is of its own after `ratelimit rules new-id`, and nobody's copy."""
     databases = {name: copy(empty, empty.with_name(f"{name}.sqlite3")) for name in ("site", "first", "second")}
     for name, database in databases.items():
         with Worker(f"{name}:", {"default": database}) as worker:
-            worker("call_command('ratelimit_rules', 'new-id', stdout=open(os.devnull, 'w'))")
+            worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
     return databases
 
 
@@ -61,8 +61,8 @@ EDITS = [
     ("text = rules_yaml.export() ;; rules_yaml.apply(text.replace('51', '52'))", {"site": 52}),
     ("restore(RateLimitChange.objects.using('default').filter(name='site', after__rate='40/h').first())", {"site": 40}),
     ("RateLimitRule.objects.all().delete() ;; rules_yaml.apply(text)", {"site": 51}),
-    ("call_command('ratelimit_rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
-    ("call_command('ratelimit_rules', 'mode', 'site', 'enforce', confirm=True, stdout=open(os.devnull, 'w'))",
+    ("call_command('ratelimit', 'rules', 'mode', 'site', 'off', verbosity=0, stdout=open(os.devnull, 'w'))", {}),
+    ("call_command('ratelimit', 'rules', 'mode', 'site', 'enforce', confirm=True, stdout=open(os.devnull, 'w'))",
      {"site": 51}),
     ("RateLimitRule.objects.bulk_create([RateLimitRule(name='new', path='/', key='ip', limit=300, unit='h')])",
      {"site": 51, "new": 300}),
@@ -113,7 +113,7 @@ def test_a_prefix_belongs_to_one_database(of_sites: dict[str, Path], tmp_path: P
     assert here("[said, list(health().problems)]") == [[], []]
     found = "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
     assert [there(found), here(found)] == [["django_ratelimit_lua.E013"], []]
-    there("call_command('ratelimit_rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
+    there("call_command('ratelimit', 'rules', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
     there("edit(2001)")
     until(lambda: [there("ask()"), too("ask()")] == [{"site": 2001}] * 2, "the prefix was taken over", 5)
     assert there("list(health().problems)") == []
@@ -196,16 +196,23 @@ def test_rotating_the_key_lifts_no_block(
 ) -> None:
     """Neither while old and new processes serve side by side, whoever edits, nor after that; and a check says which
     values of fields find nobody when the last key that knew them has gone."""
-    databases, fallbacks = site(tmp_path, of_sites), f"{setting}_FALLBACKS"
+    databases = site(tmp_path, of_sites)
+
+    def keys(*keys: str) -> dict[str, Any]:
+        """The settings by which the first of these is the current one, and the others are accepted."""
+        if setting == "SECRET_KEY":
+            return {"SECRET_KEY": keys[0], "SECRET_KEY_FALLBACKS": list(keys[1:])}
+        return {setting: keys[0] if len(keys) == 1 else list(keys)}
+
     blocked = f"[ask(**one) for one in ({ADA}, {{'key': 'new'}}, {{}})]"
     refused = ["refused"] * 5 + [MANY]
     counted = "{one.id: one.msg[:2] for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])}"
-    old = started(prefix, databases, **{setting: "old"})
+    old = started(prefix, databases, **keys("old"))
     old("User.objects.create(username='ada') ;; rule(limit=1000) ;; block(key='secret')")
     old("block(user=User.objects.get()) ;; block(network='203.0.113.9') ;; block(network='198.51.100.0/24')")
     assert old(blocked) == ["refused"] * 4 + [MANY] * 2
     assert old(counted) == {}
-    new = started(prefix, databases, **{setting: "new", fallbacks: ["old"]})
+    new = started(prefix, databases, **keys("new", "old"))
     assert new(blocked) == old(blocked) == ["refused"] * 4 + [MANY] * 2
     new("block(key='new')")
     assert new(blocked) == refused
@@ -217,9 +224,9 @@ def test_rotating_the_key_lifts_no_block(
         assert new(blocked) == refused
         assert old(blocked)[:4] == ["refused"] * 4
     assert new(counted) == {"django_ratelimit_lua.I015": "1 "}
-    newest = started(prefix, databases, **{setting: "newest", fallbacks: ["new", "old"]})
+    newest = started(prefix, databases, **keys("newest", "new", "old"))
     assert newest(blocked) == refused
-    last = started(prefix, databases, **{setting: "newest", fallbacks: ["new"]})
+    last = started(prefix, databases, **keys("newest", "new"))
     assert last(blocked) == [MANY, *refused[1:]]
     assert last(counted) == {"django_ratelimit_lua.W014": "1 ", "django_ratelimit_lua.I015": "1 "}
     last("RateLimitOverride.objects.filter(network='203.0.113.9').delete()")

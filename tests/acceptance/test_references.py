@@ -103,7 +103,7 @@ def refused(where: str, **meta: Any) -> str:
 
 def explained(reference: str) -> str:
     out = io.StringIO()
-    call_command("ratelimit_rules", "explain", "--reference", reference, stdout=out, stderr=out, no_color=True)
+    call_command("ratelimit", "rules", "explain", "--reference", reference, stdout=out, stderr=out, no_color=True)
     return out.getvalue()
 
 

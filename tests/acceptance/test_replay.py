@@ -1,4 +1,4 @@
-"""`manage.py ratelimit_replay`: each line of a log is decided by the real program, at the log's own time."""
+"""`manage.py ratelimit replay`: each line of a log is decided by the real program, at the log's own time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit, ratelimit_exempt
-from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.curve import Curve
 from django_ratelimit_lua.operations.replay import Log, Replayed, ReplayTooSlowError, deciding, replay
@@ -83,7 +82,7 @@ def access(*lines: tuple[float, str, str], status: int = 200, agent: str = "curl
 
 def command(*arguments: str) -> str:
     out = io.StringIO()
-    call_command("ratelimit_replay", *arguments, stdout=out)
+    call_command("ratelimit", "replay", *arguments, stdout=out)
     return out.getvalue()
 
 
@@ -111,7 +110,7 @@ def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rat
     """Requests and hosts that are refused, of an excerpt of NASA's log of 1 July 1995."""
     given_rule = {"name": "r", "rate": rate, "algorithm": algorithm}
     tally = replayed(EXCERPT, given_rule, spread=False).tallies["r"]
-    limit = Limit("r", rate, algorithm=algorithm, max_wait=conf.MAX_WAIT if algorithm == "leaky_bucket" else None)
+    limit = Limit("r", rate, algorithm=algorithm, max_wait=5 if algorithm == "leaky_bucket" else None)
     models: dict[str, Any] = {}
     refused: Counter[str] = Counter()
     for second, host in rows():
@@ -502,7 +501,7 @@ def test_proxies_are_believed_as_far_as_they_are_trusted(tmp_path: Path) -> None
 
 def test_a_replay_brings_its_own_server() -> None:
     """Read from a pipe, with no bar in it; the site's own Redis is not asked."""
-    arguments = [sys.executable, "-m", "django", "ratelimit_replay", "-", "--rate", "2/m", "--json"]
+    arguments = [sys.executable, "-m", "django", "ratelimit", "replay", "-", "--rate", "2/m", "--json"]
     log = access(*[(second, "192.0.2.1", "/") for second in range(5)])
     told = subprocess.run(arguments, input=log, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=60)
     assert told.returncode == 0, told.stderr
@@ -515,7 +514,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
     pytest.importorskip("tqdm", reason="tqdm is not installed, which draws the bar")
     log = tmp_path / "log"
     log.write_text(access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(5000)]))
-    arguments = [sys.executable, "-m", "django", "ratelimit_replay", str(log), "--rate", "60/m", "--json"]
+    arguments = [sys.executable, "-m", "django", "ratelimit", "replay", str(log), "--rate", "60/m", "--json"]
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=end, env=environment(), cwd=ROOT)
@@ -533,7 +532,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_replay_and_clears_up(direct: redis.Redis, tmp_path: Path) -> None:
     """As somebody presses it who waits for more of a pipe."""
     assert counts(direct) == set()
-    arguments = [sys.executable, "-m", "django", "ratelimit_replay", "-", "--rate", "2/m", "--redis", url()]
+    arguments = [sys.executable, "-m", "django", "ratelimit", "replay", "-", "--rate", "2/m", "--redis", url()]
     process = subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT
     )

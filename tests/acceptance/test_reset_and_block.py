@@ -1,4 +1,4 @@
-"""`ratelimit_reset`, `ratelimit_block` and `ratelimit_unblock`: what a terminal does, the next request obeys."""
+"""`ratelimit reset`, `ratelimit block` and `ratelimit unblock`: what a terminal does, the next request obeys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def site(settings: Any) -> None:
 
 def said(command: str, *arguments: str) -> str:
     output = io.StringIO()
-    call_command(f"ratelimit_{command}", *arguments, stdout=output, stderr=output)
+    call_command("ratelimit", command, *arguments, stdout=output, stderr=output)
     return output.getvalue()
 
 
@@ -49,7 +49,7 @@ def test_what_is_reset_lets_the_real_request_go(name: str) -> None:
     assert text.startswith("reset: ")
     assert text.endswith("The next request like this would be allowed.\n")
     assert explained.visit(case, name) == 200
-    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit_reset"}
+    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit reset"}
 
 
 def test_a_reset_that_removed_nothing_says_so() -> None:
@@ -88,13 +88,13 @@ def test_block_and_unblock() -> None:
         assert "ended: override" in said("unblock", *asked)
         assert status(**meta) == 200
     override = RateLimitOverride.objects.latest("pk")
-    assert (override.reason, override.created_by) == ("scraper", "ratelimit_block")
+    assert (override.reason, override.created_by) == ("scraper", "ratelimit block")
     assert " is blocked for good: override" in said("block", "--user", "ada", "--for-good")
     assert RateLimitOverride.objects.latest("pk").ends is None
     said("block", "--ip", ADDRESS, "--for", "30m")
     override = RateLimitOverride.objects.latest("pk")
     assert 1790 < (override.ends - override.created_at).total_seconds() < 1810
-    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit_block", "ratelimit_unblock"}
+    assert {change.by for change in RateLimitChange.objects.all()} == {"ratelimit block", "ratelimit unblock"}
 
 
 def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> None:

@@ -335,7 +335,7 @@ def test_what_cannot_even_be_read_is_skipped_loudly(caplog: Any, direct: redis.R
         )
         cursor.execute("UPDATE django_ratelimit_lua_ratelimitoverride SET kind = 'os.system' WHERE effect = 'exempt'")
         cursor.execute("UPDATE django_ratelimit_lua_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'")
-    call_command("ratelimit_rules", "publish", verbosity=0)
+    call_command("ratelimit", "rules", "publish", verbosity=0)
     assert get("/other", 2) == [200, 429]
     assert get("/other", REMOTE_ADDR="203.0.113.2") == [200]
     for problem in ("rule 'broken'", "the override of row", "kind 'os.system', which is none"):
@@ -405,7 +405,7 @@ def test_raw_sql_is_republished_by_a_command() -> None:
     with connection.cursor() as cursor:
         cursor.execute('UPDATE django_ratelimit_lua_ratelimitrule SET "limit" = 20')
     assert Client().get("/search").content == b"search=50"
-    call_command("ratelimit_rules", "publish", verbosity=0)
+    call_command("ratelimit", "rules", "publish", verbosity=0)
     assert Client().get("/search").content == b"search=20"
 
 

@@ -79,5 +79,5 @@ def test_a_row_broken_by_hand_can_be_switched_off(column: str, value: str, admin
             settings.MIDDLEWARE = ADMIN
             admin_client.post("/admin/django_ratelimit_lua/ratelimitrule/", action)
         else:
-            call_command("ratelimit_rules", "mode", switch, "off", stdout=io.StringIO())
+            call_command("ratelimit", "rules", "mode", switch, "off", stdout=io.StringIO())
         assert RateLimitRule.objects.values_list("mode", flat=True).get(pk=saved.pk) == "off"

@@ -212,5 +212,5 @@ def test_the_session_is_loaded_once(settings: Any, django_assert_num_queries: An
 
 def test_explaining_a_rule_by_session(settings: Any, capsys: Any) -> None:
     """A request that is only imagined has no session: it is explained as one of its address."""
-    call_command("ratelimit_rules", "explain", "--path", "/ruled/ok", "--ip", "192.0.2.1")
+    call_command("ratelimit", "rules", "explain", "--path", "/ruled/ok", "--ip", "192.0.2.1")
     assert "ruled (settings)" in capsys.readouterr().out

@@ -147,7 +147,7 @@ def _assert_nobody_holds(client: Client, slot: str) -> None:
     assert "Nobody holds this slot any more." in page
     assert "Released: " not in page
     with pytest.raises(CommandError, match="nobody holds this slot any more"):
-        call_command("ratelimit_slots", "release", slot)
+        call_command("ratelimit", "slots", "release", slot)
 
 
 def test_no_slots_and_no_redis_are_said(settings: Any) -> None:
@@ -169,18 +169,18 @@ def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -
     """By rule, and by an id or how it begins; what is not there is an error."""
     exports, _ = held
     said = StringIO()
-    call_command("ratelimit_slots", "list", "--rule", "exports", stdout=said)
+    call_command("ratelimit", "slots", "list", "--rule", "exports", stdout=said)
     assert [line.split()[-1] for line in sorted(said.getvalue().splitlines())] != []
     assert said.getvalue().count("exports (") == 2
     assert "imports" not in said.getvalue()
-    call_command("ratelimit_slots", "release", id_of("/exports/7/")[:12], "--why", "stuck", stdout=said)
+    call_command("ratelimit", "slots", "release", id_of("/exports/7/")[:12], "--why", "stuck", stdout=said)
     assert "released: " in said.getvalue()
     assert exports.peek(("user", "7")).remaining == 3
     change = RateLimitChange.objects.get()
-    assert (change.by, changed_words(change)[-1]) == ("ratelimit_slots", "stuck")
+    assert (change.by, changed_words(change)[-1]) == ("ratelimit slots release", "stuck")
     for odd in ("", "nothing"):
         with pytest.raises(CommandError, match="slots have an id that begins with"):
-            call_command("ratelimit_slots", "release", odd)
+            call_command("ratelimit", "slots", "release", odd)
 
 
 def test_prometheus_is_told_how_many_are_held(held: tuple[RateLimiter, RateLimiter]) -> None:

@@ -77,9 +77,9 @@ def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_
     assert "/slots/?rule=downloads" in ada.get(f"{RULE}{rule.pk}/change/").content.decode()
     file = tmp_path / "rules.yaml"
     with file.open("w") as written:
-        call_command("ratelimit_rules", "export", stdout=written)
+        call_command("ratelimit", "rules", "export", stdout=written)
     rule.delete()
-    call_command("ratelimit_rules", "import", file)
+    call_command("ratelimit", "rules", "import", file)
     assert RateLimitRule.objects.get().reading() == "2 at once per address, on /export/"
 
 

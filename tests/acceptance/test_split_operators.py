@@ -90,7 +90,7 @@ def test_health_and_its_command_list_the_processes() -> None:
     assert [(part.name, part.units, part.limit, part.weight) for part in parts] == [("search<b>", 100, 100, 3)]
     assert asyncio.run(ahealth()).processes == found
     output = StringIO()
-    call_command("ratelimit_health", stdout=output, stderr=StringIO())
+    call_command("ratelimit", "health", stdout=output, stderr=StringIO())
     assert f"process {os.getpid()} on {HOST}, for " in output.getvalue()
     assert "100 of 100 of search<b> (weight 3)" in output.getvalue()
     assert "no split limit" in output.getvalue()
@@ -122,7 +122,7 @@ def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
     rule.split_weights = "web-1=3"
     rule.save()
     output = StringIO()
-    call_command("ratelimit_rules", "export", stdout=output)
+    call_command("ratelimit", "rules", "export", stdout=output)
     assert "split_weights: web-1=3" in output.getvalue()
 
 

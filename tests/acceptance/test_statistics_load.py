@@ -306,7 +306,7 @@ def test_what_cannot_be_written_is_told(
         assert health().statistics is None
         tried = condition()["statistics"]
         errors = io.StringIO()
-        call_command("ratelimit_health", stdout=io.StringIO(), stderr=errors)
+        call_command("ratelimit", "health", stdout=io.StringIO(), stderr=errors)
         assert f"statistics cannot be written, or not all: {tried}" in errors.getvalue()
         for _ in range(3):
             limiter.hit("ada")

@@ -99,7 +99,7 @@ def test_the_pages_count_a_request_once(operator: Client) -> None:  # noqa: F811
     assert any("45" in tile and "90%" in tile for tile in tiles)
     assert row(operator, "first")["requests"] == row(operator, "search")["requests"] == 50
     out = io.StringIO()
-    call_command("ratelimit_stats", "show", "--json", stdout=out)
+    call_command("ratelimit", "stats", "show", "--json", stdout=out)
     found = json.loads(out.getvalue())
     assert (found["all"]["allowed"], found["all"]["refused"]) == (5, 45)
 
@@ -118,7 +118,7 @@ def test_the_pages_tell_bans_from_other_refusals(operator: Client) -> None:  # n
     assert text(operator).count("7 by bans") == 2
     assert "By bans: 7." in text(operator, ONE, name="login")
     out = io.StringIO()
-    call_command("ratelimit_stats", "show", "--json", stdout=out)
+    call_command("ratelimit", "stats", "show", "--json", stdout=out)
     assert [each["banned"] for each in json.loads(out.getvalue())["rules"]] == [7]
 
 
@@ -656,7 +656,7 @@ def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> No
     of = told(operator, ONE, name=name)
     assert (of["name"], of["kind"], of["requests"]) == (name, "unknown" if len(name) > 200 else "code", 1)
     out = io.StringIO()
-    call_command("ratelimit_stats", "show", stdout=out)
+    call_command("ratelimit", "stats", "show", stdout=out)
     lines = out.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[1].startswith(unescape(cell))

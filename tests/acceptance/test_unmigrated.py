@@ -100,7 +100,7 @@ def test_commands_name_the_remedy(unmigrated: list[int]) -> None:
         with pytest.raises(CommandError, match=REMEDY):
             said(*command.split())
     output = io.StringIO()
-    call_command("ratelimit_health", stdout=output, stderr=output)
+    call_command("ratelimit", "health", stdout=output, stderr=output)
     assert REMEDY in output.getvalue()
     assert "a decision takes" in output.getvalue()
     assert "site: 2 per hour" in said("list")

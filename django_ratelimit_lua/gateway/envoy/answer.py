@@ -9,26 +9,25 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ...conf import conf
-from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call, confirming, releasing
+from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, confirming, releasing
 from ...engine.run import Wait, arun
-from ...engine.waiting import ahold, to_the_end, unmasked
+from ...engine.waiting import ahold
 from ...identity import digest
 from ...limits.algorithms.concurrency import new_slot
-from ...limits.call import MOST_COST, Charge, Operation
+from ...limits.call import MAX_HOLD_US, MOST_COST, Charge, Operation
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import Limit
 from ...limits.rate import SECOND, LimitError, Rate
 from ...rules.descriptors import unread
-from ...rules.overrides import SubjectRef, override_cache
+from ...rules.overrides import SubjectRef
 from ...rules.problems import problems
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 from ...rules.template import LimitTemplate
-from ...signals import limit_exceeded
 from ...stats.recorder import recorder
 from ...web.headers import limit_headers
-from ...web.overrides import Applied, Sender, apply_overrides, override_kinds, override_subjects
-from ...web.plan import is_never_banned
+from ...web.overrides import Sender, override_kinds, override_subjects
+from ...web.plan import Party, Planner, is_never_banned
 from ...web.responses import brief_refusal
 from ..users import STRANGER
 from . import messages
@@ -71,107 +70,72 @@ class Met:
         return self._request
 
 
-class _Planner:
-    """Plans what descriptors are charged that are asked about for one purpose. Nothing has to be gathered: what is not
-    in their entries is not known."""
+class _Planner(Planner):
+    """Plans what descriptors are charged that are asked about for one purpose: what is not in their entries is not
+    known."""
 
-    units = 0
-    gathers = False
-    count = None
+    adds_up = True
 
     def __init__(self, met: Sequence[Met], purpose: Operation) -> None:
+        super().__init__(purpose, slot=new_slot(SLOT_SECONDS), longest_hold_us=MAX_HOLD_US)
         self._met = met
-        self._purpose = purpose
-        self.is_hit = purpose == "hit"
-        self._slot = new_slot(SLOT_SECONDS)
-        self._held: list[Charge] = []
-        self._blocked: Met | None = None
 
-    def gather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        """Nothing."""
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
+        """See `Planner`."""
+        parties = []
+        for met in self._met:
+            charges = []
+            for each in _charges(met, ruleset):
+                limit = each.charge.limit
+                if limit.holds and not self.is_hit:
+                    continue  # Slots are released by what was told when they were taken.
+                if limit.ban is not None and (each.identity is None or is_never_banned(met.request)):
+                    each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
+                charges.append(each)
+            subjects = _subjects(met, charges, ruleset) if ruleset.kinds else ()
+            parties.append(Party(charges, subjects, self.is_hit, (met,)))
+        self.take(parties)
+        return ()
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """See `Planner`."""
-        planned: list[PlannedCharge] = []
-        exempt: list[PlannedCharge] = []
-        self._blocked = None
-        block: tuple[LimitState, bytes] | None = None
-        found = [(met, self._charges(met, ruleset)) for met in self._met]
-        refs = [_subjects(met, charges, ruleset) for met, charges in found] if ruleset.kinds else [()] * len(found)
-        known, subjects = override_cache.get_each(refs)
-        for (met, charges), overrides in zip(found, known, strict=True):
-            applied = apply_overrides(charges, overrides, ruleset, True) if overrides else Applied(charges)
-            if applied.block is not None and block is None and self.is_hit:
-                self._blocked, block = met, (applied.block, applied.subject)
-            met.is_unlimited = met.is_unlimited or bool(applied.exempt and not applied.charges)
-            planned += applied.charges
-            exempt += applied.exempt
-        charges, counted, is_refused = _one_of_each(planned), [], block is not None
-        for each in charges:
-            if each.blocked is None:
-                counted.append(each.charge)
-            else:
-                is_refused = is_refused or each.blocked.enforced
-        self._held = [charge for charge in counted if charge.limit.holds]
-        call = build_call(
-            counted, "peek" if is_refused and self.is_hit else self._purpose, slot=self._slot if self._held else b"",
-            longest_hold_us=round(conf.MAX_WAIT * SECOND), ruleset=ruleset, subjects=subjects,
-        )  # fmt: skip
-        if self._held:
-            wait_us = max(call.max_wait_us_of(charge.limit) for charge in counted)
+        """See `Planner`. A slot lasts only for a few seconds until it is confirmed."""
+        plan = super().plan(ruleset)
+        charged = _by_met(plan.charges)
+        for planned in plan.exempt:
+            for met in _owners(planned):
+                met.is_unlimited = met.is_unlimited or id(met) not in charged
+        call = plan.call
+        if any(charge.limit.holds for charge in call.charges):
+            wait_us = max(call.max_wait_us_of(charge.limit) for charge in call.charges)
             seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
             call = call._replace(confirm_ms=round(1000 * min(seconds, SLOT_SECONDS)))
-        state, subject = block or (None, b"")
-        return Plan(call, charges, state, subject, exempt)
+        else:
+            call = call._replace(slot=b"")
+        return plan._replace(call=call)
 
-    def _charges(self, met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
-        planned = []
-        for each in _charges(met, ruleset):
-            limit = each.charge.limit
-            if limit.holds and not self.is_hit:
-                continue  # Slots are released by what was told when they were taken.
-            if limit.ban is not None and (each.identity is None or is_never_banned(met.request)):
-                each = each._replace(charge=each.charge._replace(limit=limit.without_bans()))
-            planned.append(each)
-        return planned
-
-    async def leave(self) -> None:
-        """Nobody hears the answer: give back the slot that was asked for, if it was taken."""
-        if self._held:
-            await to_the_end(arun(releasing(self._held, self._slot)))
+    def request_of(self, planned: PlannedCharge) -> DescribedRequest:
+        """See `Planner`."""
+        return _owners(planned)[0].request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Note what was decided about each; tell the receivers of `limit_exceeded` who was refused."""
-        if self._blocked is not None:
-            self._blocked.states = outcome.decision.limits
-            return ()
-        waits: list[Wait] = []
-        decided: dict[int, list[LimitState]] = {}
-        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
-            owners: Any = planned.owner
-            for met in owners:
-                decided.setdefault(id(met), []).append(state)
-            if self.is_hit and not state.allowed and outcome.decision.source != "fallback" and limit_exceeded.receivers:
-                arguments = {
-                    "limit": state.name,
-                    "rule": planned.rule.name if planned.rule is not None else None,
-                    "identity": planned.charge.digest.decode(),
-                    "mode": state.mode,
-                    "decision": outcome.decision,
-                    "request": owners[0].request,
-                }
-                waits.append(
-                    Wait(
-                        partial(limit_exceeded.send_robust, Decision, **arguments),
-                        partial(limit_exceeded.asend_robust, Decision, **arguments),
-                    )
-                )
+        """Note what was decided about each, too."""
+        places = _by_met(outcome.planned)
         for met in self._met:
-            met.states = decided.get(id(met), ())
-        return waits
+            met.states = [outcome.decision.limits[place] for place in places.get(id(met), ())]
+        return super().finish(outcome)
+
+
+def _owners(planned: PlannedCharge) -> Sequence[Met]:
+    return planned.owner  # type: ignore[return-value]
+
+
+def _by_met(charges: Sequence[PlannedCharge]) -> dict[int, list[int]]:
+    """The places of the charges of each descriptor."""
+    places: dict[int, list[int]] = {}
+    for place, planned in enumerate(charges):
+        for met in _owners(planned):
+            places.setdefault(id(met), []).append(place)
+    return places
 
 
 def _charges(met: Met, ruleset: Ruleset) -> list[PlannedCharge]:
@@ -242,25 +206,6 @@ def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> S
     return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True))
 
 
-def _one_of_each(planned: Sequence[PlannedCharge]) -> list[PlannedCharge]:
-    """The same with no counter twice: what two descriptors take of one count is taken together."""
-    if len(planned) < 2:
-        return list(planned)
-    by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
-    for each in planned:
-        charge = each.charge
-        number, limit = 1, charge.limit
-        while (other := by_counter.get((charge.digest, limit.key_part))) is not None and other.charge.limit != limit:
-            limit = charge.limit.renamed(f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1))
-            number += 1
-        cost, owners = charge.cost, each.owner
-        if other is not None:
-            cost, owners = min(cost + other.charge.cost, MOST_COST), (*other.owner, *owners)  # type: ignore[misc]
-        charge = charge._replace(limit=limit, cost=cost)
-        by_counter[charge.digest, limit.key_part] = each._replace(charge=charge, owner=owners)
-    return list(by_counter.values())
-
-
 async def answer(data: bytes) -> bytes:
     """The answer to a `RateLimitRequest`, each as it is on the wire. Raises `QuestionError` and `SlotEndedError`."""
     met = [Met(asked) for asked in read_question(data)]
@@ -276,13 +221,7 @@ async def answer(data: bytes) -> bytes:
     for purpose in purposes:
         of_purpose = [each for each in met if each.asked.purpose == purpose]
         if of_purpose:
-            planner = _Planner(of_purpose, purpose)
-            try:
-                outcome = await adecide(planner)
-            except BaseException as error:
-                with unmasked(error):
-                    await planner.leave()
-                raise
+            outcome = await adecide(_Planner(of_purpose, purpose))
             if purpose == "hit":
                 decision = outcome.decision
                 if outcome.held:

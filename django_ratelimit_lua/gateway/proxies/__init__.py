@@ -14,7 +14,7 @@ from ..vouched import SECRET_HEADER
 
 FILES = {"nginx": "nginx.conf", "traefik": "traefik.yaml", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
 GRPC = "envoy-grpc"
-"""Envoy, where it asks over gRPC: `manage.py ratelimit_grpc` answers."""
+"""Envoy, where it asks over gRPC: `manage.py ratelimit grpc` answers."""
 LEFT: dict[str, tuple[str, ...]] = {
     "draft-10": ("RateLimit", "RateLimit-Policy"),
     "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...conf import conf
 from ...exceptions import StoreError
-from ...limits.call import Call
+from ...limits.call import MAX_HOLD_US, Call
 from ...limits.rate import SECOND
 from ...rules.ruleset import Ruleset
 from ...store import Store
@@ -130,7 +130,6 @@ class _Deciding:
         self._store = store
         self._replayed = replayed
         self._draws = draws
-        self._longest_hold = round(conf.MAX_WAIT * SECOND)
         self._calls: list[Call] = []
         self._waiting: list[tuple[int, LogLine, Sequence[LineCharge]]] = []
         self._lead = float("inf")  # The least by which lines came after their time, until the batch before.
@@ -138,7 +137,7 @@ class _Deciding:
     def run(self, timed: Iterator[tuple[int, LogLine]]) -> None:
         """Decide lines."""
         replayed, plan, calls, waiting = self._replayed, self._replayed.planner.plan, self._calls, self._waiting
-        prefix, longest_hold, slack = self.prefix, self._longest_hold, SLACK * SECOND
+        prefix, slack = self.prefix, SLACK * SECOND
         reading, size = replayed.reading, 0
         for moment, line in timed:
             size += line.size
@@ -164,7 +163,7 @@ class _Deciding:
                 if len(planned) > 1:
                     charges = [charge for charged in planned for charge in charged.charges]
                 call = Call(
-                    charges, "hit", prefix, moment, longest_hold_us=longest_hold, slack_us=slack, registers=False
+                    charges, "hit", prefix, moment, longest_hold_us=MAX_HOLD_US, slack_us=slack, registers=False
                 )
                 calls.append(call)
                 waiting.append((moment, line, planned))

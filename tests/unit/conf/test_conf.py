@@ -57,9 +57,9 @@ def test_a_setting_says_what_it_means(name: str) -> None:
         ("VIEW", "os.getcwd", os.getcwd),
         ("EXCEPTION_CLASS", "builtins.KeyError", KeyError),
         ("HISTORY_DAYS", None, None),
-        ("KEY_SECRET", None, "tests"),
-        ("KEY_SECRET", b"other", b"other"),
-        ("KEY_SECRET_FALLBACKS", ["old"], ("old",)),
+        ("KEY_SECRET", None, ("tests",)),
+        ("KEY_SECRET", b"other", (b"other",)),
+        ("KEY_SECRET", ["new", b"old"], ("new", b"old")),
     ],
 )
 def test_a_setting_is_read_as_the_package_uses_it(name: str, given: Any, used: Any, settings: Any) -> None:
@@ -76,18 +76,19 @@ def test_a_setting_is_read_once_until_settings_change(settings: Any) -> None:
         assert conf.TIMEOUT == 3.0
     assert conf.TIMEOUT == 10.0
     settings.SECRET_KEY = "another"
-    assert conf.KEY_SECRET == "another"
+    assert conf.KEY_SECRET == ("another",)
 
 
 def test_the_secrets_of_the_site_are_those_of_digests(settings: Any) -> None:
     """`SECRET_KEY` and its fallbacks, unless digests have a secret of their own; and no error shows one."""
     settings.SECRET_KEY_FALLBACKS = ["old"]
-    assert conf.KEY_SECRET_FALLBACKS == ("old",)
+    assert conf.KEY_SECRET == ("tests", "old")
     settings.RATELIMIT_KEY_SECRET = "own"
-    assert conf.KEY_SECRET_FALLBACKS == ()
-    settings.RATELIMIT_KEY_SECRET = ["hush"]
-    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_KEY_SECRET is a list: must be text or bytes"):
-        _ = conf.KEY_SECRET
+    assert conf.KEY_SECRET == ("own",)
+    for wrong in (["hush", ""], []):
+        settings.RATELIMIT_KEY_SECRET = wrong
+        with pytest.raises(ImproperlyConfigured, match="RATELIMIT_KEY_SECRET is a list: must be text or bytes, or a"):
+            _ = conf.KEY_SECRET
 
 
 def test_a_socket_is_trusted_where_it_is_named(settings: Any) -> None:

@@ -26,9 +26,9 @@ class Planner:
     """Charges one unit by whatever rules there are; notes what it is asked."""
 
     units = 1
-    gathers = True
     is_hit = True
-    count = None
+    count = request = None
+    charges = ()
 
     def __init__(self, subjects: Any = ()) -> None:
         self.gathered: list[int] = []
@@ -36,11 +36,9 @@ class Planner:
         self.finished: list[Outcome] = []
         self.subjects = subjects
 
-    def gather(self, ruleset: Ruleset) -> None:
+    def gather(self, ruleset: Ruleset) -> tuple[()]:
         self.gathered.append(ruleset.revision.number)
-
-    async def agather(self, ruleset: Ruleset) -> None:
-        self.gather(ruleset)
+        return ()
 
     def plan(self, ruleset: Ruleset) -> Plan:
         self.plans += 1

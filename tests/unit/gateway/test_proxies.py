@@ -25,7 +25,7 @@ def gateway(settings: Any) -> None:
 
 def told(proxy: str, **options: Any) -> str:
     out = StringIO()
-    call_command("ratelimit_proxy", proxy, stdout=out, stderr=out, **options)
+    call_command("ratelimit", "proxy", proxy, stdout=out, stderr=out, **options)
     return out.getvalue()
 
 

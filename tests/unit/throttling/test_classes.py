@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework.test import APIRequestFactory
 from rest_framework.throttling import BaseThrottle
 
+from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import (
@@ -109,7 +110,7 @@ def charged(asked: Any, *rules: dict[str, Any]) -> list[tuple[str, str]]:
     """What a throttle charges by these rules: under which names, and the rates."""
     ruleset = Ruleset(compile_rules(rules))
     planner = RequestPlanner(request(), lambda ruleset: [asked.place(request(), None, ruleset)])
-    planner.gather(ruleset)
+    run(planner.gather(ruleset))
     return [(planned.name, str(planned.charge.limit.rate)) for planned in planner.charges]
 
 

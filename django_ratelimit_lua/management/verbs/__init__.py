@@ -1,0 +1,67 @@
+"""The verbs of `manage.py ratelimit`, each of which declares its arguments beside the function that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from django.core.management.base import BaseCommand
+
+from ...publishing import triggers
+
+Argument = Callable[[Any], object]
+"""What adds an argument, or several, to a parser."""
+
+
+class Printer(BaseCommand):
+    """The command as its verbs see it: where they print."""
+
+    def say(self, text: str) -> None:
+        """Print a line of what was asked for."""
+        self.stdout.write(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, on standard error."""
+        self.stderr.write(self.style.WARNING(text))
+
+    def warn_if_unpublished(self) -> None:
+        """Warn if what was saved is not live, and say what makes it so."""
+        self.warn_unpublished(triggers.unpublished)
+
+    def warn_unpublished(self, why: str) -> None:
+        """The same, for this reason; empty: it is live."""
+        if why:
+            self.warn(
+                f"Saved, but not live yet: {why}. Processes that serve requests publish it about ten seconds after "
+                "Redis is back; `manage.py ratelimit rules publish` does it at once."
+            )
+
+
+Run = Callable[[Printer, dict[str, Any]], None]
+
+
+class Verb(NamedTuple):
+    """What the command can do: under which name, of one word or of a group and a word, with which arguments."""
+
+    name: str
+    help: str
+    arguments: tuple[Argument, ...]
+    run: Run
+
+
+verbs: dict[str, Verb] = {}
+
+
+def verb(name: str, text: str, *arguments: Argument) -> Callable[[Run], Run]:
+    """Declare a verb: the function that does it is called with the command and the options."""
+
+    def declare(run: Run) -> Run:
+        verbs[name] = Verb(name, text, arguments, run)
+        return run
+
+    return declare
+
+
+def argument(*names: str, **how: Any) -> Argument:
+    """An argument, as `add_argument` of argparse takes it."""
+    return lambda parser: parser.add_argument(*names, **how)

@@ -1,0 +1,132 @@
+"""`bans`: who is banned, until when, and how to end it or begin it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from ...engine.evidence import Offence
+from ...limits.rate import SECOND, LimitError
+from ...operations.bans import MOST, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
+from ...operations.explain import explain
+from ...stats.names import name_words
+from ...web.durations import duration_words
+from ..arguments import add_request, described
+from . import Printer, argument, verb
+
+SHORTEST = 6
+"""Letters of a digest that name somebody."""
+
+
+_LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
+
+
+@verb(
+    "bans list", "who is banned, by which limit, since when and until when",
+    _LIMIT,
+    argument("--most", type=int, default=MOST, metavar="N", help=f"at most so many ({MOST})"),
+    argument("--json", action="store_true", help="for programs: one object for each ban, one a line"),
+    argument("--evidence", action="store_true", help="with the last offences"),
+)  # fmt: skip
+def list_bans(command: Printer, options: dict[str, Any]) -> None:
+    found = [one for one in active_bans(options["most"]) if options["limit"] in (None, one.limit)]
+    known: Sequence[tuple[Offence, ...] | None] = [None] * len(found)
+    if options["evidence"]:
+        known = evidence_of_bans(found)
+    for active, evidence in zip(found, known, strict=True):
+        if options["json"]:
+            command.say(json.dumps(_object(active) | ({} if evidence is None else _evidence(evidence))))
+            continue
+        command.say(_line(active))
+        for offence in evidence or ():
+            at = datetime.fromtimestamp(offence.moment / SECOND, UTC)
+            command.say(f"    {at:%Y-%m-%d %H:%M:%S} {offence.method} {offence.path} {offence.agent}".rstrip())
+    if not found and not options["json"]:
+        command.say("Nobody is banned.")
+
+
+@verb(
+    "bans lift", "end a ban now, in all processes",
+    argument("identity", nargs="?", help="the identity as it is listed, or how it begins"),
+    argument("--all", action="store_true", help="everybody's"),
+    _LIMIT,
+    argument("--forget", action="store_true", help="forget earlier bans: the next is the first again"),
+)  # fmt: skip
+def lift(command: Printer, options: dict[str, Any]) -> None:
+    begin = options["identity"] or ""
+    limit = options["limit"]
+    if bool(begin) == options["all"] or (begin and len(begin) < SHORTEST):
+        raise CommandError(f"say whose: the identity, or its first {SHORTEST} letters or more; or --all")
+    found = [
+        active for active in active_bans(10_000) if active.identity.startswith(begin) and limit in (None, active.limit)
+    ]
+    lift_bans(found, forget=options["forget"])
+    for active in found:
+        command.say(f"lifted: {_line(active)}")
+    if not found:
+        command.say(command.style.WARNING("Nothing was lifted: there is no such ban."))
+
+
+@verb(
+    "bans add", "ban whoever would be counted for a request like the one described",
+    add_request,
+    argument("--limit", action="append", metavar="NAME", help="only by this one; may be repeated"),
+    argument("--for", dest="length", metavar="TIME", help="30m, 7d …; else as long as the next one"),
+    argument("--why", default="", help="kept with the ban, and in the history"),
+)  # fmt: skip
+def add(command: Printer, options: dict[str, Any]) -> None:
+    met = [limit.planned for limit in explain(described(options)).met if limit.planned is not None]
+    asked = options["limit"]
+    charges = [planned for planned in met if planned.charge.limit.ban is not None]
+    charges = [planned for planned in charges if asked is None or planned.charge.limit.name in asked]
+    if not charges:
+        names = ", ".join(planned.charge.limit.name for planned in met) or "none"
+        raise CommandError(
+            f"such a request meets no limit that could ban it ({names}); or it is of a network that "
+            f"RATELIMIT_NEVER_BAN names"
+        )
+    try:
+        bans = ban(charges, options["length"], options["why"])
+    except LimitError as error:
+        raise CommandError(f"--for {options['length']!r}: {error}") from error
+    for planned, made in zip(charges, bans, strict=True):
+        command.say(f"banned until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC by {planned.charge.limit.name}")
+
+
+def _object(active: ActiveBan) -> dict[str, Any]:
+    made = active.ban
+    return {
+        "limit": active.limit,
+        "rule": active.rule or None,
+        "identity": active.identity,
+        "who": dict(active.who),
+        "since": made.since / SECOND,
+        "until": made.until / SECOND,
+        "offences": made.offences,
+        "times": made.times,
+        "by_hand": made.by_hand,
+        "why": active.why,
+        "shadow": active.is_shadow,
+        "next_seconds": None if active.next_us is None else active.next_us / SECOND,
+    }
+
+
+def _evidence(evidence: tuple[Offence, ...]) -> dict[str, Any]:
+    offences = [{**offence._asdict(), "moment": offence.moment / SECOND} for offence in evidence]
+    return {"last": offences}
+
+
+def _line(active: ActiveBan) -> str:
+    made = active.ban
+    who = " ".join(f"{kind}={value}" if kind else value for kind, value in active.who)
+    reason = f"by hand{': ' if active.why else ''}{active.why}" if made.by_hand else f"{made.offences} offences"
+    following = "" if active.next_us is None else f", the next for {duration_words(active.next_us / SECOND)}"
+    return (
+        f"{active.identity[:12]} {name_words(active.limit)} until {made.ends_at:%Y-%m-%d %H:%M:%S} UTC"
+        f"{f' ({who})' if who else ''}: {reason}, ban number {made.times}{following}"
+        f"{'; in shadow mode, so nobody is refused' if active.is_shadow else ''}"
+    )

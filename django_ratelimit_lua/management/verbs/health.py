@@ -1,0 +1,55 @@
+"""`health`: whether limits can be decided at the moment."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from ...conf import conf
+from ...engine.background import background_tasks
+from ...engine.listener import listener
+from ...operations.health import health as status_of
+from ...publishing.triggers import migration_problem
+from ...rules import provider
+from ...rules.problems import problems
+from ...stats.writing import why_unwritable
+from ...web.durations import duration_words
+from . import Printer, verb
+
+LISTEN_SECONDS = 2.0
+"""For how long it is tried whether changes can be heard of."""
+
+
+@verb("health", "ask Redis for a decision, counting nothing, and list what runs in the background; 1 if that fails")
+def health(command: Printer, options: dict[str, Any]) -> None:
+    status_of()  # The first decision has to connect.
+    status = status_of()
+    if not status.ok:
+        raise CommandError(
+            f"limits cannot be decided: {status.error}; RATELIMIT_ON_STORE_ERROR is {conf.ON_STORE_ERROR!r}"
+        )
+    revision = provider.reload().revision.number
+    rules = f"rules of revision {revision} are published" if revision else "no rules are published"
+    command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
+    for task in background_tasks():
+        when = "not yet" if task.seconds_ago is None else f"{task.seconds_ago:.1f} s ago"
+        state = f"failed: {task.error}" if task.error else f"{'running' if task.is_running else 'idle'}, last {when}"
+        command.say(f"{task.name}: {task.purpose} ({state})")
+    for process in status.processes:
+        age = duration_words(time.time() - process.since)
+        parts = "; ".join(
+            f"{part.units} of {part.limit} of {part.name} (weight {part.weight:g})" for part in process.parts
+        )
+        command.say(f"process {process.pid} on {process.host}, for {age}: {parts or 'no split limit'}")
+    if not listener.wait(LISTEN_SECONDS):
+        reason = listener.error or "no thread runs for it"
+        command.warn(f"changes of rules are not heard of, but asked for: {reason}")
+    unwritable = why_unwritable() if conf.STATISTICS else None
+    if unwritable is not None:
+        message = f"statistics cannot be written, or not all: {unwritable}"
+        command.warn(message)
+    for problem in dict.fromkeys(filter(None, (migration_problem(), *problems.found()))):
+        is_left_out = problem != problems.owner
+        command.warn(f"left out: {problem}" if is_left_out else problem)

@@ -1,0 +1,41 @@
+"""`reset`: forget what limits have counted for whoever sends a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from ...exceptions import StoreError
+from ...operations.explain import explain
+from ...operations.explain import reset as reset_limits
+from ..arguments import add_request, described, hints, verdict
+from . import Printer, argument, verb
+
+
+@verb(
+    "reset", "forget what limits have counted for a request like the one described, and say what the next one meets",
+    add_request,
+    argument("--limit", action="append", metavar="NAME", help="only this one; may be repeated"),
+)  # fmt: skip
+def reset(command: Printer, options: dict[str, Any]) -> None:
+    limit = options["limit"]
+    explanation = explain(described(options))
+    names = [met.name for met in explanation.met]
+    if unknown := set(limit or ()) - set(names):
+        asked = ", ".join(map(repr, sorted(unknown)))
+        raise CommandError(f"such a request does not meet the limit {asked}; it meets: {', '.join(names) or 'none'}")
+    try:
+        done = reset_limits(explanation, set(limit) if limit else None)
+    except StoreError as error:
+        raise CommandError(f"nothing was reset: {error}") from error
+    for name in done:
+        command.say(f"reset: {name}")
+    if not done:
+        asked = ", ".join(limit or names)
+        why = f"nothing is counted for it under {asked}" if asked else "such a request meets no limit"
+        command.say(command.style.WARNING(f"Nothing was reset: {why}."))
+    after = explain(described(options))
+    for line in hints(after, options["method"]):
+        command.say(line)
+    command.say(verdict(after))

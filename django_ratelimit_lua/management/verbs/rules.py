@@ -1,0 +1,257 @@
+"""`rules`: the rules as they apply, as code, and what a request would meet."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import transaction
+from django.utils.timezone import is_aware, localtime
+
+from ...conf import conf
+from ...exceptions import StoreError
+from ...limits.decision import LimitState
+from ...models import RateLimitRevision, RateLimitRule
+from ...operations import rules_yaml
+from ...operations.explain import explain as explain_request
+from ...operations.reference import BadReferenceError, open_reference
+from ...operations.surprises import changed_surprises, enforcing
+from ...publishing.publish import OwnerError, primary, publish
+from ...publishing.triggers import migration_problem
+from ...rules import provider
+from ...rules.describe import reading
+from ...rules.problems import problems
+from ...rules.rule import MODES
+from ...rules.ruleset import settings_problems
+from ...stats.reading import refusal_counts
+from ..arguments import add_request, described, hints, require_urlconf, verdict
+from . import Printer, argument, verb
+
+
+@verb("rules list", "the rules that apply, in their order, and where each is defined")
+def list_rules(command: Printer, options: dict[str, Any]) -> None:
+    ruleset = provider.reload()
+    if not provider.is_answered:
+        source = "the database and the settings" if ruleset.snapshot else "the settings only"
+        command.warn(f"Redis is unavailable: these are the rules of {source}.")
+    for rule in ruleset.rules:
+        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
+    for problem in ruleset.problems:
+        command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
+    command.say(f"{rules_yaml.number_of(len(ruleset.rules), 0)}; revision {ruleset.revision.number}")
+
+
+@verb(
+    "rules explain", "why a request is allowed or refused; counts nothing",
+    add_request,
+    argument(
+        "--reference", metavar="REFERENCE",
+        help="instead: what refused a client that was shown this, and what is counted there now",
+    ),
+)  # fmt: skip
+def explain(command: Printer, options: dict[str, Any]) -> None:
+    if options["reference"] is not None:
+        _explain_reference(command, options["reference"])
+        return
+    require_urlconf()
+    request = described(options)
+    if options["ip"] is not None and callable(conf.IP_META_KEY):
+        command.warn("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
+    explanation = explain_request(request)
+    if explanation.decision.source == "fallback" or not provider.is_answered:
+        command.warn("Redis is unavailable: the counts are not known.")
+    if explanation.exempt is not None:
+        command.say(f"exempt: {explanation.exempt}")
+    if explanation.block is not None:
+        command.say(f"blocked, with or without rules: override {explanation.block.pk} ({explanation.block})")
+    for limit in explanation.met:
+        command.say(f"{limit.name} ({limit.source}): {limit.reading}")
+        if limit.override is not None:
+            effect = limit.override.get_effect_display()
+            skipped = "; skipped, as it does not fit this limit" if limit.is_skipped else ""
+            command.say(f"    override {limit.override.pk} ({limit.override}): {effect}{skipped}")
+        if limit.state is not None:
+            told = ", but only the view is told" if limit.is_advice and not limit.state.allowed else ""
+            command.say(f"    {_words(limit.state)}{told}")
+    for breaker in explanation.breakers:
+        command.say(f"breaker {breaker.words}")
+    for problem in explanation.problems:
+        command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
+    if not explanation.met and explanation.exempt is None and explanation.block is None:
+        command.say("no rule applies")
+    for line in (*explanation.notes, *hints(explanation, options["method"])):
+        command.say(line)
+    command.say(verdict(explanation))
+
+
+def _explain_reference(command: Printer, text: str) -> None:
+    try:
+        opened = open_reference(text)
+    except BadReferenceError as error:
+        raise CommandError(f"--reference: {error}") from error
+    what = "a block refused" if opened.is_block else "refused"
+    command.say(f"{what} at {_moment(opened.at)}, identity {opened.identity}")
+    if opened.is_of_earlier_key:
+        command.warn("It was sealed with an earlier secret: counts began afresh with the present one.")
+    for override in opened.overrides:
+        ends = "for good" if override.ends is None else f"until {_moment(override.ends)}"
+        command.say(f"override {override.pk} ({override}): {override.get_effect_display()}, {ends}")
+    if opened.is_block and not opened.overrides:
+        command.say("there is no override about that subject any more")
+    if opened.error:
+        command.warn(f"The counts are not known: {opened.error}")
+    if not opened.limits and not opened.is_block:
+        command.say("the limit is not known here: it is gone, or is made in code that is not imported")
+    elif opened.limits and not opened.is_exact:
+        command.say("that limit is not there any more; where it stood, there is now:")
+    for limit in opened.limits:
+        command.say(f"{limit.name} ({limit.source}): {limit.reading}")
+        if limit.state is not None:
+            command.say(f"    now {_words(limit.state)}")
+
+
+@verb(
+    "rules mode", "change the mode of a rule, when the admin cannot be reached",
+    argument("name"),
+    argument("mode", choices=MODES),
+    argument("--confirm", action="store_true", help="enforce it, whatever it would have refused in shadow mode"),
+)  # fmt: skip
+def switch(command: Printer, options: dict[str, Any]) -> None:
+    name = options["name"]
+    mode = options["mode"]
+    rule = RateLimitRule.objects.named(name).first()
+    if rule is None:
+        names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
+        raise CommandError(f"there is no rule {name!r} in the admin; there are: {names}")
+    if mode == "enforce" != rule.mode and not options["confirm"]:
+        asked = [str(problem) for _field, problem in enforcing(rule)]
+        if asked:
+            raise CommandError("\n".join([*asked, "Nothing was changed; --confirm says that this is meant."]))
+    rule.switch(mode)
+    command.say(f"{rule.name}: {rule.reading()}")
+    command.warn_if_unpublished()
+
+
+@verb("rules export", "write the rules of the admin as YAML")
+def export(command: Printer, options: dict[str, Any]) -> None:
+    command.stdout.write(rules_yaml.export(), ending="")
+
+
+@verb(
+    "rules import", "replace the rules of the admin by those of a YAML file",
+    argument("file", help="a file, or - for standard input"),
+    argument("--dry-run", action="store_true", help="only show what would change"),
+    argument("--delete", action="store_true", help="delete the rules that the file does not have"),
+    argument("--confirm", action="store_true", help="change the rules although there are warnings"),
+)  # fmt: skip
+def import_rules(command: Printer, options: dict[str, Any]) -> None:
+    file = options["file"]
+    dry_run = options["dry_run"]
+    confirm = options["confirm"]
+    require_urlconf()
+    text = _read(file)
+    changes = rules_yaml.plan(text, _source(file))
+    warnings = [f"{name}: {line}" for name, lines in changed_surprises(changes).items() for line in lines]
+    if warnings and not (confirm or dry_run):
+        raise CommandError("\n".join([*warnings, "Nothing was changed; --confirm says that this is meant."]))
+    for line in warnings:
+        command.warn(line)
+    if not dry_run:
+        changes = rules_yaml.apply(text, delete=options["delete"])
+    for change in changes:
+        command.say("\n".join(change.words()))
+    command.say(f"{rules_yaml.counted(changes)} {'would be changed' if dry_run else 'changed'}")
+    deleted = [change for change in changes if change.after is None] if dry_run and not options["delete"] else []
+    if deleted:
+        names = ", ".join(rules_yaml.deletions(deleted))
+        command.warn(f"{rules_yaml.counted(deleted)} would be deleted, which takes --delete: {names}")
+    if warnings and dry_run and not confirm:
+        command.warn("The warnings have to be confirmed, which takes --confirm.")
+    if changes and not dry_run:
+        command.warn_if_unpublished()
+
+
+@verb("rules check", "find problems in the rules that apply, or in a file", argument("file", nargs="?"))
+def check(command: Printer, options: dict[str, Any]) -> None:
+    file = options["file"]
+    if file is not None:
+        text = _read(file)
+        counted = rules_yaml.number_of(len(rules_yaml.load(text, _source(file))), len(rules_yaml.load_breakers(text)))
+    else:
+        wrong = settings_problems()
+        if wrong:  # Then there is no ruleset that could be looked at.
+            raise CommandError("\n".join(wrong))
+        ruleset = provider.reload()
+        lines = [*dict.fromkeys(filter(None, (migration_problem(), *problems.found()))), *_failures()]
+        if lines:
+            raise CommandError("\n".join(lines))
+        counted = rules_yaml.number_of(len(ruleset.rules), 0)
+    command.say(f"{counted}: no problem found")
+
+
+@verb(
+    "rules publish", "publish all rules again, for example after raw SQL",
+    argument(
+        "--take-over", action="store_true",
+        help="replace the rules that another site has published under the same RATELIMIT_CACHE_PREFIX",
+    ),
+)  # fmt: skip
+def publish_rules(command: Printer, options: dict[str, Any]) -> None:
+    command.say(f"published revision {publish(rebuild=True, take_over=options['take_over'])}")
+
+
+@verb("rules new-id", "give this database its own id, if it is a copy of another site's")
+def new_id(command: Printer, options: dict[str, Any]) -> None:
+    using = primary()
+    with transaction.atomic(using):
+        name = RateLimitRevision.rename(using)
+    command.say(f"the database now has the id {name}")
+    try:
+        command.say(f"published revision {publish()}")
+    except OwnerError as error:
+        command.warn(str(error))
+    except StoreError as error:
+        command.warn_unpublished(str(error))
+
+
+def _words(state: LimitState) -> str:
+    """What a limit has counted, and what it says to the next request."""
+    resets = f"resets in {state.reset_after:.0f} s" if state.used else "unused"
+    verdict = "allowed" if state.allowed else "refused"
+    if not state.allowed:
+        verdict += " for good" if state.retry_after is None else f" for {state.retry_after:.0f} s"
+    if state.mode == "shadow":
+        verdict += ", but in shadow mode"
+    return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
+
+
+def _moment(moment: datetime.datetime) -> str:
+    local = localtime(moment) if is_aware(moment) else moment
+    return f"{local:%Y-%m-%d %H:%M:%S %Z}".strip()
+
+
+def _failures() -> list[str]:
+    """What processes had to leave out lately, though it makes sense by itself."""
+    failed = {name: counts.get("failed", 0) for name, counts in refusal_counts(1).items()}
+    return [
+        f"rule {name!r} could not be applied to {number} request{'' if number == 1 else 's'} today; see the log"
+        for name, number in sorted(failed.items())
+        if number
+    ]
+
+
+def _source(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def _read(file: str) -> str:
+    try:
+        if file == "-":
+            return sys.stdin.read(rules_yaml.LONGEST_TEXT + 1)
+        with Path(file).open(encoding="utf-8") as opened:
+            return opened.read(rules_yaml.LONGEST_TEXT + 1)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{file}: {error}") from error

@@ -1,0 +1,49 @@
+"""`slots`: who holds slots of concurrency limits, and ending one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from ...engine.slots import Holder
+from ...operations.slots import release_slot, slots_held
+from . import Printer, argument, verb
+
+
+@verb(
+    "slots list", "the slots of concurrency limits that are held, the longest first: since when, where and what for",
+    argument("--rule", default="", metavar="NAME", help="only those of this rule or call site"),
+)  # fmt: skip
+def list_slots(command: Printer, options: dict[str, Any]) -> None:
+    held = slots_held(options["rule"])
+    for holder in held:
+        command.say(line(holder))
+    if not held:
+        command.say("No slot is held.")
+
+
+@verb(
+    "slots release", "end a slot, whichever process holds it; what it is held for goes on",
+    argument("id", help="of the slot, or how it begins"),
+    argument("--why", default="", help="kept in the history"),
+)  # fmt: skip
+def release(command: Printer, options: dict[str, Any]) -> None:
+    found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
+    if len({holder.id for holder in found}) != 1:
+        raise CommandError(f"{len(found)} slots have an id that begins with {options['id']!r}")
+    released = release_slot(found[0].id, options["why"])
+    if released is None:
+        raise CommandError("nobody holds this slot any more")
+    command.say(f"released: {line(released)}")
+
+
+def line(holder: Holder) -> str:
+    """A slot on one line."""
+    whose = ", ".join(f"{kind} {value}".strip() for kind, value in holder.identity) or holder.digest[:8]
+    seconds = max(0.0, time.time() - holder.since)
+    return (
+        f"{holder.id[:12]}  {holder.limit} ({holder.units} of {holder.of})  {whose}  for {seconds:.0f} s  "
+        f"{holder.host}:{holder.pid}  {holder.what}"
+    )
