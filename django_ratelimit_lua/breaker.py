@@ -23,7 +23,7 @@ from .engine.waiting import to_the_end
 from .exceptions import CircuitOpen
 from .rules.breakers import BreakerError, breaker_name, thresholds
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back, instead_of
-from .rules.stacks import guarding
+from .rules.stacks import Guard, register
 
 logger = logging.getLogger("django_ratelimit_lua")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,7 +164,7 @@ class CircuitBreaker:
             guard = self.aguarded(function, ainstead)
         else:
             guard = self.guarded(function, instead)
-        return cast(F, guarding(guard, self.name, instead_of(self.fallback, "raises")))
+        return cast(F, register(Guard(guard, self.name, instead_of(self.fallback, "raises"))))
 
     def guarded(self, function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         """The function, called through the breaker. `instead` answers a call that is not made."""

@@ -135,8 +135,16 @@ class RateLimiter:
         """What a copy, or another process, is made of: the rules there are its own."""
         return {**self.__dict__, "_known": None}
 
+    def _charges(
+        self, ruleset: Ruleset | None, identity: Identity, subject: bytes, cost: int = 1
+    ) -> list[PlannedCharge]:
+        limits, rule = (self.limits, None) if ruleset is None else self._limits_by(ruleset)
+        if identity is None:
+            limits = [limit.without_bans() for limit in limits]
+        return [PlannedCharge(Charge(limit, subject, cost), self.name, rule, identity=identity) for limit in limits]
+
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _HitPlanner:
-        return _HitPlanner(self.name, self._limits_by, operation, identity, cost, options)
+        return _HitPlanner(self, operation, identity, cost, options)
 
     @overload
     def slot(self, identity: F) -> F: ...
@@ -268,9 +276,7 @@ class RateLimiter:
     def _charged(self, identity: Identity) -> list[PlannedCharge]:
         if identity is None:
             raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity; without one, it would ban everybody")
-        subject, ruleset, name = digest(identity), current(), self.name
-        limits, rule = self._limits_by(ruleset) if ruleset is not None else (self.limits, None)
-        return [PlannedCharge(Charge(limit, subject), name, rule, identity=own(identity)) for limit in limits]
+        return self._charges(current(), own(identity), digest(identity))
 
     def _banning(self, identity: Identity) -> list[PlannedCharge]:
         banning = [planned for planned in self._charged(identity) if planned.charge.limit.ban is not None]
@@ -542,35 +548,22 @@ class _HitPlanner(Planner):
     """Plans what a limiter charges an identity."""
 
     def __init__(
-        self,
-        name: str,
-        limits_by: Callable[[Ruleset], tuple[Sequence[Limit], Rule | None]],
-        operation: Operation,
-        identity: Identity,
-        cost: int,
-        options: dict[str, Any],
+        self, limiter: RateLimiter, operation: Operation, identity: Identity, cost: int, options: dict[str, Any]
     ) -> None:
         super().__init__(operation, **options)
         self.units = cost if self.is_hit else 0
         self._asked: Operation = operation
-        self._name = name
-        self._limits_by = limits_by
+        self._limiter = limiter
         self._identity = own(identity)
         self._subject = digest(identity)
         self._cost = cost
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """See `Planner`."""
-        limits, rule = self._limits_by(ruleset)
-        if self._identity is None:
-            limits = [limit.without_bans() for limit in limits]
         cost = self._cost
         if type(cost) is not int or cost != 1:
-            whole_cost(cost, f"Limit {self._name!r}: cost is")
-        self.charges = [
-            PlannedCharge(Charge(limit, self._subject, cost), self._name, rule, identity=self._identity)
-            for limit in limits
-        ]
+            whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")
+        self.charges = self._limiter._charges(ruleset, self._identity, self._subject, cost)
         # Whether these are the current rules is told by the call: then only is it an error.
         self.operation = "peek" if self._is_misplaced() else self._asked
         return ()
@@ -586,7 +579,8 @@ class _HitPlanner(Planner):
         """Raises `LimitError` for what has no meaning for slots."""
         if self.operation != self._asked:
             right = "take and release them with slot()"
-            raise LimitError(f"RateLimiter {self._name!r}: {self._asked} takes no slots; {right}", "algorithm")
+            name = self._limiter.name
+            raise LimitError(f"RateLimiter {name!r}: {self._asked} takes no slots; {right}", "algorithm")
         return ()
 
 

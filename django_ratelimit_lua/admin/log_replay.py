@@ -10,7 +10,6 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
-from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -23,6 +22,7 @@ from ..operations.replay.report import as_json, plots
 from ..rules.rule import compile_rule
 from ..rules.ruleset import Ruleset
 from ..store import get_store
+from .pages import page_response
 
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of a log, as it is sent: a gzipped one may be larger once it is unpacked."""
@@ -64,10 +64,7 @@ class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         form = LogForm(request.POST or None, request.FILES or None)
         context: dict[str, Any] = {
-            **self.admin_site.each_context(request),
             "title": _("Try “%(rule)s” on a log") % {"rule": rule.name},
-            "opts": self.opts,
-            "media": self.media,
             "rule": rule,
             "form": form,
         }
@@ -78,8 +75,7 @@ class LogReplay(admin.ModelAdmin):  # type: ignore[type-arg]
                 form.add_error("log", str(error))
             except StoreError as error:
                 form.add_error(None, _("Redis is unavailable: %s") % error)
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_ratelimit_lua/ratelimitrule/replay.html", context)
+        return page_response(self, request, "ratelimitrule/replay.html", context)
 
 
 def replay_rule(rule: RateLimitRule, file: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ..exceptions import StoreError
 from ..limits.options import OPTIONS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
+from ..models.rate_fields import problem_text
 from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..operations.surprises import replaced_call_sites
@@ -18,7 +19,7 @@ from .forms import PreviewForm, RuleForm
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
-    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split", "split_weights")),
+    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
 )
 """The fields of a rule that a preview goes by."""
 
@@ -46,7 +47,7 @@ def previewed(posted: Any) -> dict[str, Any]:
     try:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
-        for site in replaced_call_sites(given)[:1]:
+        for site in replaced_call_sites(given.get("name", ""), given.get("group", ""))[:1]:
             template = template.in_place_of(site.limits_at("preview"))
         limits = template.limits("preview")
         if any(limit.holds for limit in limits):
@@ -64,7 +65,7 @@ def previewed(posted: Any) -> dict[str, Any]:
             1 if rule.cost is None else rule.cost,
         )
     except RuleError as error:
-        return {"problems": [error.problem]}
+        return {"problems": [problem_text(each.problem) for each in error.each]}
     except StoreError as error:
         return {"problems": [_("Redis is unavailable: %s") % error]}
     left_out = notes(given)

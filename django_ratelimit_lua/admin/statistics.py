@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
@@ -49,6 +48,7 @@ from .history import WHO, changed_words
 from .inspector import may_inspect
 from .last_day import RESULT_NAMES, VIEW, between_words, counts_words, day_words
 from .limits import breakable
+from .pages import Page
 from .times import moment_element, moment_text
 
 APP = "django_ratelimit_lua"
@@ -84,12 +84,13 @@ def may_see(request: HttpRequest) -> bool:
     return bool(request.user.has_perm(VIEW))
 
 
-class StatisticsPages(admin.ModelAdmin):  # type: ignore[type-arg]
+class StatisticsPages(Page):
     """The two pages, where the admin expects those of a model."""
 
     class Media:
-        css = {"all": ("django_ratelimit_lua/admin.css", "django_ratelimit_lua/statistics.css")}  # noqa: RUF012
         js = ("django_ratelimit_lua/statistics.js",)
+
+    may_see = staticmethod(may_see)
 
     def get_urls(self) -> list[Any]:
         """The overview, and that of one name, which stands in the query: names have slashes, and whatever else."""
@@ -643,14 +644,16 @@ def _shown_person(
             override["user"] = value
     if "user" in override:
         override.pop("network", None)  # One override is about one of them: the user is the narrower.
+    if not override:
+        override = {"client_digest": each["digest"], "duration": "86400"}
     of_rule = {"rule": str(page["rule"])} if page["rule"] is not None else {}
     return {
         "parts": parts or [{"words": _("hidden (%(digest)s)") % {"digest": each["digest"][:8]}, "url": ""}],
         "words": ", ".join(part["words"] for part in parts) or each["digest"][:8],
         "times": between_words(each["least"], each["most"]),
         "inspect": urlencode(inspect) if page["kind"] != "other" and may_inspect(request) else "",
-        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if override and may_override else "",
-        "block": urlencode({**override, "effect": "block"}) if override and may_override else "",
+        "exempt": urlencode({**override, **of_rule, "effect": "exempt"}) if may_override else "",
+        "block": urlencode({**override, "effect": "block"}) if may_override else "",
         "is_network": "/" in override.get("network", ""),
     }
 

@@ -33,7 +33,7 @@ def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Dec
         name: getattr(decision, name) for name in ("allowed", "remaining", "retry_after", "source", "denied_by")
     }
     numbers |= {"operation": operation, "limits": limits}
-    if limits or not decision.allowed:  # A block alone is of no limit.
+    if limits:
         logger.debug(
             "%(operation)s: allowed %(allowed)s, remaining %(remaining)s, "
             "retry_after %(retry_after)s, source %(source)s, limits %(limits)s",

@@ -22,7 +22,7 @@ from tests.acceptance.test_admin import RULES, staff, visits
 from tests.acceptance.test_replay import access
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 LOG = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(30)]) + "\nbroken <b>line</b>\n"
 
 

@@ -760,9 +760,9 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
     [
         ({"failure_ratio": 0}, "above 0"),
         ({"failure_ratio": None}, "would never open"),
-        ({"slow_ratio": 0.5}, "needs slow"),
+        ({"slow_ratio": 0.5}, "This needs “slow from”"),
         ({"minimum": 0}, "whole number"),
-        ({"window": "soon"}, "no time"),
+        ({"window": "soon"}, "Enter a time"),
         ({"window": "0.1s"}, "from 1s"),
         ({"open_for": "1m", "open_max": "1s"}, "must not be shorter"),
         ({"probes": True}, "whole number"),

@@ -14,7 +14,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, RULES, errors, given
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator, site = test_admin.operator, test_admin.site
+site = test_admin.site
 
 
 @pytest.fixture

@@ -449,7 +449,7 @@ def test_what_makes_numbers_doubtful_is_said(tmp_path: Path) -> None:
         (["missing.log", "--rate", "5/m"], "missing.log"),
         (["LOG", "--rate", "5/q"], "5/q"),
         (["LOG", "--rate", "5/m", "--key", "id"], "Unknown key"),
-        (["LOG", "--rate", "5/m", "--burst", "3"], "no option 'burst'"),
+        (["LOG", "--rate", "5/m", "--burst", "3"], "no option burst"),
         (["LOG", "--key", "ip"], "--rate"),
         (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "not both"),
         (["LOG", "--rules", "x.yaml"], "x.yaml"),

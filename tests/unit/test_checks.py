@@ -53,8 +53,6 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("ALGORITHM", "lucky", "choose one of: token_bucket"),
         ("TIMEOUT", 0, "above 0"),
         ("HISTORY_DAYS", 0, "above 0"),
-        ("INSTANCE_WEIGHT", 0, "above 0"),
-        ("LOCAL_FLOOR", -1, "from 0"),
         ("DENY_CACHE_SECONDS", "1", "from 0"),
         ("TIMEOUT", "1", "above 0"),
         ("ON_STORE_ERROR", "maybe", "choose one of: open, closed, local"),

@@ -203,7 +203,7 @@ def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) ->
 def _subjects(met: Met, charges: Sequence[PlannedCharge], ruleset: Ruleset) -> Sequence[SubjectRef]:
     """Whom overrides may be about that say something of a descriptor."""
     sender = Sender(met.request, partial(getattr, met.request, "user", None))
-    return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True))
+    return override_subjects(sender, ruleset, override_kinds(ruleset, charges, True), charges)
 
 
 async def answer(data: bytes) -> bytes:
