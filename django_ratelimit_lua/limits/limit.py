@@ -65,8 +65,6 @@ class Limit:
     """Its numbers as the Lua program is given them; empty where they follow the calendar, see `packed_at`."""
     max_wait_us: int = field(repr=False, compare=False)
     wants_more: bool = field(repr=False, compare=False)
-    hit_by: str = field(repr=False, compare=False)
-    """The algorithm, if its hits are decided in a straight line; else empty: see `limits/program.py`."""
     is_hot: bool = field(repr=False, compare=False)
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
@@ -97,13 +95,11 @@ class Limit:
         max_wait_us = -1 if kind.waits_anyway and self.max_wait is None else round((self.max_wait or 0) * SECOND)
         wants_more = kind.wants_more(self)
         ban = BanTerms.of(self, key_name)
-        is_plain = not (max_wait_us or wants_more or kind.waits_anyway or self.count_denied or ban)
         attributes = {
             "rate": rate if isinstance(rate, Rate) else Rate.parse(rate),
             "key_part": key_name + b":" + kind.suffix,
             "max_wait_us": max_wait_us,
             "wants_more": wants_more,
-            "hit_by": kind.name if is_plain else "",
             "is_hot": self.lease is not None or self.split is not None,
             "ban": ban,
             "holds": kind.holds,

@@ -32,6 +32,11 @@ class Algorithm:
     waits_anyway: ClassVar[bool] = False
     holds: ClassVar[bool] = False
 
+    @property
+    def lua_name(self) -> str:
+        """The name of its Lua file."""
+        return self.name
+
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """What its Lua is given for a limit at a time in microseconds. Raises `LimitError` for what it cannot keep, and
         where options of its own contradict each other, or the rate."""

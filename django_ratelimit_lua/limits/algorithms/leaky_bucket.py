@@ -22,6 +22,7 @@ class LeakyBucket(Algorithm):
     suffix = b"lb2"
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
+    lua_name = "token_bucket"
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """As the token bucket's, of one that holds those that wait and the one being served."""
