@@ -186,7 +186,7 @@ class BreakerAdmin(ActingAdmin):
         context = {
             "title": capfirst(str(self.opts.verbose_name_plural)),
             "breakers": told,
-            "is_known": all(one["state"] for one in told),
+            "is_known": all(one["of"].state for one in told),
             "has_add_permission": self.has_add_permission(request),
         }
         return page_response(self, request, "ratelimitbreaker/overview.html", context)
@@ -217,7 +217,6 @@ class BreakerAdmin(ActingAdmin):
             "may_change": row is not None and self.has_change_permission(request),
             "may_add": row is None and self.has_add_permission(request),
             "row": row,
-            "add_query": urlencode({"name": state.name}),
         }
         return page_response(self, request, "ratelimitbreaker/one.html", context)
 
@@ -256,27 +255,14 @@ def _shown(state: BreakerState) -> dict[str, Any]:
         words = {"share": f"{by.slow_ppm / PPM * 100:g}", "time": time_text(by.slow_us)}
         rules.append(_("%(share)s %% take %(time)s or longer") % words)
     return {
-        "name": state.name,
+        "of": state,
+        "by": by.declared(),
         "query": urlencode({"name": state.name}),
-        "places": state.places,
-        "state": state.state,
         "state_words": STATES.get(state.state or "", ""),
-        "is_well": state.state == "closed" and row is None,
         "is_ill": state.state == "open" or (row is not None and row.forced == "open"),
-        "share": state.share if state.state == "ramp" else None,
         "changes_in": duration_words(state.seconds) if state.seconds else "",
-        "calls": number_words(state.calls),
-        "failures": number_words(state.failures),
-        "slow": number_words(state.slow) if by.slow_us is not None else "—",
-        "probes": state.probes,
-        "window": time_text(by.window_us),
-        "minimum": number_words(by.minimum),
-        "open_for": time_text(by.open_us),
-        "open_max": time_text(by.open_max_us),
-        "most_probes": by.probes,
         "rules": rules,
-        "why": REASONS.get(state.why, ""),
-        "opened": state.opened if state.state != "closed" else (),
+        "why": REASONS.get(state.why, "") if state.state != "closed" else "",
         "forced": row,
         "until": moment_element(row.until) if row is not None and row.until is not None else None,
         "is_retuned": state.row is not None and bool(state.row.thresholds()),

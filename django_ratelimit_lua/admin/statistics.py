@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.urls import NoReverseMatch, path, reverse
 from django.utils import formats
-from django.utils.safestring import mark_safe
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -23,10 +23,9 @@ from ..exceptions import StoreError
 from ..limits.rate import Rate
 from ..models import RateLimitChange
 from ..operations.call_sites import call_sites_of
-from ..operations.curve import Curve
-from ..operations.curve_plot import Refused, across, curve_svg
-from ..operations.drawing import NARROW, WIDE, Mark, chart
+from ..operations.curve import Curve, plot_curve, scale
 from ..operations.health import Health
+from ..operations.plot import Mark, Plot, labels, largest, ticks
 from ..operations.statistics import (
     PERIODS,
     RESULT_NAMES,
@@ -197,7 +196,6 @@ class StatisticsPages(Page):
         ]  # fmt: skip
         present = [word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")]
         words = _summary(page)
-        about = {"name": name_words(page.name), "period": PERIOD_NAMES[page.period]}
         hovers = [
             f"{moment}: {point.words() or _('no requests')}"
             for moment, point in zip(moments, page.points, strict=True)
@@ -208,11 +206,7 @@ class StatisticsPages(Page):
         return {
             "words": words,
             "charts": [
-                chart(
-                    [vars(point) for point in page.points], hovers, _axis(page.points, page.period), marks,
-                    _("Requests of %(name)s, %(period)s") % about, words, size,
-                )
-                for size in (WIDE, NARROW)
+                _chart(page, hovers, marks, words, kind, width) for kind, width in (("wide", 960), ("narrow", 400))
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
             "table": [
@@ -385,6 +379,22 @@ def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     return [(at, words) for at, words in axis if 0.01 < at < 0.98]
 
 
+def _chart(page: Report, hovers: Sequence[str], marks: Sequence[Mark], words: str, kind: str, width: int) -> SafeString:
+    """A stacked bar for each step of the time."""
+    points = [vars(point) for point in page.points]
+    heights = ticks(largest(points))
+    title = _("Requests of %(name)s, %(period)s") % {
+        "name": name_words(page.name),
+        "period": PERIOD_NAMES[page.period],
+    }
+    plot = Plot(
+        title, words, f"ratelimit-chart {kind}", width=width, across=_axis(page.points, page.period),
+        up=labels(heights), marks=marks, hovers=hovers,
+    )  # fmt: skip
+    plot.bars(points, heights[-1])
+    return plot.svg()
+
+
 def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: str) -> dict[str, Any]:
     """A refusal curve for the template."""
     told = curve_members(shown)
@@ -395,28 +405,14 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
         chosen = min(chosen, top)
     looked_at = chosen if chosen is not None else today if today is not None else top
     at = ([point for point in points if point["limit"] <= looked_at][-1:] or points[:1] or [None])[0]
-    requests, people = max(1, told["requests"]), max(1, told["people"])
-    drawn = [
-        Refused(
-            point["limit"],
-            *(point[word][1] / whole for word, whole in (("requests", requests), ("people", people))),
-            *(edge / whole for word, whole in (("requests", requests), ("people", people)) for edge in point[word]),
-        )
-        for point in points
-    ]
+    drawn = plot_curve(shown.points(), shown.requests, shown.people, told["per"], today=today)
+    drawn.marks = [*drawn.marks, Mark(scale(looked_at, top), kind="chosen")]
+    if shown.is_burst:
+        drawn.axis = _("burst")
     return {
         "place": place,
         "told": told,
-        "svg": mark_safe(
-            curve_svg(
-                drawn,
-                told["per"],
-                today=today,
-                chosen=looked_at,
-                axis=_("burst") if told["of"] == "burst" else "",
-                stands_alone=False,
-            )
-        ),
+        "svg": drawn.svg(),
         "chosen": looked_at,
         "at": "" if at is None else _point_words(at, told),
         "others": _others_words(told, page),
@@ -424,8 +420,7 @@ def _shown_curve(place: int, shown: Curve, page: Report, asked: str, form_url: s
         "top": top,
         "form_url": form_url and f"{form_url}{_fills_in(told, page)}",
         "points": [
-            {**point, "x": x, "words": _point_words(point, told)}
-            for point, x in zip(points, across(drawn, today), strict=True)
+            {**point, "x": drawn.x(scale(point["limit"], top)), "words": _point_words(point, told)} for point in points
         ],
         "rows": [
             (number_words(point["limit"]), _range_words(point["requests"]), _range_words(point["people"]))

@@ -293,8 +293,6 @@ class Conf:
         "what that proxy says as ``X-RateLimit-Secret``; a list while it is exchanged", is_secret=True)
     GATEWAY_USER_HEADER = Setting(None, or_none(_header),
         "the header in which that proxy names who is logged in, by primary key; not set: nobody is known to be")
-    GATEWAY_SLOT_SECONDS = Setting(60, Number(3600, "number of seconds", " to 3600, such as 60", is_above_0=True),
-        "seconds after which a slot ends that was taken for Envoy and is not given back, see :doc:`gateway-grpc`")
     # fmt: on
 
     @cached_property

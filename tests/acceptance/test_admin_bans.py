@@ -21,7 +21,7 @@ from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans
 from django_ratelimit_lua.store import PATIENCE, Patience
-from tests.acceptance.test_admin import staff
+from tests.users import OPERATOR, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 BANS = "/admin/django_ratelimit_lua/bans/"
@@ -184,7 +184,7 @@ def test_a_block_of_who_is_banned_neither_shows_nor_keeps_a_secret(
 
 def test_operators_do_not_block_themselves(operator: Client) -> None:
     """By a ban of their own address."""
-    attack(address="192.0.2.1")
+    attack(address=OPERATOR)
     assert "you would lock yourself out" in text_of(act(operator, "block", duration="3600"))
     assert not RateLimitOverride.objects.exists()
 

@@ -205,9 +205,9 @@ def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
         limiter = RateLimiter(f"seen-{number:02}", "1/h")
         assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
     for sort in ("name", "people", "now"):
-        rows = [row for row in overview(sort, "seen-")["rows"] if row["name"].startswith("seen-")]
-        assert [(row["requests"], row["refused"], row["people_refused"]) for row in rows] == [(2, 1, 1)] * 12
-    assert [point["refused"] for point in one("seen-03", "hour")["points"] if point["refused"]] == [1]
+        rows = [row for row in overview(sort, "seen-").rows if row.name.startswith("seen-")]
+        assert [(row.requests, row.refused, row.people_refused) for row in rows] == [(2, 1, 1)] * 12
+    assert [point.refused for point in one("seen-03", "hour").points if point.refused] == [1]
 
 
 def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:

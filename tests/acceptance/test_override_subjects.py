@@ -28,14 +28,12 @@ from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.throttling import AnonRateThrottle
-from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors
 from tests.acceptance.test_inspector import INSPECTOR, pressed
 from tests.acceptance.test_reset_and_block import said
 from tests.acceptance.test_rules import another_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
-operator = test_admin.operator
 ADDRESS, NEIGHBOUR, STRANGER = "203.0.113.9", "203.0.113.10", "198.51.100.7"
 
 

@@ -167,7 +167,7 @@ def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
     assert [one.times for one in reading.top("where", day)] == [1]
     assert reading.totals().of_names["split"] == {"a": 1, "u": 1}
     assert keep_hours() == 1
-    assert overview()["names"] >= 3
+    assert overview().names >= 3
     call_command("ratelimit", "health", stdout=io.StringIO())
     assert health().ok
     # redis-py would like to tell its name, and does without.

@@ -114,7 +114,7 @@ if is_edited then
         sum = math.min(sum + count, most - 1)
       end
     end
-    hits = pack('<I7I4I7I7I7I7I7', clock, 0, first, last, sum, us, part)
+    hits = pack('<I7I4I7I7I7I7I7', clock, 0, first, math.max(last, clock), sum, us, part)
   end
 end
 if clock and clock > time then time = clock end
