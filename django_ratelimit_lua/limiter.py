@@ -142,9 +142,7 @@ class RateLimiter:
         if identity is None:
             limits = [limit.without_bans() for limit in limits]
         name = self.name
-        return [
-            PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity) for limit in limits
-        ]
+        return [PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity) for limit in limits]
 
     def _plan(self, operation: Operation, identity: Identity, cost: int, **options: Any) -> _HitPlanner:
         return _HitPlanner(self, operation, identity, cost, options)
